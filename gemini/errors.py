@@ -52,8 +52,7 @@ class MissingEngineError(GeminiError):
 
     def __init__(self, engine: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f"{purpose} needs {engine}, which is not installed\n"
-            f"    → pip install 'gemini-parallel[{extra}]'"
+            f"{purpose} needs {engine}, which is not installed\n    → pip install 'gemini-parallel[{extra}]'"
         )
 
 

@@ -1,0 +1,139 @@
+"""A block: the work that one micro-batch does in one part of the model.
+
+A placement is a set of blocks on devices for *one* micro-batch; a schedule holds a copy of each block for every
+micro-batch. Copies share `gid` (which block of the placement) and differ in `mid` (which micro-batch).
+
+Every block has a short name that parses back, in the words of torch.distributed.pipelining:
+
+    2F0     stage 2, forward, micro-batch 0
+    1I3     stage 1, input gradient, micro-batch 3         B: both gradients at once
+    1W3     stage 1, weight gradient, micro-batch 3
+    0(loss)5   stage 0, a user-defined type, micro-batch 5
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from gemini.errors import Fault, PlacementError
+
+Number = int | float
+
+FORWARD = "forward"
+BACKWARD = "backward"
+INPUT_GRADIENT = "input_gradient"
+WEIGHT_GRADIENT = "weight_gradient"
+
+LETTERS = {FORWARD: "F", BACKWARD: "B", INPUT_GRADIENT: "I", WEIGHT_GRADIENT: "W"}
+_TYPES = {letter: btype for btype, letter in LETTERS.items()}
+_ACTION = re.compile(r"(?P<stage>\d+)(?:(?P<letter>[FBIW])|\((?P<type>[^()]+)\))(?P<mid>\d+)")
+
+
+def canonical_type(btype: str) -> str:
+    """The one spelling of a block type: `Forward`, `FORWARD` and `f` are all `forward`; others are lower-cased."""
+    word = re.sub(r"[\s\-]+", "_", btype.strip()).lower()
+    if not word or "(" in word or ")" in word:
+        raise PlacementError(
+            f"block type {btype!r} is empty or has a parenthesis\n"
+            f"    → use one of {', '.join(LETTERS)} or a name of your own"
+        )
+    return _TYPES.get(word.upper(), word)
+
+
+@dataclass(frozen=True, order=True)
+class Action:
+    """What a block is called: stage, type and micro-batch. `str` and `Action.parse` are inverse."""
+
+    stage: int
+    btype: str
+    mid: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{LETTERS.get(self.btype) or f'({self.btype})'}{self.mid}"
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """Read `2F0`, `1I3` or `0(loss)5`."""
+        match = _ACTION.fullmatch(text.strip())
+        if match is None:
+            raise PlacementError(
+                f"{text!r} is not an action\n    → write stage, type and micro-batch, as in 2F0, 1I3, 1W3 or 0(loss)5"
+            )
+        btype = _TYPES[match["letter"]] if match["letter"] else canonical_type(match["type"])
+        return Action(int(match["stage"]), btype, int(match["mid"]))
+
+
+class Block:
+    """One part of the model at work on one micro-batch.
+
+    `span` is its time and `memory` what it takes (+) or gives back (−) on each of its devices, counted from its
+    start; since a device runs one block at a time, taking at the start and giving back at the start or the end
+    come to the same peak. `before` and `after` are the blocks it depends on and that depend on it;
+    `nbytes[previous]` is what travels along that edge.
+    """
+
+    __slots__ = ("after", "before", "btype", "gid", "memory", "mid", "nbytes", "span", "stage")
+
+    def __init__(
+        self,
+        mid: int,
+        span: Number,
+        memory: Number,
+        btype: str,
+        *,
+        stage: int | None = None,
+        gid: int | None = None,
+    ) -> None:
+        faults = []
+        if isinstance(mid, bool) or not isinstance(mid, int) or mid < 0:
+            faults.append(Fault(f"micro-batch {mid!r} of a block", "number micro-batches 0, 1, 2, …"))
+        if not _finite(span) or span <= 0:
+            faults.append(Fault(f"span {span!r} of a {btype} block", "give a time above zero"))
+        if not _finite(memory):
+            faults.append(Fault(f"memory {memory!r} of a {btype} block", "give a finite number (negative releases)"))
+        if faults:
+            raise PlacementError("\n".join(str(fault) for fault in faults))
+        self.mid = mid
+        self.span = span
+        self.memory = memory
+        self.btype = canonical_type(btype)
+        self.stage = stage
+        self.gid = gid
+        self.before: dict[Block, None] = {}
+        self.after: dict[Block, None] = {}
+        self.nbytes: dict[Block, Number] = {}
+
+    @staticmethod
+    def make_dependency(prev: Block, next: Block, nbytes: Number = 0) -> None:
+        """`next` starts only when `prev` has ended (and `nbytes` have travelled, where links cost time)."""
+        if prev is next:
+            raise PlacementError(f"block {prev} cannot depend on itself\n    → remove that dependency")
+        if prev.mid != next.mid:
+            raise PlacementError(
+                f"{prev} and {next} belong to different micro-batches\n"
+                f"    → micro-batches are independent; connect blocks of one of them"
+            )
+        if not _finite(nbytes) or nbytes < 0:
+            raise PlacementError(f"{nbytes!r} bytes from {prev} to {next}\n    → give a number of bytes, 0 or more")
+        prev.after[next] = None
+        next.before[prev] = None
+        if nbytes:
+            next.nbytes[prev] = nbytes
+
+    @property
+    def action(self) -> Action:
+        """The block's short name as a value."""
+        return Action(self.stage or 0, self.btype, self.mid)
+
+    def like(self, mid: int) -> Block:
+        """The same block for micro-batch `mid`, without dependencies."""
+        return Block(mid, self.span, self.memory, self.btype, stage=self.stage, gid=self.gid)
+
+    def __repr__(self) -> str:
+        return str(self.action)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,57 @@
+"""What it costs to move a tensor from one device to another.
+
+A link is a latency and a bandwidth, one for all pairs or a matrix `[from][to]`. Times are in the unit of the
+spans, bandwidth in bytes a unit of time. Work that stays on its devices moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemini.errors import PlacementError
+from gemini.schedule.block import Number
+
+Table = Number | tuple[tuple[Number, ...], ...]
+
+
+@dataclass(frozen=True)
+class Links:
+    """Latency and bandwidth between devices; a bandwidth of 0 means that size does not matter."""
+
+    latency: Table = 0
+    bandwidth: Table = 0
+
+    def __post_init__(self) -> None:
+        for name, table in (("latency", self.latency), ("bandwidth", self.bandwidth)):
+            values = [value for row in table for value in row] if isinstance(table, tuple) else [table]
+            if any(value < 0 for value in values):
+                raise PlacementError(f"{name} {min(values)} is negative\n    → give 0 or more")
+
+    @property
+    def free(self) -> bool:
+        """Whether moving tensors costs nothing."""
+        return self.latency == 0 and self.bandwidth == 0
+
+    def cost(self, source: int, target: int, nbytes: Number = 0) -> Number:
+        """Time for `nbytes` from one device to another."""
+        if source == target:
+            return 0
+        bandwidth = _entry(self.bandwidth, source, target)
+        return _entry(self.latency, source, target) + (nbytes / bandwidth if bandwidth else 0)
+
+    def delay(self, sources: Sequence[int], targets: Sequence[int], nbytes: Number = 0) -> Number:
+        """Time until `nbytes` that all of `sources` hold have reached every one of `targets`."""
+        if self.free:
+            return 0
+        waits = [
+            min(self.cost(source, target, nbytes) for source in sources) for target in targets if target not in sources
+        ]
+        return max(waits, default=0)
+
+
+FREE = Links()
+
+
+def _entry(table: Table, source: int, target: int) -> Number:
+    return table[source][target] if isinstance(table, tuple) else table

@@ -1,0 +1,299 @@
+"""A plan: which block starts when, on which devices.
+
+The same class is a *placement* (the blocks of one micro-batch, in any feasible order) and a *schedule* (all
+micro-batches). A schedule that was composed also knows its `pattern`, the steady state it repeats, so that it
+unrolls to any number of micro-batches:
+
+    device 0   F0 F1 F2 F3 │B0 . F4│B1 . F5│ B2 …
+    device 1      F0 F1 F2 │F3 B0 .│F4 B1 .│ F5 …
+                 warm-up    repetend          cool-down
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemini.errors import PlacementError, ScheduleError
+from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number
+from gemini.schedule.links import FREE, Links
+
+__all__ = ["Block", "Pattern", "Proof", "SchedPlan"]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A steady state: block `gid` of micro-batch `q * nmicros + r` starts at `starts[r][gid] + q * length`.
+
+    `nmicros` micro-batches make one kernel of `length`; the period (time a micro-batch) is their quotient.
+    """
+
+    length: Number
+    nmicros: int
+    starts: tuple[tuple[Number, ...], ...]
+
+    @property
+    def period(self) -> float:
+        """Time a micro-batch in the steady state."""
+        return self.length / self.nmicros
+
+    def start(self, gid: int, mid: int) -> Number:
+        """When block `gid` of micro-batch `mid` starts."""
+        kernel, position = divmod(mid, self.nmicros)
+        return self.starts[position][gid] + kernel * self.length
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known about a composed plan, and how it was found."""
+
+    period: float
+    lower_bound: float
+    optimal: bool
+    method: str
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far the period may be above the best possible, as a share of the lower bound."""
+        return self.period / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    def __str__(self) -> str:
+        state = "optimal" if self.optimal else f"within {self.gap:.2%} of the lower bound"
+        return (
+            f"period {self.period:g}, lower bound {self.lower_bound:g}, {state}; "
+            f"found by {self.method} in {self.seconds:.3g} s" + "".join(f"; {note}" for note in self.notes)
+        )
+
+
+class SchedPlan:
+    """Blocks on `ndevs` devices with their start times."""
+
+    def __init__(self, ndevs: int) -> None:
+        if isinstance(ndevs, bool) or not isinstance(ndevs, int) or ndevs < 1:
+            raise PlacementError(f"a plan for {ndevs!r} devices\n    → give a number of devices, 1 or more")
+        self.ndevs = ndevs
+        self.links: Links = FREE
+        self.memory: tuple[Number, ...] | None = None
+        self.placement: SchedPlan | None = None
+        self.pattern: Pattern | None = None
+        self.proof: Proof | None = None
+        self._starts: dict[Block, Number] = {}
+        self._devices: dict[Block, tuple[int, ...]] = {}
+
+    # ---------------------------------------------------------------- building
+
+    def add_block(self, block: Block, device: int | Sequence[int], step: Number) -> Block:
+        """Put `block` on one device, or on several at once (tensor parallel), starting at `step`."""
+        devices = (device,) if isinstance(device, int) else tuple(device)
+        outside = [dev for dev in devices if not 0 <= dev < self.ndevs]
+        if outside or not devices or len(set(devices)) != len(devices):
+            raise PlacementError(
+                f"block {block} on devices {list(devices)} of a plan with {self.ndevs}\n"
+                f"    → name one or more different devices from 0 to {self.ndevs - 1}"
+            )
+        if block in self._starts:
+            raise PlacementError(f"block {block} is already in the plan at {self._starts[block]}\n    → add it once")
+        if step < 0:
+            raise PlacementError(f"block {block} at time {step}\n    → plans start at 0")
+        self._starts[block] = step
+        self._devices[block] = devices
+        if block.gid is None:
+            block.gid = sum(1 for other in self._starts if other.mid == block.mid) - 1
+        if block.stage is None:
+            block.stage = self._guess_stage(block, devices)
+        return block
+
+    def add_block_seq(self, blocks: Sequence[Block | None], devices: Sequence[int | Sequence[int]]) -> None:
+        """Add a chain: each block after the one before it, which it depends on; `None` is one idle step."""
+        if len(blocks) != len(devices):
+            raise PlacementError(
+                f"{len(blocks)} blocks for {len(devices)} device entries\n    → give one entry a block (any for None)"
+            )
+        step: Number = 0
+        previous: Block | None = None
+        for block, where in zip(blocks, devices):
+            if block is None:
+                step += 1
+                continue
+            self.add_block(block, where, step)
+            if previous is not None:
+                Block.make_dependency(previous, block)
+            step += block.span
+            previous = block
+
+    def _guess_stage(self, block: Block, devices: tuple[int, ...]) -> int:
+        """Forward blocks are stages in the order they come; a gradient belongs to the latest forward on its
+        devices that has no such gradient yet (backward runs the stages the other way round)."""
+        same_micro = [other for other in self._starts if other.mid == block.mid and other is not block]
+        taken = [other.stage for other in same_micro if other.btype == block.btype]
+        if block.btype in (BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT):
+            for other in reversed(same_micro):
+                if other.btype == FORWARD and self._devices[other] == devices and other.stage not in taken:
+                    return other.stage or 0
+        return max((stage for stage in taken if stage is not None), default=-1) + 1
+
+    # ---------------------------------------------------------------- looking
+
+    @property
+    def nsteps(self) -> Number:
+        """When the last block ends (the makespan)."""
+        return max((start + block.span for block, start in self._starts.items()), default=0)
+
+    @property
+    def nmicros(self) -> int:
+        """How many micro-batches the plan has blocks of."""
+        return len({block.mid for block in self._starts})
+
+    def __contains__(self, block: Block) -> bool:
+        return block in self._starts
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def all_blocks(self) -> list[Block]:
+        """Every block, by start time, then stage and micro-batch."""
+        return sorted(self._starts, key=lambda b: (self._starts[b], self._devices[b], b.mid, b.gid or 0))
+
+    def blocks(self, step: Number) -> list[Block]:
+        """The blocks that start at `step`."""
+        return [block for block, start in self._starts.items() if start == step]
+
+    def step(self, block: Block) -> Number:
+        """When `block` starts."""
+        return self._starts[block]
+
+    def device(self, block: Block) -> tuple[int, ...]:
+        """The devices `block` runs on."""
+        return self._devices[block]
+
+    def device_blocks(self, devid: int) -> list[Block]:
+        """What a device runs, in order."""
+        return [block for block in self.all_blocks() if devid in self._devices[block]]
+
+    def chain_blocks(self) -> list[Block]:
+        """Every block after all those it depends on (ties: order of adding); a cycle is an error."""
+        order = {block: index for index, block in enumerate(self._starts)}
+        waiting = {block: sum(1 for prev in block.before if prev in order) for block in order}
+        ready = [index for block, index in order.items() if not waiting[block]]
+        heapq.heapify(ready)
+        listed = list(order)
+        chain = []
+        while ready:
+            block = listed[heapq.heappop(ready)]
+            chain.append(block)
+            for later in block.after:
+                if later in waiting:
+                    waiting[later] -= 1
+                    if not waiting[later]:
+                        heapq.heappush(ready, order[later])
+        if len(chain) < len(order):
+            stuck = [str(block) for block in order if block not in set(chain)]
+            raise PlacementError(
+                f"these blocks depend on each other in a cycle: {', '.join(stuck[:12])}\n"
+                "    → remove one of the dependencies between them"
+            )
+        return chain
+
+    def peak_memory(self, devid: int) -> Number:
+        """The most memory that device holds at any time."""
+        held: Number = 0
+        peak: Number = 0
+        for block in self.device_blocks(devid):
+            held += block.memory
+            peak = max(peak, held)
+        return peak
+
+    def delay(self, prev: Block, next: Block) -> Number:
+        """How long after the end of `prev` its result is there for `next`."""
+        return self.links.delay(self._devices[prev], self._devices[next], next.nbytes.get(prev, 0))
+
+    @property
+    def repetend(self) -> tuple[Number, Number] | None:
+        """The window `[start, end)` of this plan in which the first whole kernel of the steady state runs."""
+        if self.pattern is None or self.placement is None:
+            return None
+        depth = max(int(start // self.pattern.length) for starts in self.pattern.starts for start in starts)
+        begin = depth * self.pattern.length
+        return (begin, begin + self.pattern.length)
+
+    # ---------------------------------------------------------------- deriving
+
+    def copy(self, mid: int | None = None) -> SchedPlan:
+        """The same plan with blocks of its own; `mid` renumbers a one-micro-batch plan."""
+        return self._rebuilt(self._starts, mid=mid)
+
+    def extract(self, start: Number, end: Number) -> SchedPlan:
+        """The blocks that start in `[start, end)`, moved to begin at 0, with the dependencies among them."""
+        inside = {block: at - start for block, at in self._starts.items() if start <= at < end}
+        return self._rebuilt(inside)
+
+    def shift(self, distance: Number) -> SchedPlan:
+        """The same plan, every block `distance` later (earlier where negative)."""
+        return self._rebuilt({block: at + distance for block, at in self._starts.items()})
+
+    def retimed(self, starts: dict[Block, Number]) -> SchedPlan:
+        """The same blocks at other times (`starts` names this plan's blocks)."""
+        return self._rebuilt(starts)
+
+    def tighten(self) -> SchedPlan:
+        """Every block as early as the order on its devices and its dependencies allow."""
+        from gemini.schedule.timing import earliest_starts
+
+        return self.retimed(earliest_starts(self))
+
+    def unroll(self, nmicros: int) -> SchedPlan:
+        """This composed schedule for `nmicros` micro-batches."""
+        if self.pattern is None or self.placement is None:
+            raise ScheduleError(
+                "this plan has no steady state to repeat\n    → compose one: Composer.compose(placement, memory)"
+            )
+        from gemini.schedule.unroll import unroll
+
+        return unroll(self, nmicros)
+
+    def validate(self, memory: Number | Sequence[Number] | None = None) -> SchedPlan:
+        """Check every rule and return the plan itself; on a fault raise `InvalidPlanError` with the marked grid."""
+        from gemini.schedule.validate import validate
+
+        validate(self, memory)
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON that `load` reads back without loss."""
+        from gemini.schedule.files import save
+
+        return save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path) -> SchedPlan:
+        """Read a plan that `save` wrote."""
+        from gemini.schedule.files import load
+
+        return load(Path(path))
+
+    def _rebuilt(self, starts: dict[Block, Number], mid: int | None = None) -> SchedPlan:
+        plan = SchedPlan(self.ndevs)
+        plan.links, plan.memory, plan.placement = self.links, self.memory, self.placement
+        plan.pattern, plan.proof = self.pattern, self.proof
+        twins = {block: block.like(block.mid if mid is None else mid) for block in starts}
+        for block, at in starts.items():
+            plan.add_block(twins[block], self._devices[block], at)
+        connect(twins)
+        return plan
+
+    def __repr__(self) -> str:
+        from gemini.schedule.grid import grid
+
+        return grid(self)
+
+
+def connect(twins: dict[Block, Block]) -> None:
+    """Give copies the dependencies that their originals have among each other."""
+    for block, twin in twins.items():
+        for prev in block.before:
+            if prev in twins:
+                Block.make_dependency(twins[prev], twin, block.nbytes.get(prev, 0))
