@@ -1,0 +1,46 @@
+"""The tour: `GeminiCompiler` takes one model through the whole flow.
+
+    capture → profile → partition → shard → schedule → generate → run
+
+Each step becomes a line here as it is built. What exists today is the way in: the configuration is checked,
+the model keeps its identity, and it runs on this process's own device.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+from gemini.config import GeminiConfig
+from gemini.errors import ConfigError, Fault
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Model = TypeVar("Model", bound="nn.Module")
+
+
+class GeminiCompiler:
+    """Makes a model run in parallel without changing how it is used."""
+
+    def compiler(self, model: Model, config: GeminiConfig | None = None) -> Model:
+        """Return `model` itself, managed under `config` (by default what the environment says)."""
+        from torch import nn
+
+        if not isinstance(model, nn.Module):
+            raise ConfigError(
+                [Fault(f"a model is a torch.nn.Module, not {type(model).__name__}", "pass the model object itself")],
+                "GeminiCompiler.compiler",
+            )
+        if config is not None and not isinstance(config, GeminiConfig):
+            raise ConfigError(
+                [Fault(f"config is a GeminiConfig, not {type(config).__name__}", "write GeminiConfig(mode=…)")],
+                "GeminiCompiler.compiler",
+            )
+        settings = config or GeminiConfig.load()
+        if not settings.quiet:
+            print(
+                f"gemini: {type(model).__name__} runs on this process's device: this version has no workers yet",
+                file=sys.stderr,
+            )
+        return model

@@ -1,0 +1,27 @@
+"""What the package offers, and what importing it must not drag in."""
+
+import subprocess
+import sys
+
+import gemini
+
+
+def test_public_names():
+    assert sorted(gemini.__all__) == [
+        "GeminiCompiler",
+        "GeminiConfig",
+        "Mode",
+        "auto",
+        "hybrid",
+        "pipeline",
+        "sharding",
+        "sharding_and_pipeline",
+    ]
+    assert all(hasattr(gemini, name) for name in gemini.__all__)
+
+
+def test_importing_the_package_loads_no_framework_and_no_engine():
+    heavy = ("torch", "ortools", "rich", "numpy")
+    program = f"import gemini, gemini.schedule, sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
