@@ -12,7 +12,7 @@ unrolls to any number of micro-batches:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +153,10 @@ class SchedPlan:
 
     def __len__(self) -> int:
         return len(self._starts)
+
+    def __iter__(self) -> Iterator[Block]:
+        """Every block, in the order they were added."""
+        return iter(self._starts)
 
     def all_blocks(self) -> list[Block]:
         """Every block, by start time, then stage and micro-batch."""
