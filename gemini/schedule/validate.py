@@ -155,7 +155,8 @@ def _completeness(plan: SchedPlan) -> Iterator[PlanFault]:
         if twin is not block:
             what = f"micro-batch {block.mid} has {twin} and {block} as the same block (gid {block.gid})"
             yield PlanFault("completeness", what, (twin, block))
-    for mid in range(min(micros, default=0), max(micros, default=-1)):
+    # One micro-batch may have any number (a copy for later use); several count from 0 without gaps.
+    for mid in range(max(micros)) if len(micros) > 1 else ():
         if mid not in micros:
             yield PlanFault("completeness", f"micro-batch {mid} has no blocks")
     model, origin = _model(plan, micros)
