@@ -1,0 +1,37 @@
+"""What instrumented source calls at run time, under the name `__gemini__`.
+
+    import gemini.managed as __gemini__        inserted once a file, by the passes that need it
+
+    device placement    __gemini__.device("cuda:0")      the device itself where it exists, else the managed one
+                        __gemini__.on(x).cuda()          the same for methods, when x is torch's
+                        __gemini__.stand_in(torch.cuda.synchronize)()
+    training sites      __gemini__.model(net), .optimizer(opt), .loss(loss), .step(opt): each returns its
+                        argument, and notes where the script has it
+
+The passes stay thin because these functions decide with the real objects in hand. None of them imports a
+framework: without torch in `sys.modules` everything passes through unchanged.
+"""
+
+from gemini.managed.devices import device, device_type, map_location, pin_memory, set_managed_device
+from gemini.managed.marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
+from gemini.managed.receivers import on
+from gemini.managed.stand_ins import stand_in
+
+__all__ = [
+    "Site",
+    "device",
+    "device_type",
+    "forget",
+    "loss",
+    "map_location",
+    "marked",
+    "model",
+    "on",
+    "optimizer",
+    "pin_memory",
+    "set_managed_device",
+    "sites",
+    "stand_in",
+    "step",
+    "watch",
+]
