@@ -108,18 +108,19 @@ def _dump(document: Mapping[str, object], indent: str = "") -> str:
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace the file at `path` by `text` in one step; on any failure what was there stays."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace the file at `path` by `content` in one step; on any failure what was there stays."""
+    content = content.encode("utf-8") if isinstance(content, str) else content
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():
-            _write_special(target, text)
+            _write_special(target, content)
             return
         # The process id keeps two writers apart; "x" refuses to follow a link that someone else put there.
         draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
         try:
-            with open(draft, "x", encoding="utf-8") as file:
-                file.write(text)
+            with open(draft, "xb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(target)
@@ -132,12 +133,12 @@ def write_whole(path: Path, text: str) -> None:
         ) from error
 
 
-def _write_special(target: Path, text: str) -> None:
+def _write_special(target: Path, content: bytes) -> None:
     """Pipes and devices such as /dev/stdout cannot be replaced, only written to."""
     if target.is_dir():
         raise IsADirectoryError(21, "it is a folder")
-    with open(target, "w", encoding="utf-8") as file:
-        file.write(text)
+    with open(target, "wb") as file:
+        file.write(content)
 
 
 # ------------------------------------------------------------------- JSON → plan
