@@ -168,7 +168,7 @@ def _plan(field: Field) -> SchedPlan:
     field.only("format", "version", *_PLAN_KEYS)
     try:
         plan = SchedPlan(field["ndevs"].integer(at_least=1))
-        plan.links = _links(field["links"])
+        plan.links = links_from_field(field["links"], plan.ndevs)
         memory = field["memory"]
         plan.memory = None if memory.value is None else tuple(item.number() for item in memory.items())
         if plan.memory is not None and len(plan.memory) != plan.ndevs:
@@ -184,10 +184,11 @@ def _plan(field: Field) -> SchedPlan:
     return plan
 
 
-def _links(field: Field) -> Links:
+def links_from_field(field: Field, ndevs: int) -> Links:
+    """Latency and bandwidth, one for all pairs or a matrix."""
     field.only("latency", "bandwidth")
     try:
-        return Links(_table(field["latency"]), _table(field["bandwidth"]))
+        return Links(_table(field["latency"]), _table(field["bandwidth"])).check(ndevs)
     except PlacementError as error:
         raise field.error(str(error)) from error
 

@@ -6,6 +6,7 @@ spans, bandwidth in bytes a unit of time. Work that stays on its devices moves n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,10 +24,30 @@ class Links:
     bandwidth: Table = 0
 
     def __post_init__(self) -> None:
-        for name, table in (("latency", self.latency), ("bandwidth", self.bandwidth)):
+        for name in ("latency", "bandwidth"):
+            table = getattr(self, name)
+            if not isinstance(table, (int, float)):
+                table = tuple(tuple(row) for row in table)
+                object.__setattr__(self, name, table)
             values = [value for row in table for value in row] if isinstance(table, tuple) else [table]
-            if any(value < 0 for value in values):
-                raise PlacementError(f"{name} {min(values)} is negative\n    → give 0 or more")
+            wrong = [value for value in values if not math.isfinite(value) or value < 0]
+            if wrong:
+                raise PlacementError(f"{name} {wrong[0]} between devices\n    → give a finite number, 0 or more")
+            if isinstance(table, tuple) and any(len(row) != len(table) for row in table):
+                raise PlacementError(
+                    f"{name} has rows of {sorted({len(row) for row in table})} entries for {len(table)} devices\n"
+                    "    → give one row a device and one entry a device in each"
+                )
+
+    def check(self, ndevs: int) -> Links:
+        """These links, if they are made for `ndevs` devices; an error otherwise."""
+        for name, table in (("latency", self.latency), ("bandwidth", self.bandwidth)):
+            if isinstance(table, tuple) and len(table) != ndevs:
+                raise PlacementError(
+                    f"{name} between {len(table)} devices for a plan on {ndevs}\n"
+                    "    → give one number, or one row a device and one entry a device in each"
+                )
+        return self
 
     @property
     def free(self) -> bool:

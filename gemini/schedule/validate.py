@@ -58,6 +58,7 @@ def validate(plan: SchedPlan, memory: Number | Sequence[Number] | None = None) -
 def find_faults(plan: SchedPlan, memory: Number | Sequence[Number] | None = None) -> list[PlanFault]:
     """Every rule that the plan breaks, none where it is valid."""
     limits = memory_limits(plan, memory)
+    plan.links.check(plan.ndevs)
     broken = list(_times(plan))
     if broken:  # nothing else can be told about a block without a time or a device
         return broken
