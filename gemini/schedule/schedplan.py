@@ -283,9 +283,10 @@ class SchedPlan:
         plan = SchedPlan(self.ndevs)
         plan.links, plan.memory, plan.placement = self.links, self.memory, self.placement
         plan.pattern, plan.proof = self.pattern, self.proof
-        twins = {block: block.like(block.mid if mid is None else mid) for block in starts}
-        for block, at in starts.items():
-            plan.add_block(twins[block], self._devices[block], at)
+        # In the order of this plan, whatever that of `starts`: copies list their blocks as the original does.
+        twins = {block: block.like(block.mid if mid is None else mid) for block in self._starts if block in starts}
+        for block, twin in twins.items():
+            plan.add_block(twin, self._devices[block], starts[block])
         connect(twins)
         return plan
 
