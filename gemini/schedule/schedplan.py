@@ -83,6 +83,7 @@ class SchedPlan:
         self.proof: Proof | None = None
         self._starts: dict[Block, Number] = {}
         self._devices: dict[Block, tuple[int, ...]] = {}
+        self._rows: tuple[list[Block], list[list[Block]]] | None = None  # all by time, and by device; made when asked
 
     # ---------------------------------------------------------------- building
 
@@ -101,6 +102,7 @@ class SchedPlan:
             raise PlacementError(f"block {block} at time {step}\n    → plans start at 0")
         self._starts[block] = step
         self._devices[block] = devices
+        self._rows = None
         if block.gid is None:
             block.gid = sum(1 for other in self._starts if other.mid == block.mid) - 1
         if block.stage is None:
@@ -159,8 +161,8 @@ class SchedPlan:
         return iter(self._starts)
 
     def all_blocks(self) -> list[Block]:
-        """Every block, by start time, then stage and micro-batch."""
-        return sorted(self._starts, key=lambda b: (self._starts[b], self._devices[b], b.mid, b.gid or 0))
+        """Every block, by start time, then device and micro-batch."""
+        return list(self._by_time()[0])
 
     def blocks(self, step: Number) -> list[Block]:
         """The blocks that start at `step`."""
@@ -176,7 +178,18 @@ class SchedPlan:
 
     def device_blocks(self, devid: int) -> list[Block]:
         """What a device runs, in order."""
-        return [block for block in self.all_blocks() if devid in self._devices[block]]
+        return list(self._by_time()[1][devid])
+
+    def _by_time(self) -> tuple[list[Block], list[list[Block]]]:
+        if self._rows is None:
+            starts, devices = self._starts, self._devices
+            blocks = sorted(starts, key=lambda b: (starts[b], devices[b], b.mid, b.gid or 0))
+            rows: list[list[Block]] = [[] for _ in range(self.ndevs)]
+            for block in blocks:
+                for dev in devices[block]:
+                    rows[dev].append(block)
+            self._rows = (blocks, rows)
+        return self._rows
 
     def chain_blocks(self) -> list[Block]:
         """Every block after all those it depends on (ties: order of adding); a cycle is an error."""
