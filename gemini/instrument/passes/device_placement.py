@@ -1,0 +1,191 @@
+"""Routes devices that the script names through the managed device, so that it runs where they do not exist.
+
+    x.cuda(), x.to(device), x.pin_memory()       __gemini__.on(x).cuda()      what x is, is known when it runs
+    torch.zeros(3, device="cuda")                torch.zeros(3, device=__gemini__.device("cuda"))
+    torch.device("cuda")                         torch.device(__gemini__.device("cuda"))
+    torch.load(path)                             torch.load(path, map_location=__gemini__.map_location())
+    torch.cuda.synchronize()                     __gemini__.stand_in(torch.cuda.synchronize)()
+
+Where a device exists, every one of these does what the script wrote; `gemini.managed` has the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gemini.instrument.edits import Edit
+from gemini.instrument.passes.base import Pass
+from gemini.instrument.unit import Unit
+from gemini.managed.stand_ins import NAMES as STAND_INS
+
+# Methods that place their receiver, which the source does not tell the type of.
+_PLACING = ("cuda", "to", "to_empty", "pin_memory")
+# Methods of a tensor that make another, with a `device=`.
+_MAKING = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+# Keyword → the function that routes its value, in calls of torch's own functions and classes.
+_KEYWORDS = {
+    "device": "device",
+    "device_type": "device_type",
+    "map_location": "map_location",
+    "pin_memory": "pin_memory",
+}
+# Calls that take a device by position: name → (position, routing function).
+_POSITIONS = {
+    "torch.device": (0, "device"),
+    "torch.Generator": (0, "device"),
+    "torch.set_default_device": (0, "device"),
+    "torch.autocast": (0, "device_type"),
+    "torch.amp.autocast": (0, "device_type"),
+    "torch.amp.autocast_mode.autocast": (0, "device_type"),
+    "torch.amp.GradScaler": (0, "device_type"),
+    "torch.amp.grad_scaler.GradScaler": (0, "device_type"),
+    "torch.load": (1, "map_location"),
+    "torch.jit.load": (1, "map_location"),
+}
+# For these, `device` says what kind of arithmetic to set up, not where to put something.
+_KINDS = {"torch.amp.GradScaler": "device_type", "torch.amp.grad_scaler.GradScaler": "device_type"}
+_EVERYWHERE = frozenset({"cpu", "meta"})
+# Compiled from their source text by torch: they must read as written.
+_SCRIPTED = frozenset({"torch.jit.script", "torch.jit.export", "torch.jit.script_method"})
+
+
+class DevicePlacement(Pass):
+    """See the module."""
+
+    name = "device-placement"
+    description = "route hard-coded devices (.cuda(), .to('cuda:0'), torch.device, device=) to ones that exist"
+    triggers = ("torch", ".cuda(", ".to(")
+
+    def edits(self, unit: Unit) -> Iterator[Edit]:
+        """Route every device the file names."""
+        scripted = _scripted(unit)
+        for edit in (*self._methods(unit), *self._calls(unit), *self._references(unit)):
+            if not scripted or edit.node is None or not _lies_in(unit, edit.node, scripted):
+                yield edit
+
+    def _methods(self, unit: Unit) -> Iterator[Edit]:
+        uses_torch = "torch" in unit.text
+        for call in unit.methods(*_PLACING):
+            assert isinstance(call.func, ast.Attribute)
+            if call in unit.call_names or not _may_place(unit, call, uses_torch):
+                continue
+            yield Edit.wrap(call.func.value, "__gemini__.on(", ")", f".{call.func.attr}() on a device of this machine")
+        for call in unit.methods(*_MAKING):
+            yield from self._keywords(unit, call, {"device": "device"})
+
+    def _calls(self, unit: Unit) -> Iterator[Edit]:
+        for call, name in unit.call_names.items():
+            if not name.startswith("torch."):
+                continue
+            if name == "torch.device" and (len(call.args) > 1 or call.keywords):
+                yield _route(call, "device")
+                continue
+            yield from self._keywords(unit, call, _keywords_of(name))
+            position, function = _POSITIONS.get(name, (0, ""))
+            if function and len(call.args) > position and not _has_star(call.args[: position + 1]):
+                if not _is_plain(unit, call.args[position]):
+                    yield _route(call.args[position], function)
+            elif function == "map_location" and not _is_given(call, "map_location", position):
+                yield _with_keyword(call, "map_location=__gemini__.map_location()")
+
+    def _keywords(self, unit: Unit, call: ast.Call, routes: dict[str, str]) -> Iterator[Edit]:
+        for keyword in call.keywords:
+            function = routes.get(keyword.arg or "")
+            if function and not _is_plain(unit, keyword.value):
+                yield _route(keyword.value, function)
+
+    def _references(self, unit: Unit) -> Iterator[Edit]:
+        for node in (*unit.nodes(ast.Attribute), *unit.nodes(ast.Name)):
+            if isinstance(node.ctx, ast.Load) and unit.resolve(node) in STAND_INS and not _is_annotation(unit, node):
+                yield Edit.wrap(node, "__gemini__.stand_in(", ")", "works without CUDA")
+
+
+def _route(value: ast.expr, function: str) -> Edit:
+    return Edit.wrap(value, f"__gemini__.{function}(", ")", "a device of this machine")
+
+
+def _with_keyword(call: ast.Call, text: str) -> Edit:
+    last: ast.expr = call.keywords[-1].value if call.keywords else call.args[-1]
+    return Edit.after(last, f", {text}", "devices in the file that are not on this machine")
+
+
+def _keywords_of(name: str) -> dict[str, str]:
+    kind = _KINDS.get(name)
+    if kind:
+        return {"device": kind}
+    if name.startswith("torch.utils.data."):
+        return {}  # DataLoader's pin_memory is torch's to decide: it warns and goes on
+    return _KEYWORDS
+
+
+def _may_place(unit: Unit, call: ast.Call, uses_torch: bool) -> bool:
+    """Whether a method call of that name may be torch's and may name a device that is not here."""
+    assert isinstance(call.func, ast.Attribute)
+    if call.func.attr != "to":
+        return uses_torch or call.func.attr == "cuda"
+    values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("device", None))]
+    if not uses_torch:  # a file of the program that only moves tensors it is given
+        return any(_looks_like_device(value) for value in values)
+    return any(not _is_plain(unit, value) for value in values)
+
+
+def _looks_like_device(value: ast.expr) -> bool:
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, str) and value.value.partition(":")[0] == "cuda"
+    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+    return "dev" in name.lower()
+
+
+def _is_plain(unit: Unit, value: ast.expr) -> bool:
+    """Whether `value` certainly needs no routing: no device, or one that every machine has."""
+    if isinstance(value, ast.Constant):
+        if isinstance(value.value, str):
+            return value.value.partition(":")[0] in _EVERYWHERE
+        return value.value is None or value.value is False or isinstance(value.value, (bytes, float))
+    name = unit.resolve(value)
+    return name is not None and name.startswith("torch.")  # torch.float16
+
+
+def _is_given(call: ast.Call, keyword: str, position: int) -> bool:
+    """Whether the argument is passed, or may be passed, in this call."""
+    if len(call.args) > position or _has_star(call.args) or not (call.args or call.keywords):
+        return True
+    return any(each.arg in (keyword, None) for each in call.keywords)
+
+
+def _has_star(values: list[ast.expr]) -> bool:
+    return any(isinstance(value, ast.Starred) for value in values)
+
+
+def _is_annotation(unit: Unit, node: ast.AST) -> bool:
+    """Whether `node` is part of a type annotation, where no stand-in is wanted."""
+    below: ast.AST = node
+    for around in unit.ancestors(node):
+        if isinstance(around, ast.arg):
+            return True
+        if isinstance(around, ast.AnnAssign):
+            return below is around.annotation
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return below is around.returns
+        if isinstance(around, ast.stmt):
+            return False
+        below = around
+    return False
+
+
+def _scripted(unit: Unit) -> list[ast.AST]:
+    """The functions and classes that torch compiles from their text."""
+    return [
+        node
+        for node in (*unit.nodes(ast.FunctionDef), *unit.nodes(ast.ClassDef))
+        if any(unit.resolve(_decorator(each)) in _SCRIPTED for each in node.decorator_list)
+    ]
+
+
+def _decorator(node: ast.expr) -> ast.expr:
+    return node.func if isinstance(node, ast.Call) else node
+
+
+def _lies_in(unit: Unit, node: ast.AST, blocks: list[ast.AST]) -> bool:
+    return any(around in blocks for around in unit.ancestors(node))
