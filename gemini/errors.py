@@ -2,11 +2,14 @@
 
     GeminiError
     ├── ConfigError          a setting is wrong, unknown or contradicts another
+    ├── UsageError           a command line cannot be understood
     ├── MissingEngineError   an optional dependency is not installed (names the extra)
     ├── InstrumentError      instrumenting source failed
     │   ├── PassError        a pass is unknown, cyclic, or produced something invalid
+    │   │   └── EditError    an edit cannot be made, or two edits overlap
     │   └── PatternError     a declarative pattern cannot be read
     ├── ArtifactError        a file of ours cannot be read, is stale or cannot be written
+    ├── CaptureError         a model cannot be captured as asked, or a captured graph cannot be used
     └── ScheduleError        a schedule cannot be made, read or trusted
         ├── PlacementError   the blocks given are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
@@ -47,6 +50,10 @@ class ConfigError(GeminiError):
         super().__init__("\n".join([title, *(f"  - {fault}" for fault in faults)]))
 
 
+class UsageError(GeminiError):
+    """A command line cannot be understood; lists every option at fault."""
+
+
 class MissingEngineError(GeminiError):
     """An optional dependency is needed and not installed."""
 
@@ -64,12 +71,25 @@ class PassError(InstrumentError):
     """A pass is unknown, part of a cycle, or produced something invalid."""
 
 
+class EditError(PassError):
+    """An edit cannot be made, or two edits overlap; knows the `ast` position where, if there is one."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+
+
 class PatternError(InstrumentError):
     """A declarative pattern cannot be read."""
 
 
 class ArtifactError(GeminiError):
     """A file of ours cannot be read, is stale, or cannot be written."""
+
+
+class CaptureError(GeminiError):
+    """A model cannot be captured as asked, or a captured graph cannot be used."""
 
 
 class ScheduleError(GeminiError):

@@ -1,0 +1,221 @@
+"""Runs the passes over a file and vouches for the result.
+
+Passes are put in order by what they need. Those on one level do not need each other: they all see the same text, in
+one shared `Unit`, and their edits are made together, verified together.
+
+    level 0   a   b   c     one tree, one walk, one splice, one parse
+    level 1   d             needs b: sees the text that level 0 made
+
+Only if that fails (an overlap, a syntax error, a lost name) are the passes of the level made one by one, each verified
+alone, the later seeing the text of the earlier, so that the fault is pinned on the pass that has it. That one is left
+out, with a `Failed` result and one line of notice, and the user's program runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gemini.errors import PassError
+from gemini.instrument import failure, prelude
+from gemini.instrument.edits import Edit, apply
+from gemini.instrument.instrumented import Instrumented
+from gemini.instrument.names import ModuleLookup
+from gemini.instrument.parsing import collector_paused, compile_tree
+from gemini.instrument.passes.base import Changed, Failed, Pass, Result, Skipped
+from gemini.instrument.positions import PositionMap, restore
+from gemini.instrument.schedule import levels
+from gemini.instrument.source import SourceFile
+from gemini.instrument.triggers import triggered
+from gemini.instrument.unit import Unit
+from gemini.instrument.verify import verified
+
+Notice = Callable[[str], None]
+
+
+@dataclass
+class _State:
+    """A file on its way through the levels."""
+
+    original: SourceFile
+    current: SourceFile
+    positions: PositionMap
+    results: dict[str, Result] = field(default_factory=dict)
+    has_prelude: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return self.current is not self.original
+
+
+class PassManager:
+    """Passes and the order they run in; `run` applies them to one file."""
+
+    def __init__(
+        self, passes: Iterable[Pass] = (), *, notice: Notice | None = None, modules: ModuleLookup | None = None
+    ) -> None:
+        self._passes: dict[str, Pass] = {}
+        self._levels: list[list[Pass]] | None = None
+        self._notice = notice
+        self._modules = modules
+        for one in passes:
+            self.add(one)
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The passes, in the order they were added."""
+        return tuple(self._passes.values())
+
+    def add(self, one: Pass) -> None:
+        """Add a pass; its name must be new."""
+        if not one.name:
+            raise PassError(f"{type(one).__qualname__} has no name\n    → give the class a `name`")
+        if one.name in self._passes:
+            raise PassError(
+                f"two passes are called {one.name!r}\n    → rename one, or skip it with --skip-pass {one.name}"
+            )
+        self._passes[one.name] = one
+        self._levels = None
+
+    def schedule(self) -> tuple[Pass, ...]:
+        """The passes in the order they run; raises `PassError` for a cycle or an unknown need."""
+        return tuple(one for level in self._scheduled() for one in level)
+
+    def run(self, source: SourceFile) -> Instrumented:
+        """Apply the passes to `source`. Raises only what Python itself would: the file's own `SyntaxError`."""
+        scheduled = self._scheduled()
+        with collector_paused():
+            state = self._run(source, scheduled, strict=False)
+            if not state.changed:
+                return _finish(state, scheduled)
+            done = _finish(state, scheduled)
+            try:
+                done.code()
+            except (SyntaxError, ValueError, RecursionError):
+                return self._run_strictly(source, scheduled)
+            return done
+
+    def _scheduled(self) -> list[list[Pass]]:
+        if self._levels is None:
+            self._levels = levels(self.passes)
+        return self._levels
+
+    def _run_strictly(self, source: SourceFile, scheduled: list[list[Pass]]) -> Instrumented:
+        """The edited text parses but does not compile: find the pass to blame, or find that the file never did."""
+        try:
+            compile_tree(source.tree, source.path)
+        except (SyntaxError, ValueError, RecursionError):
+            reason = "the file itself does not compile"
+            state = _State(source, source, PositionMap.identity())
+            state.results = {one.name: Skipped(one.name, reason) for level in scheduled for one in level}
+            return _finish(state, scheduled)
+        return _finish(self._run(source, scheduled, strict=True), scheduled)
+
+    def _run(self, source: SourceFile, scheduled: list[list[Pass]], *, strict: bool) -> _State:
+        state = _State(source, source, PositionMap.identity())
+        for level in scheduled:
+            self._run_level(state, level, strict=strict)
+        return state
+
+    def _run_level(self, state: _State, level: Sequence[Pass], *, strict: bool) -> None:
+        hit = [one for one in level if self._is_triggered(one, state)]
+        if not hit or not self._is_readable(state, hit):
+            return
+        unit = Unit(state.current, self._modules)
+        wanted = [(one, edits) for one in hit if (edits := self._ask(one, unit, state))]
+        if not wanted:
+            return
+        if not strict:
+            try:
+                self._make(state, [edit for _, edits in wanted for edit in edits])
+            except (PassError, SyntaxError, ValueError, RecursionError):
+                pass
+            else:
+                state.results.update({one.name: Changed(one.name, edits) for one, edits in wanted})
+                return
+        self._one_by_one(state, wanted, strict=strict)
+
+    def _one_by_one(self, state: _State, wanted: list[tuple[Pass, tuple[Edit, ...]]], *, strict: bool) -> None:
+        sound = [(one, edits) for one, edits in wanted if self._is_sound(state, one, edits, strict=strict)]
+        unit: Unit | None = None
+        for one, edits in sound:
+            if unit is not None:  # the text has changed since the pass was asked
+                edits = self._ask(one, unit, state)
+                if not edits:
+                    continue
+            try:
+                self._make(state, edits, strict=strict)
+            except (PassError, SyntaxError, ValueError, RecursionError) as error:
+                self._fail(state, failure.of_edits(one.name, state.current, error, edits))
+                continue
+            state.results[one.name] = Changed(one.name, edits)
+            unit = Unit(state.current, self._modules)
+
+    def _is_sound(self, state: _State, one: Pass, edits: tuple[Edit, ...], *, strict: bool) -> bool:
+        """Whether the edits of a pass can be made where no other pass has been; notes the failure if not."""
+        try:
+            self._make(replace(state), edits, strict=strict)
+        except (PassError, SyntaxError, ValueError, RecursionError) as error:
+            self._fail(state, failure.of_edits(one.name, state.current, error, edits))
+            return False
+        return True
+
+    def _make(self, state: _State, edits: Sequence[Edit], *, strict: bool = False) -> None:
+        """Make `edits` in the file and verify the result; the state is untouched where that fails."""
+        has_prelude = state.has_prelude
+        if not has_prelude and prelude.uses(edits):
+            place = None if prelude.is_present(state.current) else prelude.place(state.current)
+            has_prelude = place is not None or prelude.is_present(state.current)
+            edits = [*edits, place] if place else edits if has_prelude else prelude.inline(edits)
+        spliced = apply(state.current, edits)
+        edited = verified(state.current, spliced.text)
+        if strict:
+            compile_tree(edited.tree, edited.path)
+        state.current = edited
+        state.positions = spliced.positions.after(state.positions)
+        state.has_prelude = has_prelude
+
+    def _is_triggered(self, one: Pass, state: _State) -> bool:
+        if triggered(one.triggers, state.current.text):
+            return True
+        state.results[one.name] = Skipped(one.name, f"the file does not mention {' or '.join(one.triggers)}")
+        return False
+
+    def _is_readable(self, state: _State, hit: list[Pass]) -> bool:
+        """Whether the file parses into a tree at all: deeper nesting than `ast` allows may still compile."""
+        try:
+            _ = state.current.tree
+        except (RecursionError, MemoryError):
+            reason = "the file is nested too deeply to be read as a tree"
+            state.results.update({one.name: Skipped(one.name, reason) for one in hit})
+            return False
+        return True
+
+    def _ask(self, one: Pass, unit: Unit, state: _State) -> tuple[Edit, ...]:
+        """The edits a pass wants; none, with the result noted, where it does not apply or raises."""
+        found: list[Edit] = []
+        try:
+            for edit in one.edits(unit):
+                if not isinstance(edit, Edit):
+                    raise TypeError(f"a pass gives Edit values, not {type(edit).__name__}")
+                found.append(edit)
+        except Exception as error:
+            self._fail(state, failure.of_pass(one.name, unit.source, error, found))
+            return ()
+        if not found:
+            state.results[one.name] = Skipped(one.name, "nothing to change")
+        return tuple(found)
+
+    def _fail(self, state: _State, failed: Failed) -> None:
+        state.results[failed.pass_name] = failed
+        if self._notice is not None:
+            self._notice(failed.notice)
+
+
+def _finish(state: _State, scheduled: list[list[Pass]]) -> Instrumented:
+    results = tuple(state.results[one.name] for level in scheduled for one in level if one.name in state.results)
+    if not state.changed:
+        return Instrumented(state.original, state.original.text, results, state.positions)
+    tree = state.current.tree
+    restore(tree, state.positions)
+    return Instrumented(state.original, state.current.text, results, state.positions, tree)

@@ -1,0 +1,1 @@
+"""The passes, one file each; `base` says what a pass is."""
