@@ -1,0 +1,137 @@
+"""Schedules from the literature as plans, for any number of devices and micro-batches that they admit.
+
+    plan = library("1f1b", ndevs=4, nmicros=8)
+    library_for(placement)          # the names of those that run on a placement, to compare a composed plan with
+
+Each is given by the order in which every device takes its blocks; times are the earliest that this order allows.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from gemini.errors import InvalidPlanError, PlacementError
+from gemini.schedule.block import Number
+from gemini.schedule.library.chimera import CHIMERA
+from gemini.schedule.library.dualpipe_v import DUALPIPE_V
+from gemini.schedule.library.gpipe import GPIPE
+from gemini.schedule.library.interleaved import INTERLEAVED_1F1B
+from gemini.schedule.library.known import Known, chunks_of
+from gemini.schedule.library.looped_bfs import LOOPED_BFS
+from gemini.schedule.library.one_f_one_b import ONE_F_ONE_B
+from gemini.schedule.library.zb_v import ZB_V
+from gemini.schedule.library.zero_bubble import ZB_H1, ZB_H2
+from gemini.schedule.orders import plan_from_orders
+from gemini.schedule.placements import PLACEMENTS, PerStage
+from gemini.schedule.placements import placement as named_placement
+from gemini.schedule.schedplan import SchedPlan
+
+__all__ = ["LIBRARY", "Known", "library", "library_for", "library_on"]
+
+LIBRARY: dict[str, Known] = {
+    known.name: known
+    for known in (GPIPE, ONE_F_ONE_B, INTERLEAVED_1F1B, LOOPED_BFS, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, CHIMERA)
+}
+
+
+def library(
+    name: str,
+    ndevs: int,
+    nmicros: int,
+    *,
+    chunks: int | None = None,
+    forward: PerStage = 1,
+    backward: PerStage = 2,
+    input_gradient: PerStage = 1,
+    weight_gradient: PerStage = 1,
+    memory: PerStage = 1,
+    input_release: Number = 0,
+    nbytes: Number = 0,
+) -> SchedPlan:
+    """The schedule `name` of `LIBRARY` with the given spans and memory, one number for all stages or one a stage."""
+    known = _known(name)
+    chunked = PLACEMENTS[known.placement].chunked
+    if chunks is not None and not chunked:
+        raise PlacementError(f"{chunks!r} chunks for {name}, which has one stage a device\n    → leave chunks out")
+    if known.chunks is not None and chunks not in (None, known.chunks):
+        raise PlacementError(f"{chunks!r} chunks for {name}\n    → it has {known.chunks}: leave chunks out")
+    placement = named_placement(
+        known.placement,
+        ndevs,
+        split=known.split,
+        chunks=chunks,
+        forward=forward,
+        backward=backward,
+        input_gradient=input_gradient,
+        weight_gradient=weight_gradient,
+        memory=memory,
+        input_release=input_release,
+        nbytes=nbytes,
+    )
+    return library_on(name, placement, nmicros)
+
+
+def library_on(name: str, placement: SchedPlan, nmicros: int) -> SchedPlan:
+    """The schedule `name` on a placement of yours, with its spans, memory and links."""
+    known = _known(name)
+    if isinstance(nmicros, bool) or not isinstance(nmicros, int) or nmicros < 1:
+        raise PlacementError(f"{nmicros!r} micro-batches for {name}\n    → give a number, 1 or more")
+    if not _same_shape(known, placement):
+        raise PlacementError(
+            f"{name} does not run on this placement\n    → it runs on {known.placement}"
+            + (" with the backward split" if known.split else "")
+            + f"; on this one run: {', '.join(library_for(placement)) or 'none'}"
+        )
+    chunks = chunks_of(placement)
+    if not known.admits(placement.ndevs, nmicros, chunks):
+        raise PlacementError(
+            f"{name} does not exist for {placement.ndevs} devices, {nmicros} micro-batches and {chunks} "
+            f"chunk{'s' if chunks > 1 else ''} a device\n    → it needs {known.admissible}"
+        )
+    return plan_from_orders(placement, known.orders(placement, nmicros)).validate()
+
+
+def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
+    """The schedules of the library that run on `placement` (and for `nmicros` micro-batches, where given)."""
+    names = []
+    for name, known in LIBRARY.items():
+        if not _same_shape(known, placement):
+            continue
+        try:
+            if nmicros is None:
+                names.append(name)
+            elif known.admits(placement.ndevs, nmicros, chunks_of(placement)):
+                library_on(name, placement, nmicros)
+                names.append(name)
+        except InvalidPlanError:  # dependencies of its own that the order cannot keep
+            continue
+    return names
+
+
+def _known(name: str) -> Known:
+    known = LIBRARY.get(name)
+    if known is None:
+        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), LIBRARY, 1)
+        raise PlacementError(
+            f"no schedule is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + "\n"
+            f"    → choose one of {', '.join(LIBRARY)}"
+        )
+    return known
+
+
+def _same_shape(known: Known, placement: SchedPlan) -> bool:
+    """Whether `placement` has the stages, block types and devices that the schedule's own placement has."""
+    if known.any_placement:
+        return True
+    shape = PLACEMENTS[known.placement]
+    if not shape.admits(placement.ndevs):
+        return False
+    chunks = chunks_of(placement) if shape.chunked else None
+    if known.chunks is not None and chunks != known.chunks:
+        return False
+    own = named_placement(known.placement, placement.ndevs, split=known.split, chunks=chunks)
+    return _signature(own) == _signature(placement)
+
+
+def _signature(placement: SchedPlan) -> dict[tuple[int | None, str], tuple[int, ...]]:
+    return {(block.stage, block.btype): placement.device(block) for block in placement}
