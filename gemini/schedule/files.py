@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -116,11 +117,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if target.exists() and not target.is_file():
             _write_special(target, content)
             return
-        # The process id keeps two writers apart; "x" refuses to follow a link that someone else put there.
-        draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with open(draft, "xb") as file:
-                file.write(content)
+            with open(draft, "x", encoding="utf-8") as file:
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(target)
