@@ -119,8 +119,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
             return
         draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
-            with open(draft, "x", encoding="utf-8") as file:
-                file.write(text)
+            with open(draft, "xb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(target)
