@@ -1,8 +1,12 @@
 """Gemini: train models too big or too slow for one device without touching their code."""
 
-from gemini.compiler import GeminiCompiler
-from gemini.config import GeminiConfig
-from gemini.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gemini.compiler import GeminiCompiler
+    from gemini.config import GeminiConfig
+    from gemini.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
 
 __version__ = "0.1.0"
 
@@ -16,3 +20,16 @@ __all__ = [
     "sharding",
     "sharding_and_pipeline",
 ]
+
+_HOMES = {"GeminiCompiler": "gemini.compiler", "GeminiConfig": "gemini.config"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for: a program that runs under Gemini pays for what it uses."""
+    if name not in __all__:
+        raise AttributeError(f"module 'gemini' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES.get(name, "gemini.modes")), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,130 @@
+"""`gemini_python`: runs a Python program as `python` would, instrumented."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from gemini.cli.options import Invocation
+    from gemini.instrument.launch.session import Session
+
+USAGE_ERROR = 2
+
+
+def main() -> NoReturn:
+    """The console script."""
+    _look_in_the_library_first()
+    from gemini.errors import GeminiError
+
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except GeminiError as fault:
+        print(f"gemini_python: {fault}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        _die_of_interrupt()
+
+
+def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
+    """Do what the arguments ask; returns only where no program is run."""
+    from gemini.cli import options
+
+    invocation = options.parse(argv)
+    if invocation.has("--help"):
+        print(options.help_text())
+        return 0
+    if invocation.has("--version"):
+        print(_version())
+        return 0
+    if invocation.kind == "nothing":
+        if any(flag in options.PYTHON_HELP for flag in invocation.flags):
+            _plain(invocation)
+        if os.isatty(0):
+            print(options.usage(), file=sys.stderr)
+            print("    → name a program to run; gemini_python --help lists the options", file=sys.stderr)
+            return USAGE_ERROR
+        invocation.kind = "stdin"
+    session = _session(invocation)
+    _check(invocation)
+    if invocation.has("--dump") or invocation.has("--diff"):
+        return _show(invocation, session)
+    if invocation.has("--no-gemini"):
+        _plain(invocation)
+    from gemini.instrument.launch.start import start
+
+    start(invocation, session)
+
+
+def _look_in_the_library_first() -> None:
+    """Put the user's folders last on our own search path: a ``types.py`` there is for their program to import."""
+    from gemini.instrument.launch.begin import library_path
+
+    if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+        del sys.path[0]
+    library = library_path()
+    sys.path[:] = [*library, *(entry for entry in sys.path if entry not in library)]
+
+
+def _plain(invocation: Invocation) -> NoReturn:
+    from gemini.instrument.launch import process
+
+    process.become(invocation.arguments())
+
+
+def _session(invocation: Invocation) -> Session:
+    return {
+        "passes": invocation.names("--passes"),
+        "skip": invocation.names("--skip-pass"),
+        "registered": [],
+        "triggers": [],
+        "instrument": invocation.names("--instrument"),
+        "flags": invocation.settings(),
+        "config": invocation.last("--config"),
+        "quiet": invocation.has("--quiet"),
+        "main": os.path.abspath(invocation.target) if invocation.kind == "script" else None,
+    }
+
+
+def _check(invocation: Invocation) -> None:
+    """Find every fault of the configuration before the program starts."""
+    settings = invocation.settings()
+    if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
+        return
+    from gemini.config import GeminiConfig
+
+    GeminiConfig.load(invocation.last("--config"), flags=settings)
+
+
+def _show(invocation: Invocation, session: Session) -> int:
+    """Show or write what would run."""
+    from gemini.errors import UsageError
+
+    if invocation.kind not in ("script", "module"):
+        option = "--dump" if invocation.has("--dump") else "--diff"
+        raise UsageError(f"{option} needs a script or -m module\n    → gemini_python {option} … script.py")
+    from gemini.instrument import dump
+
+    return dump.main(invocation, session)
+
+
+def _version() -> str:
+    import platform
+
+    from gemini import __version__
+
+    return f"gemini {__version__} (Python {platform.python_version()}, {sys.executable})"
+
+
+def _die_of_interrupt() -> NoReturn:
+    """End as a program does that SIGINT has ended, so that a shell stops too."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Instrumenting the user's own modules as they are imported.
+
+The hook sits in one place: where Python's loader of source files hands out a module's code. That covers every way a
+source file becomes a module (import, reload, `runpy`, editable installs, `spec_from_file_location`) and leaves all
+that a program can look at as it is: finders, loaders, specs, `__cached__`.
+
+    import mymodel
+        finder → SourceFileLoader.exec_module
+                     └─ get_code     Python's own: reads or writes __pycache__, raises what it raises
+                        └─ ours      the user's own file and a pass changes it? its instrumented code instead
+                     └─ exec(code)
+
+Python's own code is always made first, so ``__pycache__`` holds what it holds without us, and never anything of ours.
+
+Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import RLock
+from importlib.machinery import SourceFileLoader
+
+from gemini.instrument.ownership import Ownership
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import CodeType
+
+    from gemini.instrument.launch.session import Session
+
+    GetCode = Callable[[SourceFileLoader, str], CodeType | None]
+
+_FOLLOWED = "exec('code', globals()); __import__('importlib').import_module('follower').follow()"
+
+
+class Hook:
+    """Gives the code of the user's own files, instrumented; `library` is where Gemini's own imports look first."""
+
+    def __init__(self, session: Session, library: Sequence[str]) -> None:
+        self.ownership = Ownership(session["instrument"], session["main"])
+        self.followers: dict[str, str] = {}
+        """Modules to be told, by calling their `follow`, when one of the standard library has been imported."""
+        self._session = session
+        self._library = list(library)
+        self._lock = RLock()
+        self._instrument: Callable[[str, bytes, str], CodeType | None] | None = None
+
+    def code(self, path: str, module: str, read: Callable[[], bytes]) -> CodeType | None:
+        """The instrumented code of the file at `path`; None where Python's own is to run."""
+        if not self.ownership.owns(path, module):
+            return None
+        trace, profile = sys.gettrace(), sys.getprofile()
+        sys.settrace(None)  # what the user traces is the user's program
+        sys.setprofile(None)
+        try:
+            data = read()
+            if not self._is_triggered(data):
+                return None
+            return self._instrumenter()(path, data, module)
+        except Exception as fault:
+            sys.stderr.write(f"gemini_python: {path} runs unchanged: {type(fault).__name__}: {fault}\n")
+            return None
+        finally:
+            sys.settrace(trace)
+            sys.setprofile(profile)
+
+    def _is_triggered(self, data: bytes) -> bool:
+        """Whether any pass can change this file; the passes themselves look closer."""
+        triggers = self._session["triggers"]
+        return not triggers or not data.isascii() or any(trigger.encode() in data for trigger in triggers)
+
+    def follow(self, module: str, code: CodeType) -> CodeType:
+        """The code of a module, with a call of its follower behind it."""
+        text = _FOLLOWED.replace("follower", self.followers[module])
+        template = compile(text, code.co_filename, "exec", dont_inherit=True)
+        return template.replace(co_consts=tuple(code if value == "code" else value for value in template.co_consts))
+
+    def _instrumenter(self) -> Callable[[str, bytes, str], CodeType | None]:
+        if self._instrument is None:
+            with self._lock:
+                self._instrument = self._instrument or self._load()
+        return self._instrument
+
+    def _load(self) -> Callable[[str, bytes, str], CodeType | None]:
+        """Import what instrumenting needs, past any module of the user's that has the name of a library's.
+
+        A name of the library's that the user's own folders have too is forgotten again: the user's program, when it
+        imports that name, gets what it would get under `python`.
+        """
+        before = set(sys.modules)
+        kept = sys.path[:]
+        users = [entry for entry in kept if entry not in self._library]
+        sys.path[:] = [*self._library, *users]
+        try:
+            from gemini.instrument.launch.passes import Instrumenter
+
+            instrumenter = Instrumenter(self._session)
+        finally:
+            sys.path[:] = kept
+        new = [name for name in sys.modules if name not in before and name.partition(".")[0] != "gemini"]
+        if any(_has_module(folder, name) for name in new if "." not in name for folder in users):
+            for name in new:
+                del sys.modules[name]
+        return instrumenter.code
+
+
+def _has_module(folder: str, name: str) -> bool:
+    path = os.path.join(folder, name)
+    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
+
+
+def install(hook: Hook) -> None:
+    """Let `hook` see the code of every source file that becomes a module."""
+    original: GetCode = SourceFileLoader.get_code
+    source_to_code = SourceFileLoader.source_to_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        code = original(self, fullname)
+        if code is None:
+            return None
+        if fullname in hook.followers and not hook.ownership.owns(self.path, fullname):
+            return hook.follow(fullname, code)
+        if type(self).source_to_code is not source_to_code:  # another hook's loader: its code stays
+            return code
+        return hook.code(self.path, fullname, lambda: self.get_data(self.path)) or code
+
+    # Python takes the frames of its import machinery out of tracebacks, and knows them by this file name.
+    get_code.__code__ = get_code.__code__.replace(co_filename=original.__code__.co_filename)
+    get_code.__qualname__, get_code.__module__ = original.__qualname__, original.__module__
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]

@@ -1,0 +1,50 @@
+"""The passes of a session, run over one file at a time.
+
+Everything that instrumenting needs is imported here and nowhere else in this folder, so that a process pays for it
+only when it comes to a file of the user's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from gemini.instrument.manager import PassManager
+from gemini.instrument.parsing import parser_warnings_muted
+from gemini.instrument.registry import Registered, available, select
+from gemini.instrument.source import SourceFile
+
+if TYPE_CHECKING:
+    from gemini.instrument.launch.session import Session
+
+
+class Instrumenter:
+    """Runs the passes that a session asks for, and says in one line where one of them fails."""
+
+    def __init__(self, session: Session) -> None:
+        known = session["registered"] or [(one.name, one.origin, one.target) for one in available()]
+        chosen = select(session["passes"], session["skip"], notice=_say, registered=[Registered(*one) for one in known])
+        self._manager = PassManager(chosen, notice=_say)
+        self._manager.schedule()  # raises for a cycle now rather than at the first file
+        session["registered"] = known
+        session["triggers"] = (
+            []
+            if not all(one.triggers for one in chosen)
+            else sorted({trigger for one in chosen for trigger in one.triggers})
+        )
+
+    def tree(self, source: SourceFile) -> ast.Module:
+        """The tree of `source` after the passes, with the positions of the original."""
+        return self._manager.run(source).tree
+
+    def code(self, path: str, data: bytes, module: str) -> CodeType | None:
+        """The code of a file after the passes; None where they change nothing."""
+        with parser_warnings_muted():  # Python has compiled the file already, and warned
+            done = self._manager.run(SourceFile(path, data, module))
+            return done.code() if done.changed else None
+
+
+def _say(notice: str) -> None:
+    print(f"gemini_python: {notice}", file=sys.stderr)

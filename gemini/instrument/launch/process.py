@@ -1,0 +1,102 @@
+"""Becoming `python`: the packed program in a file without a name, and the command line that runs it.
+
+The file lives in memory (`memfd_create`), so that nothing is left behind however the program ends, and `python` opens
+it as /dev/fd/N. Where the system has no such files a temporary one is used, which the program removes first thing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+_COERCED = "LC_CTYPE"
+
+
+def become(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the interpreter with `arguments`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these; what it starts should not inherit that
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    os.execve(sys.executable, [sys.executable, *arguments], environment())
+
+
+def environment() -> dict[str, str]:
+    """The environment this process was given.
+
+    In the C locale Python sets LC_CTYPE for its children when it starts. Handed on, the variable would make the next
+    interpreter believe that the user had chosen UTF-8, and it would leave its UTF-8 mode off.
+    """
+    given = dict(os.environ)
+    if _COERCED in given:
+        try:
+            with open("/proc/self/environ", "rb") as file:
+                original = file.read().split(b"\0")
+        except OSError:
+            return given
+        if not any(entry.startswith(_COERCED.encode() + b"=") for entry in original):
+            del given[_COERCED]
+    return given
+
+
+class Store:
+    """A new file for the packed program; `path` is what `python` opens, `descriptor` what must be closed after it."""
+
+    def __init__(self, name: str) -> None:
+        self.descriptor: int | None = None
+        try:
+            self.descriptor = _nameless(name)
+            self.path = next(path for path in self._names() if os.path.exists(path))
+        except (OSError, AttributeError, StopIteration):
+            self.close()
+            self.path = _temporary(name)
+
+    def _names(self) -> tuple[str, ...]:
+        return (f"/dev/fd/{self.descriptor}", f"/proc/self/fd/{self.descriptor}")
+
+    def write(self, data: bytes) -> None:
+        """Fill the file."""
+        with open(self.path, "wb") as file:
+            file.write(data)
+
+    def close(self) -> None:
+        """Give the file up."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        else:
+            os.unlink(self.path)
+            os.rmdir(os.path.dirname(self.path))
+
+
+def _nameless(name: str) -> int:
+    """An inheritable descriptor, above the standard three (which may be closed), of a new file in memory."""
+    import fcntl
+
+    first = os.memfd_create(name)
+    try:
+        return fcntl.fcntl(first, fcntl.F_DUPFD, 3)
+    finally:
+        os.close(first)
+
+
+def _temporary(name: str) -> str:
+    import tempfile
+
+    path = os.path.join(tempfile.mkdtemp(prefix="gemini-"), name)
+    with open(path, "xb"):
+        return path
+
+
+def feed_standard_input(data: bytes) -> None:
+    """Make `data` what this process, and the one it becomes, reads on standard input."""
+    store = Store("stdin")
+    store.write(data)
+    descriptor = os.open(store.path, os.O_RDONLY)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    store.close()

@@ -1,0 +1,122 @@
+"""What a command line asks to run, read and understood as `python` understands it.
+
+script      a source file: its bytes, and the absolute path that its `__file__` and its tracebacks show
+container   a directory or zip file with a `__main__`
+module      -m
+command     -c
+stdin       the source comes on standard input
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from importlib.util import MAGIC_NUMBER
+
+_ZIP_END = b"PK\x05\x06"
+_ZIP_TAIL = 22 + 65535
+
+
+@dataclass
+class Request:
+    """The part of a command line that `python` itself would be given.
+
+    `kind` is ``script``, ``module``, ``command``, ``stdin`` or ``nothing``; `flags` are the interpreter's, as typed,
+    and `letters` those of them that take no value.
+    """
+
+    kind: str = "nothing"
+    target: str = ""
+    args: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    letters: str = ""
+
+    def arguments(self) -> list[str]:
+        """The arguments of `python` for the same run."""
+        switch = {"module": ["-m"], "command": ["-c"]}.get(self.kind, [])
+        target = [self.target] if self.target or self.kind == "command" else []
+        return [*self.flags, *switch, *target, *self.args]
+
+    def optimize(self) -> int:
+        """The optimization level the program is compiled at."""
+        from_environment = 0 if set("EI") & set(self.letters) else sys.flags.optimize
+        return min(2, max(self.letters.count("O"), from_environment))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as `python` would begin it; `data` is its source, empty for containers and modules."""
+
+    kind: str
+    name: str
+    filename: str
+    data: bytes
+    file: str | None
+    argv: list[str]
+    path0: str | None
+
+
+def read(request: Request) -> Program | None:
+    """The program asked for; None where only plain `python` can run it, or say why it cannot."""
+    try:
+        return {"script": _script, "module": _module, "command": _command, "stdin": _stdin}[request.kind](request)
+    except (OSError, ValueError):
+        return None
+
+
+def _script(request: Request) -> Program | None:
+    path = os.path.join(os.getcwd(), request.target)
+    argv = [request.target, *request.args]
+    if os.path.isdir(path):
+        return Program("container", request.target, path, b"", None, argv, path)
+    with open(path, "rb") as file:
+        data = file.read()
+    if _ZIP_END in data[-_ZIP_TAIL:] and _is_zip(path):
+        return Program("container", request.target, path, b"", None, argv, path)
+    if path.endswith(".pyc") or data[:2] == MAGIC_NUMBER[:2]:
+        return None
+    if "x" in request.letters:
+        data = b"\n" + data.partition(b"\n")[2]
+    return Program("script", request.target, path, data, path, argv, os.path.dirname(_resolved(path)))
+
+
+def _is_zip(path: str) -> bool:
+    import zipimport
+
+    try:
+        zipimport.zipimporter(path)
+    except ImportError:
+        return False
+    return True
+
+
+def _resolved(path: str) -> str:
+    try:
+        return os.path.realpath(path, strict=True)
+    except OSError:  # a pipe under /dev/fd has a link that leads nowhere
+        return path
+
+
+def _module(request: Request) -> Program:
+    return Program("module", f"-m {request.target}", "", b"", None, ["-m", *request.args], _working_directory())
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # removed: Python then puts nothing on the path
+        return None
+
+
+def _command(request: Request) -> Program:
+    return Program("command", "-c", "<string>", request.target.encode(), None, ["-c", *request.args], "")
+
+
+def _stdin(request: Request) -> Program | None:
+    if "i" in request.letters or os.isatty(0):
+        return None
+    chunks = []
+    while chunk := os.read(0, 1 << 20):
+        chunks.append(chunk)
+    return Program("stdin", "-", "<stdin>", b"".join(chunks), "<stdin>", [request.target, *request.args], "")
