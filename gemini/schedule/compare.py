@@ -1,9 +1,10 @@
-"""What a plan costs, in the figures by which schedules are compared."""
+"""What a plan costs, in the figures by which schedules are compared: with each other, and with the known ones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemini.errors import ScheduleError
 from gemini.schedule.block import Number
 from gemini.schedule.phases import find_phases
 from gemini.schedule.schedplan import SchedPlan
@@ -38,6 +39,22 @@ def measure(plan: SchedPlan, name: str = "") -> Figures:
         period = plan.pattern.period if plan.pattern is not None else None
     peaks = tuple(plan.peak_memory(device) for device in range(plan.ndevs))
     return Figures(name, period, bubble_rate(plan), plan.nsteps, peaks)
+
+
+def compare(plan: SchedPlan, name: str = "composed") -> list[Figures]:
+    """The figures of `plan`, then of every known schedule that runs on its placement for as many micro-batches."""
+    from gemini.schedule.library import library_for, library_on
+
+    rows = [measure(plan, name)]
+    placement = plan.placement
+    if placement is None:
+        raise ScheduleError(
+            "this plan does not say which placement it is for, so nothing can be compared with it\n"
+            "    → compose it, or set plan.placement to the blocks of one micro-batch"
+        )
+    for known in library_for(placement, plan.nmicros):
+        rows.append(measure(library_on(known, placement, plan.nmicros), known))
+    return rows
 
 
 def bubble_rate(plan: SchedPlan) -> float:

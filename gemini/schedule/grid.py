@@ -62,8 +62,8 @@ def grid(
 
 
 def format_time(value: Number) -> str:
-    """A time as short as it can be without misleading: integers as they are, reals to five digits."""
-    return str(value) if isinstance(value, int) else f"{value:.5g}"
+    """A time as short as it can be without misleading: integers as they are, reals to five digits or whole."""
+    return f"{value:.5g}" if isinstance(value, float) and abs(value) < 1e5 else f"{value:.0f}"
 
 
 def _title(plan: SchedPlan) -> str:

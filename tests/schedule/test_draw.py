@@ -21,7 +21,8 @@ from gemini.schedule.draw import SUFFIXES, draw
 from gemini.schedule.draw.layout import lay_out, text_width
 from gemini.schedule.draw.page import render_page
 from gemini.schedule.draw.palette import MICRO_BATCHES, NEUTRAL
-from gemini.schedule.draw.timeline import number, timeline
+from gemini.schedule.draw.timeline import timeline
+from gemini.schedule.grid import format_time
 from gemini.schedule.phases import find_phases
 
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
@@ -147,7 +148,7 @@ def test_headline_says_period_bubble_makespan_and_proof() -> None:
     ("value", "text"), [(3, "3"), (3.0, "3"), (16 / 3, "5.3333"), (123456789, "123456789"), (1e9, "1000000000")]
 )
 def test_numbers_read_well(value: float, text: str) -> None:
-    assert number(value) == text
+    assert format_time(value) == text
 
 
 # ---------------------------------------------------------------- phases

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gemini.errors import ArtifactError, InvalidPlanError, PlacementError
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.export import dumps_csv, load_csv, loads_csv, save_csv
+from gemini.schedule.library import LIBRARY, library
 from gemini.schedule.orders import plan_from_orders
 
 RANKS = Path(__file__).with_name("torch_ranks.py")
@@ -29,6 +30,7 @@ def two_rank_plans() -> dict[str, SchedPlan]:
         "two_chunks_looped": interleaved(2, 4),
         "two_chunks_v_split": interleaved(2, 3, split=True, v=True),
         "real_spans": one_f_one_b(2, 4, spans=(1.3, 2.1, 0)),
+        **{name: library(name, 2, 6) for name in LIBRARY if name != "chimera"},
     }
 
 
@@ -164,6 +166,11 @@ def test_two_chains_side_by_side_are_refused() -> None:
         plan.add_block_seq([Block(0, 1, 1, "forward"), Block(0, 2, -1, "backward")], [device, device])
     with pytest.raises(PlacementError, match=r"1F0 does not depend on 0F0"):
         dumps_csv(plan)
+
+
+def test_the_two_directions_of_chimera_are_refused() -> None:
+    with pytest.raises(PlacementError, match=r"torch\.distributed\.pipelining cannot run this plan"):
+        dumps_csv(library("chimera", 2, 4))
 
 
 def test_a_user_defined_type_is_refused_by_name() -> None:

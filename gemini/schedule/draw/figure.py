@@ -18,7 +18,8 @@ from gemini.errors import MissingEngineError
 from gemini.schedule.block import Block
 from gemini.schedule.draw import palette
 from gemini.schedule.draw.layout import Layout, lay_out, text_width
-from gemini.schedule.draw.timeline import Row, Timeline, number, shade
+from gemini.schedule.draw.timeline import Row, Timeline, shade
+from gemini.schedule.grid import format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -196,7 +197,7 @@ def _phase_texts(name: str, picture: Timeline) -> list[str]:
     phases = picture.phases
     if name != "steady state" or phases is None:
         return [name]
-    each = number(phases.length)
+    each = format_time(phases.length)
     of = f" of {phases.nmicros} micro-batches" if phases.nmicros > 1 else ""
     return [f"repetend × {phases.kernels}, {each} long{of}", f"repetend × {phases.kernels}", f"× {phases.kernels}"]
 
@@ -224,11 +225,11 @@ def _margins(axes: Axes, picture: Timeline, layout: Layout) -> None:
     axes.set_xlabel("time", fontsize=layout.row_size, color=palette.FAINT)
     for index, row in enumerate(picture.rows):
         if picture.shows_memory:
-            limit = f" of {number(row.limit)}" if row.limit is not None else ""
+            limit = f" of {format_time(row.limit)}" if row.limit is not None else ""
             axes.text(
                 1,
                 layout.floor_of(index) - layout.memory / 2,
-                f"  peak {number(row.peak)}{limit}",
+                f"  peak {format_time(row.peak)}{limit}",
                 transform=axes.get_yaxis_transform(),
                 ha="left",
                 va="center",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gemini.schedule.block import Block, Number
 from gemini.schedule.compare import Figures, measure
 from gemini.schedule.draw.palette import OTHER, SHADES
+from gemini.schedule.grid import format_time
 from gemini.schedule.phases import Phases, find_phases
 from gemini.schedule.schedplan import SchedPlan
 
@@ -46,10 +47,10 @@ class Timeline:
     @property
     def headline(self) -> list[tuple[str, str]]:
         """The figures that stand over the picture, as (name, value)."""
-        facts = [] if self.figures.period is None else [("period", number(self.figures.period))]
-        facts += [("bubble rate", f"{self.figures.bubble:.1%}"), ("makespan", number(self.figures.makespan))]
+        facts = [] if self.figures.period is None else [("period", format_time(self.figures.period))]
+        facts += [("bubble rate", f"{self.figures.bubble:.1%}"), ("makespan", format_time(self.figures.makespan))]
         if self.shows_memory:
-            facts.append(("peak memory", number(self.figures.peak)))
+            facts.append(("peak memory", format_time(self.figures.peak)))
         if self.plan.proof is not None:
             proof = self.plan.proof
             facts.append(("proof", "optimal" if proof.optimal else f"within {proof.gap:.2%} of the bound"))
@@ -100,11 +101,6 @@ def _row(plan: SchedPlan, device: int, limit: Number | None) -> Row:
 def shade(block: Block) -> int:
     """Which shade of its micro-batch's colour a block has."""
     return SHADES.get(block.btype, OTHER)
-
-
-def number(value: Number) -> str:
-    """A number as people write it: no trailing zeros, at most five digits that matter."""
-    return f"{value:.5g}" if isinstance(value, float) and abs(value) < 1e5 else f"{value:.0f}"
 
 
 def _count(count: int, noun: str) -> str:

@@ -1,0 +1,1 @@
+"""The commands: `gemini_python`, the launcher, and `gemini` with its sub-commands."""

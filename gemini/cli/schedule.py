@@ -1,0 +1,196 @@
+"""Compose a pipeline schedule for a placement, show it, and write it to files.
+
+gemini schedule --placement mshape --ndevs 4 --nmicros 6 --memory 6 --save mshape.4stages.sched.json
+gemini schedule --placement vshape --ndevs 8 --memory 8 --split --compare --draw schedule.html
+gemini schedule --placement my_model.json --memory 12,12,8,8 --csv for_torch.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemini.errors import UsageError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gemini.schedule.block import Number
+    from gemini.schedule.schedplan import SchedPlan
+
+SUMMARY = "compose a pipeline schedule, compare it with known ones, draw and export it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gemini schedule`."""
+    model = parser.add_argument_group("what to schedule")
+    model.add_argument(
+        "--placement",
+        required=True,
+        metavar="NAME|FILE",
+        help="a named placement such as vshape (an unknown name lists them), or a JSON file "
+        "(FILE:NAME where the file holds several)",
+    )
+    model.add_argument("--ndevs", type=_positive, metavar="N", help="devices (needed with a named placement)")
+    model.add_argument("--infer", action="store_true", help="forward only")
+    model.add_argument("--split", action="store_true", help="split the backward in input and weight gradient")
+    model.add_argument("--chunks", type=_positive, metavar="N", help="stages a device, for interleaved and vchunks")
+    limits = parser.add_argument_group("under which conditions")
+    limits.add_argument("--nmicros", type=_positive, metavar="N", help="micro-batches (default: as many as show it)")
+    limits.add_argument("--memory", type=_numbers, metavar="M[,M…]", help="memory of every device, or of each")
+    limits.add_argument("--latency", type=_amount, default=0, metavar="T", help="time of a transfer between devices")
+    limits.add_argument("--bandwidth", type=_amount, default=0, metavar="B", help="bytes a unit of time (0: any)")
+    search = parser.add_argument_group("how to search")
+    search.add_argument("--time-limit", type=_amount, metavar="S", help="seconds the search may take")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default 0)")
+    output = parser.add_argument_group("what to do with it")
+    output.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
+    output.add_argument("--draw", type=Path, metavar="FILE", help="draw it: .png, .svg, .pdf or .html")
+    output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    output.add_argument("--csv", type=Path, metavar="FILE", help="write CSV for torch.distributed.pipelining")
+    output.add_argument("--compare", action="store_true", help="table it against the known schedules that fit")
+    output.add_argument("--json", action="store_true", help="print the figures as JSON instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose, write what was asked for, and report."""
+    from gemini.cli.schedule_report import as_json, as_text
+
+    placement = read_placement(args)
+    _check_outputs(args, placement)
+    with _progress("composing a schedule …"):
+        plan = compose(placement, args)
+        written = _write(plan, args)
+    print(as_json(plan, written, args.compare) if args.json else as_text(plan, written, args.compare))
+    return 0
+
+
+# ---------------------------------------------------------------- reading what was asked
+
+
+def read_placement(args: argparse.Namespace) -> SchedPlan:
+    """The placement named on the command line, or read from the file given there."""
+    from gemini.schedule.links import Links
+    from gemini.schedule.placement_file import load_placement
+    from gemini.schedule.placements import placement as named
+
+    path, _, inside = args.placement.partition(".json:")
+    if inside or args.placement.endswith(".json"):
+        shape_only = [f"--{name}" for name in ("infer", "split", "chunks") if getattr(args, name)]
+        if shape_only:
+            raise UsageError(
+                f"{', '.join(shape_only)} with a placement from a file\n"
+                "    → these change a named placement; write the blocks into the file as they are to run"
+            )
+        placement = load_placement(f"{path}.json" if inside else args.placement, inside or None)
+        if args.ndevs not in (None, placement.ndevs):
+            raise UsageError(f"--ndevs {args.ndevs}, but {args.placement} is for {placement.ndevs}\n    → leave it out")
+    elif args.ndevs is None:
+        raise UsageError(f"--ndevs is missing\n    → say on how many devices {args.placement} is to run, as --ndevs 4")
+    else:
+        placement = named(args.placement, args.ndevs, not args.infer, split=args.split, chunks=args.chunks)
+    if args.latency or args.bandwidth:
+        placement.links = Links(args.latency, args.bandwidth)
+    return placement
+
+
+def compose(placement: SchedPlan, args: argparse.Namespace) -> SchedPlan:
+    """The composed schedule."""
+    from gemini.schedule.composer import Composer
+
+    memory = args.memory[0] if args.memory is not None and len(args.memory) == 1 else args.memory
+    options = {"time_limit": args.time_limit, "seed": args.seed}
+    if args.nmicros is None:
+        return Composer.compose(placement, memory, **options)
+    return Composer.compose_n(placement, memory, args.nmicros, **options)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
+def _amount(text: str) -> Number:
+    value = _number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _numbers(text: str) -> tuple[Number, ...]:
+    return tuple(_number(part) for part in text.split(","))
+
+
+def _number(text: str) -> Number:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+# ---------------------------------------------------------------- writing files
+
+
+def _outputs(args: argparse.Namespace) -> dict[str, Path]:
+    return {name: path for name in ("save", "draw", "trace", "csv") if (path := getattr(args, name)) is not None}
+
+
+def _check_outputs(args: argparse.Namespace, placement: SchedPlan) -> None:
+    """Find out before the search, which may be long, that a file could not be written after it."""
+    seen: dict[Path, str] = {}
+    for name, path in _outputs(args).items():
+        other = seen.setdefault(path.resolve(), name)
+        if other != name:
+            raise UsageError(f"--{other} and --{name} both write {path}\n    → give two files")
+        if not path.resolve().parent.is_dir():
+            raise UsageError(f"--{name} {path}: there is no folder {path.parent}\n    → make it first")
+        if path.is_dir():
+            raise UsageError(f"--{name} {path}: this is a folder\n    → name a file in it")
+    if args.draw is not None:
+        from gemini.schedule.draw import check_suffix
+
+        check_suffix(args.draw)
+    if args.csv is not None:
+        from gemini.schedule.export.torch_rules import check_exportable
+
+        check_exportable(placement)
+
+
+def _write(plan: SchedPlan, args: argparse.Namespace) -> dict[str, Path]:
+    """Write the files asked for; those that could still be refused come first."""
+    from gemini.schedule.draw import draw
+    from gemini.schedule.export import save_csv, save_trace
+
+    paths = _outputs(args)
+    if "csv" in paths:
+        save_csv(plan, paths["csv"])
+    if "draw" in paths:
+        title = f"{Path(args.placement).name}, {plan.ndevs} devices, {plan.nmicros} micro-batches"
+        draw(plan, paths["draw"], title=title)
+    if "trace" in paths:
+        save_trace(plan, paths["trace"])
+    if "save" in paths:
+        plan.save(paths["save"])
+    return paths
+
+
+def _progress(text: str) -> AbstractContextManager[object]:
+    """A spinner on standard error, where a person looks at it."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
