@@ -15,7 +15,7 @@ from gemini.schedule.block import Number
 from gemini.schedule.library.chimera import CHIMERA
 from gemini.schedule.library.dualpipe_v import DUALPIPE_V
 from gemini.schedule.library.gpipe import GPIPE
-from gemini.schedule.library.interleaved import INTERLEAVED_1F1B
+from gemini.schedule.library.interleaved import INTERLEAVED_1F1B, INTERLEAVED_ZB
 from gemini.schedule.library.known import Known, chunks_of
 from gemini.schedule.library.looped_bfs import LOOPED_BFS
 from gemini.schedule.library.one_f_one_b import ONE_F_ONE_B
@@ -30,7 +30,18 @@ __all__ = ["LIBRARY", "Known", "library", "library_for", "library_on"]
 
 LIBRARY: dict[str, Known] = {
     known.name: known
-    for known in (GPIPE, ONE_F_ONE_B, INTERLEAVED_1F1B, LOOPED_BFS, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, CHIMERA)
+    for known in (
+        GPIPE,
+        ONE_F_ONE_B,
+        INTERLEAVED_1F1B,
+        LOOPED_BFS,
+        ZB_H1,
+        ZB_H2,
+        INTERLEAVED_ZB,
+        ZB_V,
+        DUALPIPE_V,
+        CHIMERA,
+    )
 }
 
 

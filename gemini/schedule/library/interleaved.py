@@ -8,32 +8,62 @@ Two devices, two chunks (stages 0 and 2 on device 0, 1 and 3 on device 1), four 
 A chunk is 1/v of a device's work, so the bubble is too: makespan (N·v + P − 1)(F + B) with F and B those of a chunk.
 It holds more: device d starts with (v − 1)·P + 2·(P − 1 − d) forwards before its first backward. N need not be a
 multiple of P: groups are then of nearly equal size, at least P.
+
+With the backward split, weight gradients wait until they fill a gap and the warm-up can be shorter by P − 1 − d.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
-from gemini.schedule.block import BACKWARD, FORWARD, Action
+from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from gemini.schedule.library.known import Known, Orders, chunks_of
 from gemini.schedule.schedplan import SchedPlan
 
 
 def orders(placement: SchedPlan, nmicros: int) -> Orders:
-    """Forwards group by group and in it chunk by chunk; backwards the same with chunks the other way round."""
-    ndevs, chunks = placement.ndevs, chunks_of(placement)
-    groups = split_evenly(nmicros, max(1, nmicros // ndevs))
+    """(v − 1)·P + 2·(P − 1 − d) forwards, then forward and backward in turn."""
     rows = []
-    for dev in range(ndevs):
-        stages = [lap * ndevs + dev for lap in range(chunks)]
-        forwards = [Action(stage, FORWARD, mid) for group in groups for stage in stages for mid in group]
-        backwards = [Action(stage, BACKWARD, mid) for group in groups for stage in stages[::-1] for mid in group]
-        warm = min((chunks - 1) * len(groups[0]) + 2 * (ndevs - 1 - dev), len(forwards))
+    for dev in range(placement.ndevs):
+        forwards, backwards = _sequences(placement, dev, nmicros, BACKWARD)
+        warm = min(_filled(placement, nmicros) + 2 * (placement.ndevs - 1 - dev), len(forwards))
         row = forwards[:warm]
         for forward, backward in zip(forwards[warm:], backwards):
             row += [forward, backward]
         rows.append(row + backwards[len(forwards) - warm :])
     return rows
+
+
+def orders_split(placement: SchedPlan, nmicros: int) -> Orders:
+    """(v − 1)·P + (P − 1 − d) forwards, then forward, input gradient and, d behind, weight gradient in turn."""
+    rows = []
+    for dev in range(placement.ndevs):
+        forwards, inputs = _sequences(placement, dev, nmicros, INPUT_GRADIENT)
+        warm = min(_filled(placement, nmicros) + placement.ndevs - 1 - dev, len(forwards))
+        row = forwards[:warm]
+        weights = [Action(action.stage, WEIGHT_GRADIENT, action.mid) for action in inputs]
+        for index, action in enumerate(inputs):
+            row += [*forwards[warm + index : warm + index + 1], action]
+            row += weights[index - dev : index - dev + 1] if index >= dev else []
+        rows.append(row + weights[len(inputs) - min(dev, len(inputs)) :])
+    return rows
+
+
+def _sequences(placement: SchedPlan, dev: int, nmicros: int, gradient: str) -> tuple[list[Action], list[Action]]:
+    """Forwards group by group and in it chunk by chunk; gradients the same with chunks the other way round."""
+    ndevs = placement.ndevs
+    stages = [lap * ndevs + dev for lap in range(chunks_of(placement))]
+    groups = split_evenly(nmicros, max(1, nmicros // ndevs))
+    return (
+        [Action(stage, FORWARD, mid) for group in groups for stage in stages for mid in group],
+        [Action(stage, gradient, mid) for group in groups for stage in stages[::-1] for mid in group],
+    )
+
+
+def _filled(placement: SchedPlan, nmicros: int) -> int:
+    """Forwards until the last device has its first micro-batch at the last chunk."""
+    first = split_evenly(nmicros, max(1, nmicros // placement.ndevs))[0]
+    return (chunks_of(placement) - 1) * len(first)
 
 
 def split_evenly(nmicros: int, ngroups: int) -> list[range]:
@@ -45,11 +75,23 @@ def split_evenly(nmicros: int, ngroups: int) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(bounds)]
 
 
+_ADMISSIBLE = "2 chunks a device or more (with one chunk it is {}), any number of devices and micro-batches"
+
 INTERLEAVED_1F1B = Known(
     "interleaved_1f1b",
     "1F1B over several chunks a device: a bubble v times smaller for more memory",
     "interleaved",
     orders,
     admits=lambda _devices, _micros, chunks: chunks >= 2,
-    admissible="2 chunks a device or more (with one chunk it is 1f1b), any number of devices and micro-batches",
+    admissible=_ADMISSIBLE.format("1f1b"),
+)
+
+INTERLEAVED_ZB = Known(
+    "interleaved_zb",
+    "interleaved 1F1B with the backward split, weight gradients fill the bubble",
+    "interleaved",
+    orders_split,
+    split=True,
+    admits=lambda _devices, _micros, chunks: chunks >= 2,
+    admissible=_ADMISSIBLE.format("zb_h1"),
 )
