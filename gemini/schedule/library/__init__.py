@@ -45,6 +45,9 @@ LIBRARY: dict[str, Known] = {
 }
 
 
+_PLENTY = 1_000_000  # micro-batches enough for any schedule that needs a least number of them
+
+
 def library(
     name: str,
     ndevs: int,
@@ -106,15 +109,14 @@ def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
     """The schedules of the library that run on `placement` (and for `nmicros` micro-batches, where given)."""
     names = []
     for name, known in LIBRARY.items():
-        if not _same_shape(known, placement):
+        count = _PLENTY if nmicros is None else nmicros
+        if not _same_shape(known, placement) or not known.admits(placement.ndevs, count, chunks_of(placement)):
             continue
         try:
-            if nmicros is None:
-                names.append(name)
-            elif known.admits(placement.ndevs, nmicros, chunks_of(placement)):
+            if nmicros is not None:
                 library_on(name, placement, nmicros)
-                names.append(name)
-        except InvalidPlanError:  # dependencies of its own that the order cannot keep
+            names.append(name)
+        except InvalidPlanError:  # memory limits or dependencies of its own that the order cannot keep
             continue
     return names
 

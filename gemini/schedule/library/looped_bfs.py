@@ -32,4 +32,6 @@ LOOPED_BFS = Known(
     "chunk by chunk for all micro-batches, all forwards first",
     "interleaved",
     orders,
+    admits=lambda _devices, _micros, chunks: chunks >= 2,
+    admissible="2 chunks a device or more (with one chunk it is gpipe), any number of devices and micro-batches",
 )
