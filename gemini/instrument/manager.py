@@ -19,7 +19,9 @@ from dataclasses import dataclass, field, replace
 from gemini.errors import PassError
 from gemini.instrument import failure, prelude
 from gemini.instrument.edits import Edit, apply
+from gemini.instrument.fstrings import fit
 from gemini.instrument.instrumented import Instrumented
+from gemini.instrument.modules import Modules
 from gemini.instrument.names import ModuleLookup
 from gemini.instrument.parsing import collector_paused, compile_tree
 from gemini.instrument.passes.base import Changed, Failed, Pass, Result, Skipped
@@ -40,6 +42,7 @@ class _State:
     original: SourceFile
     current: SourceFile
     positions: PositionMap
+    unit: Unit
     results: dict[str, Result] = field(default_factory=dict)
     has_prelude: bool = False
 
@@ -57,7 +60,8 @@ class PassManager:
         self._passes: dict[str, Pass] = {}
         self._levels: list[list[Pass]] | None = None
         self._notice = notice
-        self._modules = modules
+        self._given_modules = modules
+        self._own_modules = Modules()
         for one in passes:
             self.add(one)
 
@@ -95,6 +99,12 @@ class PassManager:
                 return self._run_strictly(source, scheduled)
             return done
 
+    def _unit(self, source: SourceFile) -> Unit:
+        return Unit(source, self._given_modules or self._own_modules.beside(source))
+
+    def _begin(self, source: SourceFile) -> _State:
+        return _State(source, source, PositionMap.identity(), self._unit(source))
+
     def _scheduled(self) -> list[list[Pass]]:
         if self._levels is None:
             self._levels = levels(self.passes)
@@ -106,13 +116,13 @@ class PassManager:
             compile_tree(source.tree, source.path)
         except (SyntaxError, ValueError, RecursionError):
             reason = "the file itself does not compile"
-            state = _State(source, source, PositionMap.identity())
+            state = self._begin(source)
             state.results = {one.name: Skipped(one.name, reason) for level in scheduled for one in level}
             return _finish(state, scheduled)
         return _finish(self._run(source, scheduled, strict=True), scheduled)
 
     def _run(self, source: SourceFile, scheduled: list[list[Pass]], *, strict: bool) -> _State:
-        state = _State(source, source, PositionMap.identity())
+        state = self._begin(source)
         for level in scheduled:
             self._run_level(state, level, strict=strict)
         return state
@@ -121,8 +131,7 @@ class PassManager:
         hit = [one for one in level if self._is_triggered(one, state)]
         if not hit or not self._is_readable(state, hit):
             return
-        unit = Unit(state.current, self._modules)
-        wanted = [(one, edits) for one in hit if (edits := self._ask(one, unit, state))]
+        wanted = [(one, edits) for one in hit if (edits := self._ask(one, state))]
         if not wanted:
             return
         if not strict:
@@ -137,10 +146,10 @@ class PassManager:
 
     def _one_by_one(self, state: _State, wanted: list[tuple[Pass, tuple[Edit, ...]]], *, strict: bool) -> None:
         sound = [(one, edits) for one, edits in wanted if self._is_sound(state, one, edits, strict=strict)]
-        unit: Unit | None = None
+        asked = state.current
         for one, edits in sound:
-            if unit is not None:  # the text has changed since the pass was asked
-                edits = self._ask(one, unit, state)
+            if state.current is not asked:
+                edits = self._ask(one, state)
                 if not edits:
                     continue
             try:
@@ -149,7 +158,6 @@ class PassManager:
                 self._fail(state, failure.of_edits(one.name, state.current, error, edits))
                 continue
             state.results[one.name] = Changed(one.name, edits)
-            unit = Unit(state.current, self._modules)
 
     def _is_sound(self, state: _State, one: Pass, edits: tuple[Edit, ...], *, strict: bool) -> bool:
         """Whether the edits of a pass can be made where no other pass has been; notes the failure if not."""
@@ -167,13 +175,16 @@ class PassManager:
             place = None if prelude.is_present(state.current) else prelude.place(state.current)
             has_prelude = place is not None or prelude.is_present(state.current)
             edits = [*edits, place] if place else edits if has_prelude else prelude.inline(edits)
+        edits, left_out = fit(state.unit, edits)
         spliced = apply(state.current, edits)
         edited = verified(state.current, spliced.text)
         if strict:
             compile_tree(edited.tree, edited.path)
-        state.current = edited
+        state.current, state.unit = edited, self._unit(edited)
         state.positions = spliced.positions.after(state.positions)
         state.has_prelude = has_prelude
+        for edit, reason in left_out:
+            self._say(f"{state.original.path}:{edit.span.line}: an edit is left out: {reason}")
 
     def _is_triggered(self, one: Pass, state: _State) -> bool:
         if triggered(one.triggers, state.current.text):
@@ -191,16 +202,16 @@ class PassManager:
             return False
         return True
 
-    def _ask(self, one: Pass, unit: Unit, state: _State) -> tuple[Edit, ...]:
+    def _ask(self, one: Pass, state: _State) -> tuple[Edit, ...]:
         """The edits a pass wants; none, with the result noted, where it does not apply or raises."""
         found: list[Edit] = []
         try:
-            for edit in one.edits(unit):
+            for edit in one.edits(state.unit):
                 if not isinstance(edit, Edit):
                     raise TypeError(f"a pass gives Edit values, not {type(edit).__name__}")
                 found.append(edit)
         except Exception as error:
-            self._fail(state, failure.of_pass(one.name, unit.source, error, found))
+            self._fail(state, failure.of_pass(one.name, state.current, error, found))
             return ()
         if not found:
             state.results[one.name] = Skipped(one.name, "nothing to change")
@@ -208,8 +219,11 @@ class PassManager:
 
     def _fail(self, state: _State, failed: Failed) -> None:
         state.results[failed.pass_name] = failed
+        self._say(failed.notice)
+
+    def _say(self, line: str) -> None:
         if self._notice is not None:
-            self._notice(failed.notice)
+            self._notice(line)
 
 
 def _finish(state: _State, scheduled: list[list[Pass]]) -> Instrumented:

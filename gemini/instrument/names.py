@@ -271,10 +271,10 @@ class Names:
             return statement.module
         package = self._module.split(".") if self._module else []
         drop = statement.level - self._is_package
-        if not package or drop > len(package) or (drop == len(package) and not statement.module):
+        if drop >= len(package):  # a module outside of packages has nothing to be relative to
             return None
         base = package[: len(package) - drop]
-        return ".".join([*base, statement.module] if statement.module else base) or None
+        return ".".join([*base, statement.module] if statement.module else base)
 
     def _assigned(self, name: ast.Name, statement: ast.AST) -> ast.expr | None:
         """The expression whose very value `name` gets; None where it gets part of it or something computed."""

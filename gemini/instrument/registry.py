@@ -22,7 +22,10 @@ from gemini.suggest import remedy
 
 GROUP = "gemini.passes"
 
-BUILT_IN: dict[str, str] = {}
+BUILT_IN: dict[str, str] = {
+    "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
+    "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
+}
 """Gemini's own passes, in the order they run where none needs another: name → ``module:object``."""
 
 
