@@ -162,7 +162,8 @@ PYTORCH = Vocabulary(
     roots=frozenset(
         {
             "accelerate", "apex", "bitsandbytes", "datasets", "deepspeed", "diffusers", "lightning",
-            "lightning_fabric", "peft", "pytorch_lightning", "safetensors", "timm", "torch", "torch_geometric", "torchmetrics", "torchvision",
+            "lightning_fabric", "peft", "pytorch_lightning", "safetensors", "timm", "torch",
+            "torch_geometric", "torchmetrics", "torchvision",
             "transformers", "trl",
         }
     ),

@@ -12,6 +12,7 @@ Where a device exists, every one of these does what the script wrote; `gemini.ma
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from gemini.instrument.edits import Edit
@@ -46,6 +47,7 @@ _POSITIONS = {
 # For these, `device` says what kind of arithmetic to set up, not where to put something.
 _KINDS = {"torch.amp.GradScaler": "device_type", "torch.amp.grad_scaler.GradScaler": "device_type"}
 _EVERYWHERE = frozenset({"cpu", "meta"})
+_GAP = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\r\n]*)*")  # blanks, line ends and comments
 # Compiled from their source text by torch: they must read as written.
 _SCRIPTED = frozenset({"torch.jit.script", "torch.jit.export", "torch.jit.script_method"})
 
@@ -68,7 +70,7 @@ class DevicePlacement(Pass):
         uses_torch = "torch" in unit.text
         for call in unit.methods(*_PLACING):
             assert isinstance(call.func, ast.Attribute)
-            if call in unit.call_names or not _may_place(unit, call, uses_torch):
+            if _is_torchs(unit, call) or not _may_place(unit, call, uses_torch):
                 continue
             yield Edit.wrap(call.func.value, "__gemini__.on(", ")", f".{call.func.attr}() on a device of this machine")
         for call in unit.methods(*_MAKING):
@@ -87,7 +89,7 @@ class DevicePlacement(Pass):
                 if not _is_plain(unit, call.args[position]):
                     yield _route(call.args[position], function)
             elif function == "map_location" and not _is_given(call, "map_location", position):
-                yield _with_keyword(call, "map_location=__gemini__.map_location()")
+                yield _with_keyword(unit, call, "map_location=__gemini__.map_location()")
 
     def _keywords(self, unit: Unit, call: ast.Call, routes: dict[str, str]) -> Iterator[Edit]:
         for keyword in call.keywords:
@@ -96,7 +98,8 @@ class DevicePlacement(Pass):
                 yield _route(keyword.value, function)
 
     def _references(self, unit: Unit) -> Iterator[Edit]:
-        for node in (*unit.nodes(ast.Attribute), *unit.nodes(ast.Name)):
+        nodes: list[ast.Attribute | ast.Name] = [*unit.nodes(ast.Attribute), *unit.nodes(ast.Name)]
+        for node in nodes:
             if isinstance(node.ctx, ast.Load) and unit.resolve(node) in STAND_INS and not _is_annotation(unit, node):
                 yield Edit.wrap(node, "__gemini__.stand_in(", ")", "works without CUDA")
 
@@ -105,9 +108,15 @@ def _route(value: ast.expr, function: str) -> Edit:
     return Edit.wrap(value, f"__gemini__.{function}(", ")", "a device of this machine")
 
 
-def _with_keyword(call: ast.Call, text: str) -> Edit:
-    last: ast.expr = call.keywords[-1].value if call.keywords else call.args[-1]
-    return Edit.after(last, f", {text}", "devices in the file that are not on this machine")
+def _with_keyword(unit: Unit, call: ast.Call, text: str) -> Edit:
+    """`text` as one more argument. It goes right behind the last one and the brackets that are the argument's own,
+    which keeps it clear of a trailing comma and of comments."""
+    source, start = unit.source, unit.source.span(call.keywords[-1].value if call.keywords else call.args[-1])[1]
+    closing, at = source.span(call)[1] - 1, start
+    while (found := _GAP.match(source.text, at)) and found.end() < closing and source.text[found.end()] == ")":
+        at = found.end() + 1
+    line, column = source.position(at)
+    return Edit.insert(line, column, f", {text}", "devices in the file that are not on this machine")
 
 
 def _keywords_of(name: str) -> dict[str, str]:
@@ -117,6 +126,11 @@ def _keywords_of(name: str) -> dict[str, str]:
     if name.startswith("torch.utils.data."):
         return {}  # DataLoader's pin_memory is torch's to decide: it warns and goes on
     return _KEYWORDS
+
+
+def _is_torchs(unit: Unit, call: ast.Call) -> bool:
+    """Whether the call is of torch's own name, not of a method of some object."""
+    return unit.call_names.get(call, "").startswith("torch.")
 
 
 def _may_place(unit: Unit, call: ast.Call, uses_torch: bool) -> bool:
@@ -176,11 +190,10 @@ def _is_annotation(unit: Unit, node: ast.AST) -> bool:
 
 def _scripted(unit: Unit) -> list[ast.AST]:
     """The functions and classes that torch compiles from their text."""
-    return [
-        node
-        for node in (*unit.nodes(ast.FunctionDef), *unit.nodes(ast.ClassDef))
-        if any(unit.resolve(_decorator(each)) in _SCRIPTED for each in node.decorator_list)
-    ]
+    if "jit" not in unit.text:
+        return []
+    nodes: list[ast.FunctionDef | ast.ClassDef] = [*unit.nodes(ast.FunctionDef), *unit.nodes(ast.ClassDef)]
+    return [node for node in nodes if any(unit.resolve(_decorator(each)) in _SCRIPTED for each in node.decorator_list)]
 
 
 def _decorator(node: ast.expr) -> ast.expr:

@@ -61,7 +61,7 @@ class TrainingSites(Pass):
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in _PARAMETERS
-                and unit.resolve(node.func) is None
+                and not (unit.resolve(node.func) or "").startswith("torch.")
             ):
                 yield _mark(node.func.value, "model")
 
@@ -69,7 +69,7 @@ class TrainingSites(Pass):
         for call in unit.methods("backward", "step"):
             func = call.func
             assert isinstance(func, ast.Attribute)
-            if call in unit.call_names or _is_super(func.value):
+            if unit.call_names.get(call, "").startswith("torch.") or _is_super(func.value):
                 continue
             yield _mark(func.value, "loss" if func.attr == "backward" else "step")
 
