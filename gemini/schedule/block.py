@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
 
 from gemini.errors import Fault, PlacementError
 
@@ -33,10 +35,10 @@ _ACTION = re.compile(r"(?P<stage>\d+)(?:(?P<letter>[FBIW])|\((?P<type>[^()]+)\))
 
 def canonical_type(btype: str) -> str:
     """The one spelling of a block type: `Forward`, `FORWARD` and `f` are all `forward`; others are lower-cased."""
-    word = re.sub(r"[\s\-]+", "_", btype.strip()).lower()
+    word = re.sub(r"[\s\-]+", "_", btype.strip()).lower() if isinstance(btype, str) else ""
     if not word or "(" in word or ")" in word:
         raise PlacementError(
-            f"block type {btype!r} is empty or has a parenthesis\n"
+            f"block type {btype!r} is no name, or has a parenthesis\n"
             f"    → use one of {', '.join(LETTERS)} or a name of your own"
         )
     return _TYPES.get(word.upper(), word)
@@ -86,12 +88,13 @@ class Block:
         stage: int | None = None,
         gid: int | None = None,
     ) -> None:
+        mid, span, memory = plain_number(mid), plain_number(span), plain_number(memory)
         faults = []
         if isinstance(mid, bool) or not isinstance(mid, int) or mid < 0:
             faults.append(Fault(f"micro-batch {mid!r} of a block", "number micro-batches 0, 1, 2, …"))
-        if not _finite(span) or span <= 0:
+        if not is_number(span) or span <= 0:
             faults.append(Fault(f"span {span!r} of a {btype} block", "give a time above zero"))
-        if not _finite(memory):
+        if not is_number(memory):
             faults.append(Fault(f"memory {memory!r} of a {btype} block", "give a finite number (negative releases)"))
         if faults:
             raise PlacementError("\n".join(str(fault) for fault in faults))
@@ -115,7 +118,7 @@ class Block:
                 f"{prev} and {next} belong to different micro-batches\n"
                 f"    → micro-batches are independent; connect blocks of one of them"
             )
-        if not _finite(nbytes) or nbytes < 0:
+        if not is_number(nbytes) or nbytes < 0:
             raise PlacementError(f"{nbytes!r} bytes from {prev} to {next}\n    → give a number of bytes, 0 or more")
         prev.after[next] = None
         next.before[prev] = None
@@ -135,5 +138,13 @@ class Block:
         return str(self.action)
 
 
-def _finite(value: object) -> bool:
+def plain_number(value: Any) -> Any:
+    """Numbers of other libraries, such as numpy's, as Python's own; anything else as it is."""
+    if isinstance(value, (int, float)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value can be a time or an amount of memory: a finite integer or real."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

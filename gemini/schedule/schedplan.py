@@ -12,12 +12,14 @@ unrolls to any number of micro-batches:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, pairwise
+from operator import index
 from pathlib import Path
 
 from gemini.errors import PlacementError, ScheduleError
-from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number
+from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number, is_number
 from gemini.schedule.links import FREE, Links
 
 __all__ = ["Block", "Pattern", "Proof", "SchedPlan"]
@@ -89,43 +91,73 @@ class SchedPlan:
 
     def add_block(self, block: Block, device: int | Sequence[int], step: Number) -> Block:
         """Put `block` on one device, or on several at once (tensor parallel), starting at `step`."""
-        devices = (device,) if isinstance(device, int) else tuple(device)
-        outside = [dev for dev in devices if not 0 <= dev < self.ndevs]
-        if outside or not devices or len(set(devices)) != len(devices):
-            raise PlacementError(
-                f"block {block} on devices {list(devices)} of a plan with {self.ndevs}\n"
-                f"    → name one or more different devices from 0 to {self.ndevs - 1}"
-            )
+        devices = self._checked_devices(block, device)
         if block in self._starts:
             raise PlacementError(f"block {block} is already in the plan at {self._starts[block]}\n    → add it once")
-        if step < 0:
-            raise PlacementError(f"block {block} at time {step}\n    → plans start at 0")
+        if not is_number(step) or step < 0:
+            raise PlacementError(f"block {block} at time {step!r}\n    → give a finite time, 0 or more")
         self._starts[block] = step
         self._devices[block] = devices
         self._rows = None
         if block.gid is None:
-            block.gid = sum(1 for other in self._starts if other.mid == block.mid) - 1
+            taken = {other.gid for other in self._starts if other.mid == block.mid}
+            block.gid = next(gid for gid in count(len(taken) - 1) if gid not in taken)
         if block.stage is None:
             block.stage = self._guess_stage(block, devices)
         return block
 
     def add_block_seq(self, blocks: Sequence[Block | None], devices: Sequence[int | Sequence[int]]) -> None:
-        """Add a chain: each block after the one before it, which it depends on; `None` is one idle step."""
+        """Add a chain: each block after the one before it, which it depends on; `None` is one idle step.
+
+        A block that is in the plan already, on the same devices, joins the chain where it is: that is how branches
+        meet.
+        """
         if len(blocks) != len(devices):
             raise PlacementError(
                 f"{len(blocks)} blocks for {len(devices)} device entries\n    → give one entry a block (any for None)"
             )
         step: Number = 0
-        previous: Block | None = None
+        chain: list[tuple[Block, tuple[int, ...], Number]] = []
         for block, where in zip(blocks, devices):
             if block is None:
                 step += 1
                 continue
-            self.add_block(block, where, step)
-            if previous is not None:
-                Block.make_dependency(previous, block)
-            step += block.span
-            previous = block
+            chain.append((block, self._checked_devices(block, where), self._joined(block, step)))
+            step = chain[-1][2] + block.span
+        # Nothing was added so far: a fault in the middle of the chain leaves the plan as it was.
+        for block, where, step in chain:
+            if block not in self._starts:
+                self.add_block(block, where, step)
+        for (previous, *_), (block, *_) in pairwise(chain):
+            Block.make_dependency(previous, block)
+
+    def _checked_devices(self, block: Block, device: int | Sequence[int]) -> tuple[int, ...]:
+        given = (device,) if isinstance(device, int) or not isinstance(device, Iterable) else tuple(device)
+        try:
+            devices = tuple(index(dev) for dev in given)
+        except TypeError:
+            devices = ()
+        if not devices or len(set(devices)) != len(devices) or not all(0 <= dev < self.ndevs for dev in devices):
+            raise PlacementError(
+                f"block {block} on devices {list(given)} of a plan with {self.ndevs}\n"
+                f"    → name one or more different devices from 0 to {self.ndevs - 1}"
+            )
+        if self._devices.get(block, devices) != devices:
+            raise PlacementError(
+                f"block {block} on devices {list(devices)} is already on {list(self._devices[block])}\n"
+                "    → add it once"
+            )
+        return devices
+
+    def _joined(self, block: Block, step: Number) -> Number:
+        """When `block` starts in a chain that reaches it at `step`."""
+        at = self._starts.get(block, step)
+        if at < step:
+            raise PlacementError(
+                f"block {block} is already in the plan at {at}, and this chain reaches it only at {step}\n"
+                "    → add the longer chain first"
+            )
+        return at
 
     def _guess_stage(self, block: Block, devices: tuple[int, ...]) -> int:
         """Forward blocks are stages in the order they come; a gradient belongs to the latest forward on its
@@ -178,6 +210,8 @@ class SchedPlan:
 
     def device_blocks(self, devid: int) -> list[Block]:
         """What a device runs, in order."""
+        if not 0 <= devid < self.ndevs:
+            raise PlacementError(f"device {devid} of a plan with {self.ndevs}\n    → devices are 0 to {self.ndevs - 1}")
         return list(self._by_time()[1][devid])
 
     def _by_time(self) -> tuple[list[Block], list[list[Block]]]:
@@ -241,16 +275,29 @@ class SchedPlan:
 
     def copy(self, mid: int | None = None) -> SchedPlan:
         """The same plan with blocks of its own; `mid` renumbers a one-micro-batch plan."""
+        if mid is not None and self.nmicros > 1:
+            raise PlacementError(
+                f"a plan of {self.nmicros} micro-batches cannot all be micro-batch {mid}\n"
+                "    → copy a placement, or leave mid out"
+            )
         return self._rebuilt(self._starts, mid=mid)
 
     def extract(self, start: Number, end: Number) -> SchedPlan:
-        """The blocks that start in `[start, end)`, moved to begin at 0, with the dependencies among them."""
-        inside = {block: at - start for block, at in self._starts.items() if start <= at < end}
-        return self._rebuilt(inside)
+        """The blocks that start in `[start, end)`, moved to begin at 0, with the dependencies among them.
+
+        A part is no schedule of the placement, so it keeps neither that nor the pattern and proof.
+        """
+        part = self._rebuilt({block: at - start for block, at in self._starts.items() if start <= at < end})
+        part.placement, part.pattern, part.proof = None, None, None
+        return part
 
     def shift(self, distance: Number) -> SchedPlan:
         """The same plan, every block `distance` later (earlier where negative)."""
-        return self._rebuilt({block: at + distance for block, at in self._starts.items()})
+        moved = self._rebuilt({block: at + distance for block, at in self._starts.items()})
+        if self.pattern is not None:
+            starts = tuple(tuple(at + distance for at in row) for row in self.pattern.starts)
+            moved.pattern = Pattern(self.pattern.length, self.pattern.nmicros, starts)
+        return moved
 
     def retimed(self, starts: dict[Block, Number]) -> SchedPlan:
         """The same blocks at other times (`starts` names this plan's blocks)."""

@@ -44,5 +44,9 @@ def _longest_paths(previous: dict[Block, list[tuple[Block, Number]]]) -> dict[Bl
                 ready.append(later)
     if len(starts) < len(previous):
         stuck = sorted(str(block) for block in previous if block not in starts)
-        raise InvalidPlanError(f"deadlock: these blocks wait for each other: {', '.join(stuck[:12])}")
+        raise InvalidPlanError(
+            f"deadlock: the order on the devices keeps these blocks from starting: {', '.join(stuck[:12])}"
+            + (f" and {len(stuck) - 12} more" if len(stuck) > 12 else "")
+            + "\n    → simulate(plan) shows which wait for each other"
+        )
     return starts

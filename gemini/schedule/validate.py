@@ -67,8 +67,9 @@ def find_faults(plan: SchedPlan, memory: Number | Sequence[Number] | None = None
 
 def memory_limits(plan: SchedPlan, memory: Number | Sequence[Number] | None) -> tuple[Number, ...] | None:
     """One limit a device, from one number, a sequence, or what the plan was made for."""
+    memory = plan.memory if memory is None else memory
     if memory is None:
-        return plan.memory
+        return None
     limits = (memory,) * plan.ndevs if isinstance(memory, (int, float)) else tuple(memory)
     if len(limits) != plan.ndevs or any(math.isnan(limit) for limit in limits):
         raise PlacementError(
