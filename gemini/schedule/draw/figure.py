@@ -264,7 +264,7 @@ def _legend(figure: Figure, picture: Timeline, layout: Layout) -> None:
     _legend_line(figure, handles, layout, "lower left", layout.left)
     micros = _micro_legend(picture)
     widths = [text_width(handle.get_label(), layout.row_size) + 0.36 for handle in [*handles, *micros]]
-    if sum(widths) < layout.axis_width:
+    if micros and sum(widths) < layout.axis_width:
         _legend_line(figure, micros, layout, "lower right", layout.left + layout.axis_width)
 
 
@@ -272,9 +272,9 @@ def _micro_legend(picture: Timeline) -> list[Any]:
     """The colours of the micro-batches; past the last colour they begin again."""
     from matplotlib.patches import Patch
 
-    count, hues = 1 + max((block.mid for block in picture.plan), default=0), len(palette.MICRO_BATCHES)
+    count, hues = 1 + max((block.mid for block in picture.plan), default=-1), len(palette.MICRO_BATCHES)
     names = [f"{hue}, {hue + hues}, …" if count > hues else str(hue) for hue in range(min(count, hues))]
-    names[0] = f"micro-batch {names[0]}"
+    names[:1] = [f"micro-batch {name}" for name in names[:1]]
     return [Patch(facecolor=palette.fill(hue, palette.MIDDLE), label=name) for hue, name in enumerate(names)]
 
 

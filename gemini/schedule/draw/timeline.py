@@ -73,13 +73,14 @@ class Timeline:
 def timeline(plan: SchedPlan, title: str | None = None) -> Timeline:
     """Lay out `plan`; the default title says how many devices and micro-batches it has."""
     limits = plan.memory if plan.memory is not None else (None,) * plan.ndevs
-    rows = tuple(_row(plan, device, limits[device]) for device in range(plan.ndevs))
+    end = plan.nsteps
+    rows = tuple(_row(plan, device, end, limits[device]) for device in range(plan.ndevs))
     shows_memory = any(row.limit is not None or any(held for _, held in row.memory) for row in rows)
     name = title if title is not None else f"{_count(plan.ndevs, 'device')}, {_count(plan.nmicros, 'micro-batch')}"
-    return Timeline(plan, name, plan.nsteps, rows, find_phases(plan), measure(plan), shows_memory)
+    return Timeline(plan, name, end, rows, find_phases(plan), measure(plan), shows_memory)
 
 
-def _row(plan: SchedPlan, device: int, limit: Number | None) -> Row:
+def _row(plan: SchedPlan, device: int, end: Number, limit: Number | None) -> Row:
     blocks = plan.device_blocks(device)
     idle: list[tuple[Number, Number]] = []
     memory: list[tuple[Number, Number]] = [(0, 0)]
@@ -93,8 +94,8 @@ def _row(plan: SchedPlan, device: int, limit: Number | None) -> Row:
         held += block.memory
         if block.memory:
             memory.append((start, held))
-    if plan.nsteps > free:
-        idle.append((free, plan.nsteps))
+    if end > free:
+        idle.append((free, end))
     return Row(tuple(blocks), tuple(idle), tuple(memory), max(value for _, value in memory), limit)
 
 
