@@ -8,13 +8,15 @@
       …]}
 
 Blocks are listed in the order they were added, `after` holds positions in that list, and `bytes` (where anything
-travels) what each of those edges carries. Integers stay integers and reals stay reals. A file is written beside
-its place and moved there at the end, so that a failure leaves the old one as it was.
+travels) what each of those edges carries. `memory` has one limit a device, `null` for none. Integers stay integers
+and reals stay reals. A file is written beside its place and moved there at the end, so that a failure leaves the
+old one as it was.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 from collections.abc import Mapping
@@ -55,7 +57,7 @@ def to_dict(plan: SchedPlan) -> dict[str, object]:
     return {
         "ndevs": plan.ndevs,
         "links": {"latency": plan.links.latency, "bandwidth": plan.links.bandwidth},
-        "memory": plan.memory,
+        "memory": None if plan.memory is None else [None if limit == math.inf else limit for limit in plan.memory],
         "pattern": _fields(plan.pattern, ("length", "nmicros", "starts")),
         "proof": _fields(plan.proof, ("period", "lower_bound", "optimal", "method", "seconds", "notes")),
         "placement": None if plan.placement is None else to_dict(plan.placement),
@@ -170,7 +172,8 @@ def _plan(field: Field) -> SchedPlan:
         plan = SchedPlan(field["ndevs"].integer(at_least=1))
         plan.links = links_from_field(field["links"], plan.ndevs)
         memory = field["memory"]
-        plan.memory = None if memory.value is None else tuple(item.number() for item in memory.items())
+        if memory.value is not None:
+            plan.memory = tuple(math.inf if item.value is None else item.number() for item in memory.items())
         if plan.memory is not None and len(plan.memory) != plan.ndevs:
             raise memory.error(f"{len(plan.memory)} limits for {plan.ndevs} devices", "give one limit a device")
         _read_blocks(field["blocks"], plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def full_plan() -> SchedPlan:
     """A plan that uses every field a plan has."""
     plan = one_f_one_b(3, 4, spans=(1.5, 2, 0))
     plan.links = Links(latency=0.25, bandwidth=((0, 1, 2), (1, 0, 3), (2, 3, 0)))
-    plan.memory = (4, 3.5, 3)
+    plan.memory = (4, 3.5, math.inf)
     plan.pattern = Pattern(3.5, 1, ((0, 1.5, 3, 4.5, 6.5, 8.5),))
     plan.proof = Proof(3.5, 3.5, True, "hand", 0.0, ("a note",))
     first, second = plan.device_blocks(0)[0], plan.device_blocks(1)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gemini.schedule.block import Block, Number
@@ -72,7 +73,7 @@ class Timeline:
 
 def timeline(plan: SchedPlan, title: str | None = None) -> Timeline:
     """Lay out `plan`; the default title says how many devices and micro-batches it has."""
-    limits = plan.memory if plan.memory is not None else (None,) * plan.ndevs
+    limits = [limit if math.isfinite(limit) else None for limit in plan.memory or (math.inf,) * plan.ndevs]
     end = plan.nsteps
     rows = tuple(_row(plan, device, end, limits[device]) for device in range(plan.ndevs))
     shows_memory = any(row.limit is not None or any(held for _, held in row.memory) for row in rows)

@@ -78,7 +78,7 @@ def loads_csv(text: str, placement: SchedPlan | None = None, source: str = "CSV"
 def load_csv(path: str | Path, placement: SchedPlan | None = None) -> SchedPlan:
     """Read a schedule from a CSV file; see `loads_csv`."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
     except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(f"cannot read {path}: {error}\n    → give a CSV file with one row a rank") from error
     return loads_csv(text, placement, source=str(path))
