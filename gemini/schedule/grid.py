@@ -158,7 +158,8 @@ def _window(
     if marked and widest * len(columns) > room:
         earliest = bisect_left(columns, min(plan.step(block) for block in marked) - slack)
         fits = max(1, room // widest)
-        first = max(0, min(earliest - 2, len(columns) - fits))
+        context = min(2, fits - 1)
+        first = max(0, min(earliest - context, len(columns) - fits))
     last = min(len(columns), first + max(1, room // widest))
     return first, last, widest
 
