@@ -224,3 +224,36 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert page.count("<script>") == 1
     assert page.count("</script>") == 1
     assert "</script><b>" not in page
+
+
+# ---------------------------------------------------------------- colours
+
+# What remains of linear red, green and blue without the long, middle or short cones (Machado and others, 2009).
+COLOUR_BLIND = {
+    "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
+    "deuteranopia": [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
+    "tritanopia": [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
+}
+
+
+def linear(colour: str) -> list[float]:
+    values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+
+
+def lab(rgb: list[float]) -> list[float]:
+    """CIE L*a*b*, in which distances are about as large as they look."""
+    to_xyz = [[0.4339, 0.3762, 0.1899], [0.2126, 0.7152, 0.0722], [0.0177, 0.1095, 0.8728]]
+    x, y, z = (sum(k * min(max(c, 0), 1) for k, c in zip(row, rgb)) for row in to_xyz)
+    x, y, z = (value ** (1 / 3) if value > 0.008856 else 7.787 * value + 16 / 116 for value in (x, y, z))
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+@pytest.mark.parametrize("kind", COLOUR_BLIND)
+@pytest.mark.parametrize("tone", range(3))
+def test_neighbouring_micro_batches_differ_for_colour_blind_readers(kind: str, tone: int) -> None:
+    seen = [
+        lab([sum(k * c for k, c in zip(row, linear(hue[tone]))) for row in COLOUR_BLIND[kind]]) for hue in MICRO_BATCHES
+    ]
+    for one, next_one in pairwise([*seen, seen[0]]):
+        assert sum((a - b) ** 2 for a, b in zip(one, next_one)) ** 0.5 > 8

@@ -1,8 +1,8 @@
 """The colours of schedule pictures.
 
 The hue says which micro-batch (eight hues in turn), the lightness says which kind of work, so that kinds stay apart
-in grey and micro-batches next to each other stay apart for colour-blind readers (neighbours differ in blue–yellow,
-not only in red–green). Made in OKLCH with lightness .87, .70 and .47.
+in grey. Micro-batches next to each other stay apart for colour-blind readers: without red and green the order is
+blue, yellow, grey, over and over. Made in OKLCH with lightness .87, .70 and .47.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ MICRO_BATCHES = (
     ("#b9d7fd", "#61a1f0", "#1e5ba1"),  # blue
     ("#fec995", "#d78b35", "#814d08"),  # orange
     ("#92e8d1", "#08b89a", "#0a6a58"),  # teal
-    ("#ffbfdc", "#dc79aa", "#8e3665"),  # pink
+    ("#dbcafe", "#ac8ae5", "#674698"),  # violet
     ("#e2d690", "#b29f25", "#675b09"),  # yellow
+    ("#ffbfdc", "#dc79aa", "#8e3665"),  # pink
     ("#8ee3fd", "#04b0d5", "#0d657a"),  # sky
     ("#ffc4b9", "#e67b6b", "#96372b"),  # red
-    ("#dbcafe", "#ac8ae5", "#674698"),  # violet
 )
 NEUTRAL = ("#d9dde3", "#a0a8b4", "#565f6d", "#f3f4f6")  # the same lightnesses without hue, for legends
 
