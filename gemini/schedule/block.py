@@ -132,7 +132,13 @@ class Block:
 
     def like(self, mid: int) -> Block:
         """The same block for micro-batch `mid`, without dependencies."""
-        return Block(mid, self.span, self.memory, self.btype, stage=self.stage, gid=self.gid)
+        if isinstance(mid, bool) or not isinstance(mid, int) or mid < 0:
+            raise PlacementError(f"micro-batch {mid!r} of a block\n    → number micro-batches 0, 1, 2, …")
+        twin = Block.__new__(Block)  # what __init__ checks was checked for this block: schedules make many copies
+        twin.mid, twin.span, twin.memory, twin.btype = mid, self.span, self.memory, self.btype
+        twin.stage, twin.gid = self.stage, self.gid
+        twin.before, twin.after, twin.nbytes = {}, {}, {}
+        return twin
 
     def __repr__(self) -> str:
         return str(self.action)

@@ -258,7 +258,8 @@ def test_a_plan_without_a_steady_state_says_so():
 def test_importing_schedules_imports_no_framework():
     code = (
         "import sys, gemini.schedule, gemini.schedule.library, gemini.schedule.placements, gemini.schedule.orders,"
-        " gemini.schedule.placement_file, gemini.schedule.validate, gemini.schedule.simulate, gemini.schedule.files, gemini.schedule.grid;"
+        " gemini.schedule.placement_file, gemini.schedule.validate,"
+        " gemini.schedule.simulate, gemini.schedule.files, gemini.schedule.grid;"
         "print([name for name in ('torch', 'tensorflow', 'numpy', 'ortools', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
