@@ -82,9 +82,12 @@ class Names:
             return None
         return found
 
-    def bound(self, name: str) -> bool:
-        """Whether anything in the module binds `name` in some scope, so that using it anew might be misread."""
-        return self._scopes.bound(name)
+    def builtin(self, name: str) -> str | None:
+        """The qualified name of the builtin `name`, or None where some scope of the module may bind it otherwise."""
+        if self._scopes.bound(name) or name not in _BUILTINS:
+            return None
+        found = self._unbound(name, self._tree)
+        return found if found == f"builtins.{name}" else None
 
     # What other modules may know of this one.
 

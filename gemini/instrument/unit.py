@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from functools import cached_property
 
+from gemini.instrument.frameworks import canonical
 from gemini.instrument.index import Index, NodeT
 from gemini.instrument.names import ModuleLookup, Names
 from gemini.instrument.source import SourceFile
@@ -56,9 +57,13 @@ class Unit:
         """The qualified name of a name or attribute chain, or None where it may mean something else."""
         return self.names.resolve(expr)
 
+    def resolve_builtin(self, name: str) -> str | None:
+        """The qualified name of the builtin `name`, or None where something in the file may shadow it."""
+        return self.names.builtin(name)
+
     def calls(self, *qualified: str) -> Iterator[ast.Call]:
         """The calls of these qualified names; ``torch.nn.*`` stands for everything directly in ``torch.nn``."""
-        exact = {name for name in qualified if not name.endswith(".*")}
+        exact = {canonical(name) for name in qualified if not name.endswith(".*")}
         inside = {name[:-2] for name in qualified if name.endswith(".*")}
         for call, name in self.call_names.items():
             if name in exact or (inside and name.rpartition(".")[0] in inside):

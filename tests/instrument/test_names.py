@@ -1,5 +1,7 @@
 """A name resolves to the framework's object exactly where it cannot be anything else."""
 
+# ruff: noqa: E501  (one program a line reads better than one a paragraph)
+
 import ast
 import textwrap
 
