@@ -80,6 +80,9 @@ def _check(
     placement: SchedPlan, actions: Sequence[Sequence[Action]], originals: dict[tuple[int | None, str], Block]
 ) -> None:
     faults = []
+    if len(originals) < len(placement):
+        names = [str(block) for block in placement.all_blocks() if originals[block.stage, block.btype] is not block]
+        faults.append(Fault(f"{', '.join(names)} names two blocks of the placement", "give each its own `stage`"))
     if len(actions) != placement.ndevs:
         faults.append(
             Fault(f"{len(actions)} rows for a placement on {placement.ndevs} devices", "give one row a device")

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from strategies import plans
 
 from gemini.errors import ArtifactError, MissingEngineError, ScheduleError
-from gemini.schedule import Block, Pattern, Proof, SchedPlan
+from gemini.schedule import Block, Proof, SchedPlan
 from gemini.schedule.draw import SUFFIXES, draw
 from gemini.schedule.draw.layout import lay_out, text_width
 from gemini.schedule.draw.page import render_page
 from gemini.schedule.draw.palette import MICRO_BATCHES, NEUTRAL
 from gemini.schedule.draw.timeline import timeline
 from gemini.schedule.grid import format_time
-from gemini.schedule.phases import find_phases
 
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
 
@@ -149,46 +148,6 @@ def test_headline_says_period_bubble_makespan_and_proof() -> None:
 )
 def test_numbers_read_well(value: float, text: str) -> None:
     assert format_time(value) == text
-
-
-# ---------------------------------------------------------------- phases
-
-
-def test_phases_of_1f1b() -> None:
-    phases = find_phases(one_f_one_b(4, 8))
-    assert phases is not None
-    assert (phases.period, phases.begin, phases.end, phases.kernels) == (3, 10, 22, 4)
-
-
-def test_no_steady_state_where_there_is_none() -> None:
-    assert find_phases(one_f_one_b(8, 4)) is None
-    assert find_phases(SchedPlan(1)) is None
-    assert find_phases(one_f_one_b(2, 1)) is None
-
-
-def test_a_pattern_needs_only_one_kernel_in_view() -> None:
-    plan = one_f_one_b(4, 5)
-    assert find_phases(plan) is None
-    starts = [0] * 8
-    for block in plan:
-        if block.mid == 0:
-            starts[block.gid or 0] = plan.step(block)
-    plan.pattern = Pattern(3, 1, (tuple(starts),))
-    phases = find_phases(plan)
-    assert phases is not None
-    assert phases.kernels == 1
-
-
-@given(plans())
-@settings(max_examples=60, deadline=None)
-def test_what_is_called_steady_really_repeats(plan: SchedPlan) -> None:
-    phases = find_phases(plan)
-    if phases is None:
-        return
-    starts = {(block.gid, block.mid): plan.step(block) for block in plan}
-    for (gid, mid), start in starts.items():
-        if phases.begin <= start < phases.end - phases.length - 1e-6:
-            assert starts[gid, mid + phases.nmicros] == pytest.approx(start + phases.length)
 
 
 # ---------------------------------------------------------------- the page
