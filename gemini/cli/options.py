@@ -105,17 +105,19 @@ def parse(argv: Sequence[str]) -> Invocation:
     words = list(argv)
     at = 0
     while at < len(words):
-        word = words[at]
-        if word == "-" or not word.startswith("-"):
+        word: str | None = words[at]
+        if word == "--":
+            found.typed.append(word)
+            at += 1
+            word = words[at] if at < len(words) else None
+        if word is None:
+            break
+        if word == "-" or not word.startswith("-") or found.typed[-1:] == ["--"]:
             found.kind, found.target = ("stdin" if word == "-" else "script"), word
+            found.typed.append(word)
             found.args = words[at + 1 :]
             break
         at += 1
-        if word == "--":
-            if at < len(words):
-                found.kind, found.target = ("stdin" if words[at] == "-" else "script"), words[at]
-                found.args = words[at + 1 :]
-            break
         if word.startswith("--"):
             at = _long(found, word, words, at, faults)
         else:
@@ -132,13 +134,13 @@ def _long(found: Invocation, word: str, words: list[str], at: int, faults: list[
     name, equals, value = word.partition("=")
     name = ALIASES.get(name, name)
     if name == "--check-hash-based-pycs":
-        found.flags.append(word)
-        if not equals:
-            found.flags.extend(words[at : at + 1])
-            return at + 1
-        return at
+        end = at if equals else at + 1
+        found.flags += [word, *words[at:end]]
+        found.typed += [word, *words[at:end]]
+        return end
     if name in PYTHON_HELP:
         found.flags.append(name)
+        found.typed.append(name)
         return at
     option = _KNOWN.get(name)
     if option is None:
@@ -174,16 +176,15 @@ def _short(found: Invocation, word: str, words: list[str], at: int, faults: list
             if not rest and at >= len(words):
                 faults.append(f"-{letter} needs a value\n    → gemini_python --help shows how it is used")
                 return at
+            value = [] if rest else [words[at]]
+            found.typed += [kept + letter + rest, *value]
             if letter in "WX":
-                found.flags.append(kept + letter + rest)
-                if not rest:
-                    found.flags.append(words[at])
+                found.flags += [kept + letter + rest, *value]
             else:
-                if kept != "-":
-                    found.flags.append(kept)
+                found.flags += [kept] if kept != "-" else []
                 found.kind = "command" if letter == "c" else "module"
                 found.target = rest or words[at]
-            return at if rest else at + 1
+            return at + len(value)
         if letter in "qVh?":
             name = {"q": "--quiet", "V": "--version"}.get(letter, "--help")
             found.given.setdefault(name, []).append("")
@@ -194,6 +195,7 @@ def _short(found: Invocation, word: str, words: list[str], at: int, faults: list
             faults.append(f"unknown option -{letter}\n    → gemini_python --help lists them")
     if kept != "-":
         found.flags.append(kept)
+        found.typed.append(kept)
     return at
 
 

@@ -1,13 +1,13 @@
 """Instrumenting the user's own modules as they are imported.
 
-The hook sits in one place: where Python's loader of source files hands out a module's code. That covers every way a
-source file becomes a module (import, reload, `runpy`, editable installs, `spec_from_file_location`) and leaves all
-that a program can look at as it is: finders, loaders, specs, `__cached__`.
+The hook sits in one place: between the code that Python's loader has for a source file and its execution. That covers
+every way a source file becomes a module (import, reload, editable installs, `spec_from_file_location`, `runpy`) and
+leaves all that a program can look at as it is: finders, loaders, specs, `__cached__`, the stack.
 
     import mymodel
         finder → SourceFileLoader.exec_module
-                     └─ get_code     Python's own: reads or writes __pycache__, raises what it raises
-                        └─ ours      the user's own file and a pass changes it? its instrumented code instead
+                     ├─ get_code     Python's own: reads or writes __pycache__, raises what it raises
+                     ├─ ours         the user's own file, and a pass changes it? its instrumented code instead
                      └─ exec(code)
 
 Python's own code is always made first, so ``__pycache__`` holds what it holds without us, and never anything of ours.
@@ -18,20 +18,21 @@ Loaded in the user's process before anything of the user's: it imports nothing t
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from _thread import RLock
 from importlib.machinery import SourceFileLoader
 
+from gemini.instrument.launch.library import respell
 from gemini.instrument.ownership import Ownership
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import CodeType
+    from types import CodeType, ModuleType
+    from typing import Any
 
     from gemini.instrument.launch.session import Session
-
-    GetCode = Callable[[SourceFileLoader, str], CodeType | None]
 
 _FOLLOWED = "exec('code', globals()); __import__('importlib').import_module('follower').follow()"
 
@@ -90,6 +91,7 @@ class Hook:
         A name of the library's that the user's own folders have too is forgotten again: the user's program, when it
         imports that name, gets what it would get under `python`.
         """
+        hidden = self._hide_shadows()
         before = set(sys.modules)
         kept = sys.path[:]
         users = [entry for entry in kept if entry not in self._library]
@@ -100,11 +102,22 @@ class Hook:
             instrumenter = Instrumenter(self._session)
         finally:
             sys.path[:] = kept
-        new = [name for name in sys.modules if name not in before and name.partition(".")[0] != "gemini"]
-        if any(_has_module(folder, name) for name in new if "." not in name for folder in users):
-            for name in new:
-                del sys.modules[name]
+            new = [name for name in sys.modules if name not in before and name.partition(".")[0] != "gemini"]
+            if hidden or any(_has_module(folder, name) for name in new if "." not in name for folder in users):
+                for name in new:
+                    del sys.modules[name]
+            sys.modules.update(hidden)
         return instrumenter.code
+
+    def _hide_shadows(self) -> dict[str, ModuleType]:
+        """Take the user's own modules that have the name of a library's out of `sys.modules`, and return them."""
+        found = {}
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] in sys.stdlib_module_names:
+                path = getattr(module, "__file__", None)
+                if isinstance(path, str) and name != "__main__" and self.ownership.owns(path, name):
+                    found[name] = sys.modules.pop(name)
+        return found
 
 
 def _has_module(folder: str, name: str) -> bool:
@@ -112,22 +125,23 @@ def _has_module(folder: str, name: str) -> bool:
     return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
 
 
-def install(hook: Hook) -> None:
-    """Let `hook` see the code of every source file that becomes a module."""
-    original: GetCode = SourceFileLoader.get_code
+def install(hook: Hook) -> bool:
+    """Let `hook` see the code of every source file that becomes a module; False where this Python does not allow it."""
     source_to_code = SourceFileLoader.source_to_code
 
-    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
-        code = original(self, fullname)
-        if code is None:
-            return None
-        if fullname in hook.followers and not hook.ownership.owns(self.path, fullname):
-            return hook.follow(fullname, code)
-        if type(self).source_to_code is not source_to_code:  # another hook's loader: its code stays
+    def instrumented(loader: object, module: str, code: CodeType | None) -> CodeType | None:
+        if not isinstance(loader, SourceFileLoader) or code is None:
             return code
-        return hook.code(self.path, fullname, lambda: self.get_data(self.path)) or code
+        if module in hook.followers and not hook.ownership.owns(loader.path, module):
+            return hook.follow(module, code)
+        if type(loader).source_to_code is not source_to_code:  # another hook's loader: its code stays
+            return code
+        return hook.code(loader.path, module, lambda: loader.get_data(loader.path)) or code
 
-    # Python takes the frames of its import machinery out of tracebacks, and knows them by this file name.
-    get_code.__code__ = get_code.__code__.replace(co_filename=original.__code__.co_filename)
-    get_code.__qualname__, get_code.__module__ = original.__qualname__, original.__module__
-    SourceFileLoader.get_code = get_code  # type: ignore[method-assign,assignment]
+    execute: Any = SourceFileLoader.exec_module
+    details: Any = runpy._get_module_details  # type: ignore[attr-defined]
+    from_loader = "self.get_code(module.__name__)"
+    in_runpy = "loader.get_code(mod_name)"
+    return respell(
+        execute, from_loader, f"_instrumented(self, module.__name__, {from_loader})", _instrumented=instrumented
+    ) and respell(details, in_runpy, f"_instrumented(loader, mod_name, {in_runpy})", _instrumented=instrumented)

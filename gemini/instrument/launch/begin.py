@@ -56,7 +56,8 @@ def install(session: Session, library: list[str]) -> None:
 
     sessions.enter(session)
     installed = hook.Hook(session, library)
-    hook.install(installed)
+    if not hook.install(installed) and not session["quiet"]:
+        sys.stderr.write("gemini_python: this Python's library has no source; imported modules run unchanged\n")
     children.install(installed)
 
 

@@ -9,9 +9,11 @@ given one statement more, in front, which installs the hook there. It runs the p
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 
 from gemini.instrument.launch import session
+from gemini.instrument.launch.library import respell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,30 +63,13 @@ def with_hook(args: Sequence[Any]) -> list[Any]:
 
 
 def _ask_in_runpy(hook: Hook) -> None:
-    """Let `runpy.run_path` ask the hook before it compiles a file.
+    """Let `runpy.run_path`, which runs a file that is no module, ask the hook before it compiles the file."""
 
-    Its function is compiled anew from its own lines with the question written in, rather than wrapped, so that a
-    traceback through it has the frames and lines that it always has.
-    """
-    import runpy
-
-    function: Any = getattr(runpy, "_get_code_from_file", None)
-    path = os.path.join(os.path.dirname(os.__file__), "runpy.py")
-    if function is None or not os.path.isfile(path):
-        return
-    first = function.__code__.co_firstlineno - 1
-    last = max(line for _, _, line in function.__code__.co_lines() if line is not None)
-    with open(path, encoding="utf-8") as file:
-        text = "".join(file.readlines()[first:last])
-    if text.count(_COMPILED) != 1 or not text.startswith("def _get_code_from_file("):
-        return
-    text = "\n" * first + text.replace(_COMPILED, f"(_instrumented(f, fname) or {_COMPILED})")
-
-    def _instrumented(file: BufferedReader, name: Any) -> CodeType | None:
+    def instrumented(file: BufferedReader, name: Any) -> CodeType | None:
         return _code(hook, file, name)
 
-    vars(runpy)["_instrumented"] = _instrumented
-    exec(compile(text, function.__code__.co_filename, "exec", dont_inherit=True), vars(runpy))
+    function: Any = runpy._get_code_from_file  # type: ignore[attr-defined]
+    respell(function, _COMPILED, f"(_instrumented_file(f, fname) or {_COMPILED})", _instrumented_file=instrumented)
 
 
 def _code(hook: Hook, file: BufferedReader, name: Any) -> CodeType | None:

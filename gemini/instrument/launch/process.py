@@ -32,14 +32,15 @@ def environment() -> dict[str, str]:
     interpreter believe that the user had chosen UTF-8, and it would leave its UTF-8 mode off.
     """
     given = dict(os.environ)
-    if _COERCED in given:
-        try:
-            with open("/proc/self/environ", "rb") as file:
-                original = file.read().split(b"\0")
-        except OSError:
-            return given
-        if not any(entry.startswith(_COERCED.encode() + b"=") for entry in original):
-            del given[_COERCED]
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            original = dict(os.fsdecode(entry).partition("=")[::2] for entry in file.read().split(b"\0") if entry)
+    except OSError:
+        return given
+    if _COERCED in original:
+        given[_COERCED] = original[_COERCED]
+    else:
+        given.pop(_COERCED, None)
     return given
 
 

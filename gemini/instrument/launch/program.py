@@ -22,21 +22,20 @@ _ZIP_TAIL = 22 + 65535
 class Request:
     """The part of a command line that `python` itself would be given.
 
-    `kind` is ``script``, ``module``, ``command``, ``stdin`` or ``nothing``; `flags` are the interpreter's, as typed,
-    and `letters` those of them that take no value.
+    `kind` is ``script``, ``module``, ``command``, ``stdin`` or ``nothing``. `typed` is everything up to the program's
+    own arguments, as it was typed; of that, `flags` are the interpreter's, and `letters` those without a value.
     """
 
     kind: str = "nothing"
     target: str = ""
     args: list[str] = field(default_factory=list)
+    typed: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     letters: str = ""
 
     def arguments(self) -> list[str]:
         """The arguments of `python` for the same run."""
-        switch = {"module": ["-m"], "command": ["-c"]}.get(self.kind, [])
-        target = [self.target] if self.target or self.kind == "command" else []
-        return [*self.flags, *switch, *target, *self.args]
+        return [*self.typed, *self.args]
 
     def optimize(self) -> int:
         """The optimization level the program is compiled at."""
@@ -66,7 +65,7 @@ def read(request: Request) -> Program | None:
 
 
 def _script(request: Request) -> Program | None:
-    path = os.path.join(os.getcwd(), request.target)
+    path = os.getcwd() if request.target in ("", ".") else os.path.join(os.getcwd(), request.target)
     argv = [request.target, *request.args]
     if os.path.isdir(path):
         return Program("container", request.target, path, b"", None, argv, path)
