@@ -72,8 +72,8 @@ class Block:
 
     `span` is its time and `memory` what it takes (+) or gives back (−) on each of its devices, counted from its
     start; since a device runs one block at a time, taking at the start and giving back at the start or the end
-    come to the same peak. `before` and `after` are the blocks it depends on and that depend on it;
-    `nbytes[previous]` is what travels along that edge.
+    come to the same peak. (In inference nothing is given back: see `SchedPlan.keeps_memory`.) `before` and `after`
+    are the blocks it depends on and that depend on it; `nbytes[previous]` is what travels along that edge.
     """
 
     __slots__ = ("after", "before", "btype", "gid", "memory", "mid", "nbytes", "span", "stage")
@@ -153,4 +153,9 @@ def plain_number(value: Any) -> Any:
 
 def is_number(value: object) -> bool:
     """Whether a value can be a time or an amount of memory: a finite integer or real."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all reals
+        return False

@@ -83,7 +83,7 @@ def _columns(plan: SchedPlan) -> list[Number]:
     times = _events(plan)
     end = times[-1]
     exact = [Fraction(time).limit_denominator(_MAX_DENOMINATOR) for time in times]
-    if all(abs(float(fraction) - time) <= _SAME * max(1, end) for fraction, time in zip(exact, times)):
+    if all(abs(float(fraction) - time) <= _SAME * end for fraction, time in zip(exact, times)):
         scale = math.lcm(*(fraction.denominator for fraction in exact))
         unit = Fraction(math.gcd(*(int(fraction * scale) for fraction in exact)), scale)
         count = int(exact[-1] / unit)
@@ -98,7 +98,7 @@ def _events(plan: SchedPlan) -> list[Number]:
     for block in plan:
         times.update((plan.step(block), plan.step(block) + block.span))
     events: list[Number] = []
-    slack = _SAME * max(1, *times)
+    slack = _SAME * max(times)
     for time in sorted(times):
         if not events or time - events[-1] > slack:
             events.append(time)
@@ -125,7 +125,7 @@ class _Cell:
 
 def _cells(plan: SchedPlan, columns: list[Number], rows: list[int], marked: set[Block]) -> list[dict[int, str]]:
     """Text of every busy cell, a row a device, by column."""
-    slack = _SAME * max(1, plan.nsteps)
+    slack = _SAME * plan.nsteps
     table: dict[int, dict[int, _Cell]] = {dev: {} for dev in rows}
     for block in plan.all_blocks():
         start = plan.step(block)
@@ -152,7 +152,7 @@ def _window(
 ) -> tuple[int, int, int]:
     """First and last column shown and how wide a column is."""
     first = 0
-    slack = _SAME * max(1, plan.nsteps)
+    slack = _SAME * plan.nsteps
     widest = max((len(text) for row in cells for text in row.values()), default=1)
     widest = max(widest, *(len(format_time(at)) for at in columns)) + 1
     if marked and widest * len(columns) > room:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from gemini.errors import ArtifactError
-from gemini.schedule.block import Number
+from gemini.schedule.block import Number, is_number
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Field:
 
     def number(self) -> Number:
         """A finite integer or real, kept as which it is."""
-        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)) or not math.isfinite(self.value):
+        if not is_number(self.value) or not isinstance(self.value, (int, float)):
             self._refuse("a finite number")
         return self.value
 
@@ -119,7 +118,7 @@ def read_json(path: Path) -> Field:
             f"{path}: line {error.lineno}, column {error.colno}: the file {end} ({error.msg})\n"
             "    → it was cut or edited: write it again"
         ) from error
-    except (_DuplicateError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a name twice, a number without end, too many brackets
         raise ArtifactError(f"{path}: {error}\n    → it was edited: write it again") from error
     return Field(str(path), "", value)
 

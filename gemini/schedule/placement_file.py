@@ -58,6 +58,8 @@ def _read(field: Field) -> SchedPlan:
     homes: dict[Block, tuple[int, ...]] = {}
     by_id: dict[int, Block] = {}
     entries = field["blocks"].items()
+    if not entries:
+        raise field["blocks"].error("there are no blocks", "list the blocks of one micro-batch")
     for entry in entries:
         entry.only(*_KEYS)
         block = _block(entry)

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from gemini.errors import PlacementError
 from gemini.schedule.asap import asap
-from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number
+from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number, plain_number
 from gemini.schedule.schedplan import SchedPlan
 
 PerStage = Number | Sequence[Number]
@@ -261,6 +261,7 @@ def _chunks(name: str, shape: Shape, chunks: int | None) -> int:
 def _held(memory: PerStage | None, stages: list[Stage], train: bool) -> list[Number]:
     """What each stage's forward takes; in training only what a backward will give back."""
     own = [stage.memory for stage in stages]
+    memory = plain_number(memory)
     if isinstance(memory, (int, float)):
         return [memory if amount else 0 for amount in own]
     held = _each("memory", memory, own)
@@ -276,6 +277,7 @@ def _each(name: str, given: PerStage | None, default: Sequence[Number]) -> list[
     """One value a stage."""
     if given is None:
         return list(default)
+    given = plain_number(given)
     if isinstance(given, (int, float)):
         return [given] * len(default)
     if len(given) != len(default):

@@ -249,12 +249,21 @@ class SchedPlan:
             )
         return chain
 
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether what a block takes stays taken until another gives it back.
+
+        Where the placement never gives anything back (inference), a block has its memory only while it runs.
+        """
+        return self.placement is None or any(block.memory < 0 for block in self.placement)
+
     def peak_memory(self, devid: int) -> Number:
         """The most memory that device holds at any time."""
+        keeps = self.keeps_memory
         held: Number = 0
         peak: Number = 0
         for block in self.device_blocks(devid):
-            held += block.memory
+            held = held + block.memory if keeps else block.memory
             peak = max(peak, held)
         return peak
 
@@ -285,10 +294,10 @@ class SchedPlan:
     def extract(self, start: Number, end: Number) -> SchedPlan:
         """The blocks that start in `[start, end)`, moved to begin at 0, with the dependencies among them.
 
-        A part is no schedule of the placement, so it keeps neither that nor the pattern and proof.
+        What is known about the whole, the pattern and the proof, is not true of a part.
         """
         part = self._rebuilt({block: at - start for block, at in self._starts.items() if start <= at < end})
-        part.placement, part.pattern, part.proof = None, None, None
+        part.pattern, part.proof = None, None
         return part
 
     def shift(self, distance: Number) -> SchedPlan:

@@ -73,7 +73,7 @@ class Simulation:
         if self.plan is None:
             raise InvalidPlanError("this report was made without its plan\n    → simulate the plan again")
         ran = SchedPlan(self.plan.ndevs)
-        ran.links = self.plan.links
+        ran.links, ran.placement = self.plan.links, self.plan.placement
         twins = {}
         for block, (start, end) in self.times.items():
             twins[block] = Block(block.mid, end - start, block.memory, block.btype, stage=block.stage, gid=block.gid)
@@ -131,7 +131,7 @@ def simulate(
     return Simulation(
         makespan,
         tuple(_idle(row, times, makespan) for row in rows),
-        tuple(_peak(row, times) for row in rows),
+        tuple(_peak(row, times, plan.keeps_memory) for row in rows),
         times,
         _circle(plan, rows, times) if len(times) < len(order) else (),
         plan,
@@ -188,12 +188,12 @@ def _idle(row: list[Block], times: Mapping[Block, tuple[Number, Number]], makesp
     return max(0.0, 1 - busy / makespan) if makespan else 0.0
 
 
-def _peak(row: list[Block], times: Mapping[Block, tuple[Number, Number]]) -> Number:
+def _peak(row: list[Block], times: Mapping[Block, tuple[Number, Number]], keeps: bool) -> Number:
     held: Number = 0
     peak: Number = 0
     for block in row:
         if block in times:
-            held += block.memory
+            held = held + block.memory if keeps else block.memory
             peak = max(peak, held)
     return peak
 

@@ -135,13 +135,16 @@ def _exclusivity(plan: SchedPlan) -> Iterator[PlanFault]:
 def _memory(plan: SchedPlan, limits: tuple[Number, ...] | None) -> Iterator[PlanFault]:
     if limits is None:
         return
+    keeps = plan.keeps_memory
     for dev, blocks in enumerate(_by_device(plan)):
         now: Number = 0
+        over = False
         scale = sum(abs(block.memory) for block in blocks)  # rounding grows with what was added up
         for block in blocks:
-            before, now = now, now + block.memory
+            now = now + block.memory if keeps else block.memory
+            was_over, over = over, _exceeds(now, limits[dev], scale)
             # One fault where the limit is crossed, not one for every block above it.
-            if _exceeds(now, limits[dev], scale) and not _exceeds(before, limits[dev], scale):
+            if over and not was_over:
                 yield PlanFault(
                     "memory",
                     f"device {dev} holds {format_time(now)} of {format_time(limits[dev])} once {block} starts at "

@@ -59,6 +59,7 @@ def test_short_names():
         ((0, float("nan"), 0, "f"), "span nan"),
         ((0, float("inf"), 0, "f"), "span inf"),
         ((0, "1", 0, "f"), "span '1'"),
+        ((0, 10**400, 0, "f"), "span 1000"),
         ((0, 1, float("nan"), "f"), "memory nan"),
         ((0, 1, None, "f"), "memory None"),
         ((0, 1, 0, ""), "block type ''"),

@@ -134,6 +134,7 @@ def test_an_edited_file_says_what_is_wrong_and_where(tmp_path, change, text):
         (b'{"format": 1, "format": 2}', "'format' stands twice"),
         (b'{"format": "gemini.schedule", "version": 1, "ndevs": NaN}', "NaN is not an integer"),
         (b"[" * 100_000, "recursion|nested"),
+        (b"1" * 10_000, "integer string conversion|is not an object"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path, content, text):

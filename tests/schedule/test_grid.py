@@ -52,6 +52,7 @@ def test_columns_are_units_where_times_have_one_and_events_where_not():
     assert times(placement("vshape", 1, forward=0.25, backward=0.5)) == ["0", "0.25", "0.5"]
     assert times(placement("vshape", 1, forward=1, backward=5000)) == ["0", "1"]
     assert times(placement("vshape", 1, forward=0.123456789, backward=1)) == ["0", "0.12346"]
+    assert times(placement("vshape", 1, forward=1e-11, backward=2e-11)) == ["0", "1e-11"]
     assert times(placement("vshape", 2, forward=0.1, backward=0.2)) == ["0", "0.1", "0.2", "0.3", "0.4", "0.5"]
 
 

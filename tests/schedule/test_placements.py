@@ -161,6 +161,8 @@ def test_the_short_form_with_links_and_bytes(tmp_path):
         (one(id=1), "id 1 stands twice"),
         (one(spam=1), "did you mean 'span'?"),
         ([], "is not an object with names"),
+        ({"ndevs": 2, "blocks": []}, "blocks: there are no blocks"),
+        (one(span=10**400), "is not a finite number"),
         (3, "is not an object with names"),
         ({"a": one(), "b": one()}, "which placement\\?\n    → choose one of a, b"),
     ],

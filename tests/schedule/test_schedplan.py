@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from gemini.errors import InvalidPlanError, PlacementError, ScheduleError
 from gemini.schedule import Block, Pattern, SchedPlan
 from gemini.schedule.files import to_dict
+from gemini.schedule.library import library_on
 from gemini.schedule.placements import placement
+from gemini.schedule.simulate import simulate
 from gemini.schedule.timing import earliest_starts
 from tests.schedule.strategies import placements, plans
 
@@ -144,6 +146,17 @@ def test_looking_is_consistent(plan):
     assert all(position[prev] < position[block] for block in plan for prev in block.before)
 
 
+def test_in_inference_a_block_has_its_memory_only_while_it_runs():
+    plan = library_on("gpipe", placement("vshape", 2, train=False, memory=3), 8)
+    assert [plan.peak_memory(dev) for dev in range(2)] == [3, 3]
+    assert simulate(plan).peak_memory == (3, 3)
+    plan.validate(memory=3)
+    with pytest.raises(InvalidPlanError, match="device 0 holds 3 of 2 once 0F0 starts at 0"):
+        plan.validate(memory=2)
+    plan.placement = None  # a plan written by hand: nobody said that it is inference
+    assert plan.peak_memory(0) == 24
+
+
 @pytest.mark.parametrize("dev", [-1, 2])
 def test_a_device_that_does_not_exist_has_no_blocks(dev):
     for look in (SchedPlan(2).device_blocks, SchedPlan(2).peak_memory):
@@ -205,7 +218,7 @@ def test_extract_takes_what_starts_inside(plan, start, end):
     assert [part.step(block) for block in part] == [plan.step(block) - start for block in inside]
     edges = {(str(prev), str(block)) for block in inside for prev in block.before if prev in set(inside)}
     assert {(str(prev), str(block)) for block in part for prev in block.before} == edges
-    assert part.placement is None
+    assert part.pattern is None
 
 
 @given(plans(**ANY), st.integers(0, 7))

@@ -183,6 +183,10 @@ def test_rounding_is_forgiven_but_not_more():
     assert rules(plan, memory=0.3 - 1e-6) == {"memory"}
 
 
+def test_a_limit_that_nothing_meets_is_named():
+    assert rules(chain(), memory=-1) == {"memory"}
+
+
 def test_an_empty_plan_is_valid():
     assert not find_faults(SchedPlan(3), 0)
 
