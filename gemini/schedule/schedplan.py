@@ -257,15 +257,23 @@ class SchedPlan:
         """
         return self.placement is None or any(block.memory < 0 for block in self.placement)
 
-    def peak_memory(self, devid: int) -> Number:
-        """The most memory that device holds at any time."""
+    def memory_curve(self, devid: int) -> list[tuple[Number, Number]]:
+        """What a device holds: `(time, amount)` from every time on at which one of its blocks changes it."""
         keeps = self.keeps_memory
+        curve: list[tuple[Number, Number]] = []
         held: Number = 0
-        peak: Number = 0
         for block in self.device_blocks(devid):
             held = held + block.memory if keeps else block.memory
-            peak = max(peak, held)
-        return peak
+            if not keeps and curve and curve[-1][0] == self._starts[block]:  # the block before ends just now
+                curve.pop()
+            curve.append((self._starts[block], held))
+            if not keeps:
+                curve.append((self._starts[block] + block.span, 0))
+        return curve
+
+    def peak_memory(self, devid: int) -> Number:
+        """The most memory that device holds at any time."""
+        return max([0, *(held for _, held in self.memory_curve(devid))])
 
     def delay(self, prev: Block, next: Block) -> Number:
         """How long after the end of `prev` its result is there for `next`."""

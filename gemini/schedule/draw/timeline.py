@@ -86,17 +86,16 @@ def _row(plan: SchedPlan, device: int, end: Number, limit: Number | None) -> Row
     idle: list[tuple[Number, Number]] = []
     memory: list[tuple[Number, Number]] = [(0, 0)]
     free: Number = 0
-    held: Number = 0
     for block in blocks:
         start = plan.step(block)
         if start > free:
             idle.append((free, start))
         free = max(free, start + block.span)
-        held += block.memory
-        if block.memory:
-            memory.append((start, held))
     if end > free:
         idle.append((free, end))
+    for point in plan.memory_curve(device):
+        if point[1] != memory[-1][1]:
+            memory.append(point)
     return Row(tuple(blocks), tuple(idle), tuple(memory), max(value for _, value in memory), limit)
 
 

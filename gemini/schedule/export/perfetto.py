@@ -153,14 +153,12 @@ def _flow(phase: str, number: int, device: int, time: Number, prev: Block) -> Ev
 def _memory(plan: SchedPlan) -> Iterator[Event]:
     """A counter for every device: what it holds from each of its blocks on."""
     for device in range(plan.ndevs):
-        held: Number = 0
-        for block in plan.device_blocks(device):
-            held += block.memory
+        for time, held in plan.memory_curve(device):
             yield {
                 "ph": "C",
                 "pid": _PROCESS,
                 "tid": device + 1,
                 "name": f"memory of device {device}",
-                "ts": _microseconds(plan.step(block)),
+                "ts": _microseconds(time),
                 "args": {"held": held},
             }
