@@ -22,9 +22,7 @@ def headline(node: ast.AST, source: SourceFile | None = None) -> str:
         text = source.segment(node)
         if text and "\n" not in text and "\r" not in text:
             return text
-    if isinstance(node, (ast.expr, ast.stmt, ast.arguments, ast.arg, ast.alias, ast.keyword)):
-        return " ".join(ast.unparse(node).split("\n"))
-    return _text(node)
+    return " ".join(_text(node).split("\n"))
 
 
 def _text(node: Any) -> str:

@@ -8,7 +8,7 @@ the item they belong to; the rest of an expression is text. `…` in a text stan
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 from gemini.instrument.headline import headline
@@ -57,26 +57,24 @@ class Item:
 def outline(
     unit: Unit,
     kinds: Mapping[tuple[Place, bool], str],
-    added: Sequence[tuple[int, int]] = (),
+    changed: Set[ast.AST] = frozenset(),
     *,
     title: str,
     full: bool = False,
 ) -> Item:
     """The outline of a file.
 
-    `kinds` maps the place of a recognised node, and whether it is a statement, to its kind; `added` are the stretches
-    of the text that a pass brought. With `full`, every expression is an item.
+    `kinds` maps the place of a recognised node, and whether it is a statement, to its kind; `changed` are the nodes
+    that a pass brought. With `full`, every expression is an item.
     """
-    return _Outliner(unit, kinds, added, full).module(title)
+    return _Outliner(unit, kinds, changed, full).module(title)
 
 
 class _Outliner:
-    def __init__(
-        self, unit: Unit, kinds: Mapping[tuple[Place, bool], str], added: Sequence[tuple[int, int]], full: bool
-    ) -> None:
+    def __init__(self, unit: Unit, kinds: Mapping[tuple[Place, bool], str], changed: Set[ast.AST], full: bool) -> None:
         self.unit = unit
         self.kinds = kinds
-        self.added = added
+        self.changed = changed
         self.full = full
         self.notable = self._notable_nodes()
 
@@ -128,7 +126,10 @@ class _Outliner:
 
     def _is_shown(self, node: ast.expr) -> bool:
         if self.full:
-            return not isinstance(node, ast.Starred)
+            inside_text = isinstance(self.unit.parent(node), (ast.JoinedStr, ast.FormattedValue))
+            return not isinstance(node, (ast.Starred, ast.FormattedValue)) and not (
+                inside_text and isinstance(node, (ast.Constant, ast.JoinedStr))
+            )
         if node not in self.notable:
             return False
         return isinstance(node, _SHOWN) or bool(self._kind(node))
@@ -137,25 +138,22 @@ class _Outliner:
         """Recognised and added nodes, and everything around them."""
         notable: set[ast.AST] = set()
         for node in ast.walk(self.unit.tree):
-            if self._kind(node) or (isinstance(node, ast.Call) and self._is_new(node)):
+            if self._kind(node) or (isinstance(node, ast.Call) and node in self.changed):
                 notable.add(node)
                 notable.update(self.unit.ancestors(node))
         return notable
 
-    def _is_new(self, node: ast.expr) -> bool:
-        start = self.unit.source.span(node)[0] if self.added else -1
-        return any(begin <= start < end for begin, end in self.added)
-
     def _is_changed(self, node: ast.AST, inner: Iterable[ast.AST]) -> bool:
-        """Whether new text lies in `node` and in none of the items inside of it."""
-        if not self.added or not isinstance(node, (ast.expr, ast.stmt)):
+        """Whether a changed node lies in `node` and in none of the items inside of it."""
+        if not self.changed:
             return False
-        start, end = self.unit.source.span(node)
-        inside = [self.unit.source.span(each) for each in inner if isinstance(each, (ast.expr, ast.stmt))]
-        return any(
-            start <= begin and stop <= end and not any(low <= begin and stop <= high for low, high in inside)
-            for begin, stop in self.added
-        )
+        waiting, apart = [node], set(inner)
+        while waiting:
+            each = waiting.pop()
+            if each in self.changed:
+                return True
+            waiting.extend(child for child in ast.iter_child_nodes(each) if child not in apart)
+        return False
 
     def _kind(self, node: ast.AST) -> str:
         if not isinstance(node, (ast.expr, ast.stmt)) or node.end_lineno is None or node.end_col_offset is None:
@@ -177,7 +175,7 @@ class _Outliner:
         name = self.unit.resolve(node.func)
         if name is None or name.startswith(("builtins.", "gemini.managed.")):
             return None
-        return name
+        return name.removeprefix("__main__.")
 
 
 def _rebuilt(node: ast.AST, parts: set[int], function: str | None = None) -> ast.AST:

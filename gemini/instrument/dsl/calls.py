@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gemini.instrument.dsl.evidence import Evidence, FileEvidence, is_called_like, is_device_name, last_name
+from gemini.instrument.dsl.evidence import Evidence, FileEvidence, is_called_like, is_device_name, last_name, unmarked
 
 # Methods of a model class in which calls of sub-modules are the model itself, not a use of it.
 _INSIDE = {"__init__", "forward", "call", "build", "__call__", "setup", "extra_repr"}
@@ -43,6 +43,8 @@ class _Reader:
         self.file = file
 
     def call(self, call: ast.Call) -> tuple[str, str] | None:
+        if unmarked(call) is not call:
+            return None  # put there by a pass
         name = self.file.resolve(call.func)
         if name:
             kind = self.evidence.kind_of_call(name)
@@ -172,6 +174,7 @@ class _Reader:
 
 def dotted(expr: ast.expr) -> str:
     """A short name for what is called: `loss.backward`, `self.optimizer.step`, `….backward`."""
+    expr = unmarked(expr)
     if isinstance(expr, ast.Name):
         return expr.id
     if isinstance(expr, ast.Attribute):

@@ -18,6 +18,7 @@ from gemini.instrument.dsl.pytorch import PYTORCH
 from gemini.instrument.dsl.tensorflow import TENSORFLOW
 from gemini.instrument.dsl.vocabulary import Vocabulary
 from gemini.instrument.names import ModuleLookup, Names
+from gemini.instrument.prelude import RESERVED
 from gemini.instrument.source import SourceFile
 from gemini.instrument.unit import Unit
 
@@ -80,6 +81,7 @@ class FileEvidence:
 
     def resolve(self, expr: ast.expr) -> str | None:
         """The qualified name of what `expr` names: an imported object, or one defined in this file."""
+        expr = unmarked(expr)
         found = self.unit.resolve(expr)
         if found is None and isinstance(expr, ast.Name):
             name = f"{self.source.module}.{expr.id}" if self.source.module else expr.id
@@ -152,6 +154,7 @@ class Evidence:
 
     def holds(self, file: FileEvidence, expr: ast.expr, kind: str) -> bool:
         """Whether the variable (or attribute) `expr` is taken to hold a `kind`."""
+        expr = unmarked(expr)
         name = last_name(expr)
         if name is None:
             return isinstance(expr, ast.Call) and self.kind_of_value(file, expr) == kind
@@ -160,6 +163,7 @@ class Evidence:
 
     def kind_of_value(self, file: FileEvidence, value: ast.expr) -> str | None:
         """What the value of an expression is, as far as its outermost call tells."""
+        value = unmarked(value)
         if isinstance(value, ast.Await):
             value = value.value
         if isinstance(value, ast.IfExp):
@@ -229,6 +233,19 @@ def last_name(expr: ast.expr) -> str | None:
     if isinstance(expr, ast.Name):
         return expr.id
     return expr.attr if isinstance(expr, ast.Attribute) else None
+
+
+def unmarked(expr: ast.expr) -> ast.expr:
+    """`x` of `__gemini__.on(x)` and the other calls that passes put around the script's own expressions."""
+    while (
+        isinstance(expr, ast.Call)
+        and len(expr.args) == 1
+        and isinstance(expr.func, ast.Attribute)
+        and isinstance(expr.func.value, ast.Name)
+        and expr.func.value.id == RESERVED
+    ):
+        expr = expr.args[0]
+    return expr
 
 
 def is_called_like(name: str, kind: str) -> bool:

@@ -50,6 +50,7 @@ class Finding:
     kind: str
     name: str  # the framework's or the user's object, qualified: "torch.nn.Linear", "net.Net", "loss.backward"
     text: str  # the source on one line
+    is_statement: bool = False  # a class, function or loop, not an expression
 
     @property
     def where(self) -> str:

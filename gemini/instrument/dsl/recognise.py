@@ -36,6 +36,7 @@ def _file(evidence: Evidence, file: FileEvidence) -> set[Finding]:
             kind=kind,
             name=name,
             text=headline(node, file.source),
+            is_statement=isinstance(node, ast.stmt),
         )
         for node, kind, name in nodes
     }

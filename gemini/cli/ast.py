@@ -1,0 +1,96 @@
+"""Draw the syntax tree of a script, with what Gemini recognises in it in colour.
+
+gemini ast train.py -o ast.svg
+gemini ast train.py --after -o after.png                       after all passes, changes marked
+gemini ast train.py --after device-placement -o after.png      after one pass (and what it needs)
+gemini ast model.py --max-nodes 200 -o model.svg               fold more
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemini.errors import UsageError
+
+if TYPE_CHECKING:
+    from gemini.instrument.source import SourceFile
+    from gemini.report.ast_outline import Place
+
+SUMMARY = "draw the syntax tree of a script, before or after a pass (.svg, .png, .dot)"
+_ALL = "all passes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gemini ast`."""
+    parser.add_argument("script", help="the Python file")
+    parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="ends in .svg, .png or .dot")
+    parser.add_argument(
+        "--after", nargs="?", const=_ALL, metavar="PASS", help="after all passes, or after this one; changes are marked"
+    )
+    parser.add_argument("--depth", type=_positive, metavar="N", help="fold what is nested deeper than N")
+    parser.add_argument(
+        "--max-nodes", type=_positive, default=400, metavar="N",
+        help="fold what is not recognised until about N boxes are left (default 400)",
+    )  # fmt: skip
+    parser.add_argument("--full", action="store_true", help="a box for every expression, however small")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the picture."""
+    from gemini.cli.sources import read_source
+    from gemini.instrument.unit import Unit
+    from gemini.report import graphviz
+    from gemini.report.ast_folding import fold
+    from gemini.report.ast_outline import outline
+    from gemini.report.ast_picture import to_dot
+
+    graphviz.check_suffix(args.output)
+    source = read_source(args.script)
+    changed: set[ast.AST] = set()
+    note = "the syntax tree"
+    if args.after is not None:
+        source, changed = _after(source, args.after)
+        note = f"the syntax tree after {args.after}"
+    root = outline(Unit(source), _kinds(source), changed, title=args.script, full=args.full)
+    most = None if args.full and args.max_nodes == 400 else args.max_nodes
+    nodes = sum(1 for _ in ast.walk(source.tree))
+    fold(root, depth=args.depth, most=most)
+    graphviz.write(to_dot(root, title=Path(args.script).name, note=note), args.output)
+    if args.after is not None and not changed:
+        print("no pass changes this file", file=sys.stderr)
+    print(f"{args.output}: {root.count - 1} boxes for {nodes} nodes")
+    return 0
+
+
+def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
+    """The source after the passes, and the nodes of its tree that they brought."""
+    from gemini.instrument.comparison import new_nodes
+    from gemini.instrument.manager import PassManager
+    from gemini.instrument.registry import select
+
+    passes = select() if chosen == _ALL else select([chosen])
+    done = PassManager(passes, notice=lambda line: print(f"gemini ast: {line}", file=sys.stderr)).run(source)
+    after = source.with_text(done.text)
+    return after, new_nodes(done, after.tree)
+
+
+def _kinds(source: SourceFile) -> dict[tuple[Place, bool], str]:
+    """The kind of every recognised node, by its place; where there are several, the most telling one."""
+    from gemini.instrument.dsl import KINDS, recognise
+
+    order = list(KINDS)
+    kinds: dict[tuple[Place, bool], str] = {}
+    for finding in sorted(recognise([source]), key=lambda one: order.index(one.kind), reverse=True):
+        place = (finding.line, finding.column, finding.end_line, finding.end_column)
+        kinds[(place, finding.is_statement)] = finding.kind
+    return kinds
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"{text!r} is not a whole number above 0\n    → give a number such as 3")
+    return int(text)
