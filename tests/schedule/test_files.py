@@ -8,12 +8,12 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from strategies import plans
 
 from gemini.errors import ArtifactError, ScheduleError
 from gemini.schedule import Block, Links, Pattern, Proof, SchedPlan
 from gemini.schedule.files import FORMAT, to_dict
 from gemini.schedule.placements import placement
-from tests.schedule.strategies import plans
 
 
 def plain(plan: SchedPlan) -> str:

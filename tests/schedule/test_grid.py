@@ -7,12 +7,12 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import plans
 
 from gemini.schedule import Block, Proof, SchedPlan
 from gemini.schedule.grid import grid
 from gemini.schedule.library import library
 from gemini.schedule.placements import placement
-from tests.schedule.strategies import plans
 
 
 def test_the_shape_of_a_grid():

@@ -8,6 +8,7 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import placements, plans
 
 from gemini.errors import InvalidPlanError, PlacementError, ScheduleError
 from gemini.schedule import Block, Pattern, SchedPlan
@@ -16,7 +17,6 @@ from gemini.schedule.library import library_on
 from gemini.schedule.placements import placement
 from gemini.schedule.simulate import simulate
 from gemini.schedule.timing import earliest_starts
-from tests.schedule.strategies import placements, plans
 
 ANY = {"reals": True, "links": True}
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from strategies import plans
 
 from gemini.errors import InvalidPlanError, PlacementError
 from gemini.schedule import Block, Links, SchedPlan
 from gemini.schedule.validate import find_faults
-from tests.schedule.strategies import plans
 
 ANY = {"reals": True, "links": True}
 
