@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from gemini.cli.options import Invocation
     from gemini.instrument.launch.session import Session
 
@@ -59,7 +61,7 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
 
 def _look_in_the_library_first() -> None:
     """Put the user's folders last on our own search path: a ``types.py`` there is for their program to import."""
-    from gemini.instrument.launch.begin import library_path
+    from gemini.instrument.launch.shadows import library_path
 
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         del sys.path[0]

@@ -17,24 +17,24 @@ Loaded in the user's process before anything of the user's: it imports nothing t
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
+from _frozen_importlib_external import SourceFileLoader
 from _thread import RLock
-from importlib.machinery import SourceFileLoader
 
 from gemini.instrument.launch.library import respell
+from gemini.instrument.launch.shadows import LibraryFirst
 from gemini.instrument.ownership import Ownership
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import CodeType, ModuleType
+    from types import CodeType
     from typing import Any
 
     from gemini.instrument.launch.session import Session
 
-_FOLLOWED = "exec('code', globals()); __import__('importlib').import_module('follower').follow()"
+_FOLLOWED = "exec('code', globals()); __import__('importlib').import_module('follower').follow(__name__)"
 
 
 class Hook:
@@ -86,43 +86,10 @@ class Hook:
         return self._instrument
 
     def _load(self) -> Callable[[str, bytes, str], CodeType | None]:
-        """Import what instrumenting needs, past any module of the user's that has the name of a library's.
-
-        A name of the library's that the user's own folders have too is forgotten again: the user's program, when it
-        imports that name, gets what it would get under `python`.
-        """
-        hidden = self._hide_shadows()
-        before = set(sys.modules)
-        kept = sys.path[:]
-        users = [entry for entry in kept if entry not in self._library]
-        sys.path[:] = [*self._library, *users]
-        try:
+        with LibraryFirst(self._library):
             from gemini.instrument.launch.passes import Instrumenter
 
-            instrumenter = Instrumenter(self._session)
-        finally:
-            sys.path[:] = kept
-            new = [name for name in sys.modules if name not in before and name.partition(".")[0] != "gemini"]
-            if hidden or any(_has_module(folder, name) for name in new if "." not in name for folder in users):
-                for name in new:
-                    del sys.modules[name]
-            sys.modules.update(hidden)
-        return instrumenter.code
-
-    def _hide_shadows(self) -> dict[str, ModuleType]:
-        """Take the user's own modules that have the name of a library's out of `sys.modules`, and return them."""
-        found = {}
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] in sys.stdlib_module_names:
-                path = getattr(module, "__file__", None)
-                if isinstance(path, str) and name != "__main__" and self.ownership.owns(path, name):
-                    found[name] = sys.modules.pop(name)
-        return found
-
-
-def _has_module(folder: str, name: str) -> bool:
-    path = os.path.join(folder, name)
-    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
+            return Instrumenter(self._session).code
 
 
 def install(hook: Hook) -> bool:

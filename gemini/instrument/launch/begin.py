@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import machinery
+from _frozen_importlib import BuiltinImporter
+from _frozen_importlib_external import SourceFileLoader
+
+from gemini.instrument.launch.shadows import LibraryFirst, library_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,17 +38,20 @@ if TYPE_CHECKING:
 def begin(plan: Plan) -> None:
     """Make this process the one that `python` would have started, and install the hook."""
     library = library_path()
+    with LibraryFirst(library, users=[] if plan["path0"] is None else [plan["path0"]]):
+        install(plan["session"], library)
     _restore_sys(plan)
     _restore_main(plan)
     _compile_warnings(plan)
-    install(plan["session"], library)
 
 
 def begin_child(session: Session) -> None:
     """Install the hook in a process that multiprocessing has started with ``python -c``."""
     has_path0 = not getattr(sys.flags, "safe_path", sys.flags.isolated)
     path0 = sys.path[:1] if has_path0 else []
-    install(session, [entry for entry in library_path() if entry not in path0])
+    library = [entry for entry in library_path() if entry not in path0]
+    with LibraryFirst(library):
+        install(session, library)
 
 
 def install(session: Session, library: list[str]) -> None:
@@ -61,13 +67,6 @@ def install(session: Session, library: list[str]) -> None:
     children.install(installed)
 
 
-def library_path() -> list[str]:
-    """Where Python finds its library and what is installed: `sys.path` less what the user's PYTHONPATH put there."""
-    users = () if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = {os.path.abspath(entry) for entry in users if entry}
-    return [entry for entry in sys.path if os.path.abspath(entry) not in own]
-
-
 def _restore_sys(plan: Plan) -> None:
     sys.argv[:] = plan["argv"]
     sys.orig_argv[:] = [sys.orig_argv[0], *plan["orig_argv"]]
@@ -79,13 +78,13 @@ def _restore_sys(plan: Plan) -> None:
 
 def _restore_main(plan: Plan) -> None:
     main = sys.modules["__main__"].__dict__
-    main["__loader__"] = machinery.BuiltinImporter
+    main["__loader__"] = BuiltinImporter
     if plan["file"] is None:
         del main["__file__"], main["__cached__"]
     else:
         main["__file__"] = plan["file"]
         if plan["kind"] == "script":
-            main["__loader__"] = machinery.SourceFileLoader("__main__", plan["file"])
+            main["__loader__"] = SourceFileLoader("__main__", plan["file"])
     if plan["kind"] == "command" and sys.version_info >= (3, 13):
         _show_command(plan["orig_argv"], len(plan["argv"]))
 

@@ -1,9 +1,11 @@
 """Files and processes that a program starts by other means than `import`, instrumented too.
 
-A process that multiprocessing starts anew (spawn, forkserver) is a ``python -c "from multiprocessing…"``. It is
-given one statement more, in front, which installs the hook there. It runs the program's main file again through
-`runpy.run_path`, so that asks the hook as well. A forked process has the hook already. Other processes, such as
-``subprocess.run([sys.executable, …])``, are plain `python`, as the program asked.
+    fork         the child has the hook already
+    spawn        a new interpreter gets the child's data as a pickle, whose first object installs the hook there
+    forkserver   the server is a ``python -c``, which is given one statement more, in front
+    run_path     asks the hook before it compiles a file; that is how a spawned child runs the main program again
+
+Other processes, such as ``subprocess.run([sys.executable, …])``, are plain `python`, as the program asked.
 """
 
 from __future__ import annotations
@@ -17,49 +19,56 @@ from gemini.instrument.launch.library import respell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from io import BufferedReader
     from types import CodeType
     from typing import Any
 
     from gemini.instrument.hook import Hook
 
-_UTIL = "multiprocessing.util"
-_PROGRAMS = ("from multiprocessing.spawn import ", "from multiprocessing.forkserver import ")
 _COMPILED = "compile(f.read(), fname, 'exec')"
+
+
+class Greeting:
+    """Installs the hook where it is unpickled; nothing happens there if that cannot be done."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = {"SESSION": session.current(), "PLACE": _PLACE}
+        return exec, ("try: exec(open(PLACE).read())\nexcept Exception: pass", names)
 
 
 def install(hook: Hook) -> None:
     """Follow the program into the processes and scripts that it starts."""
     _ask_in_runpy(hook)
-    if _UTIL in sys.modules:
-        follow()
-    else:
-        hook.followers[_UTIL] = __name__
+    for name in _FOLLOWED:
+        if name in sys.modules:
+            follow(name)
+        else:
+            hook.followers[name] = __name__
 
 
-def follow() -> None:
-    """Wrap the one function through which multiprocessing starts interpreters."""
-    util: Any = sys.modules[_UTIL]
-    original = util.spawnv_passfds
-
-    def spawnv_passfds(path: Any, args: Sequence[Any], passfds: Any) -> Any:
-        return original(path, with_hook(args), passfds)
-
-    spawnv_passfds.__module__ = original.__module__
-    spawnv_passfds.__qualname__ = original.__qualname__
-    util.spawnv_passfds = spawnv_passfds
+def follow(name: str) -> None:
+    """Have `name`, a module of the standard library that has just been imported, pass the hook on."""
+    _FOLLOWED[name](sys.modules[name])
 
 
-def with_hook(args: Sequence[Any]) -> list[Any]:
-    """The command line of an interpreter that multiprocessing starts, with our statement in front of its program."""
-    changed = list(args)
-    own = session.current()
-    at = changed.index("-c") + 1 if "-c" in changed[:-1] else 0
-    if at and own is not None and str(changed[at]).startswith(_PROGRAMS):
-        place = os.path.join(os.path.dirname(__file__), "spawned.py")
-        changed[at] = f"exec(open({place!r}).read(), {{'SESSION': {own!r}, 'PLACE': {place!r}}}); {changed[at]}"
-    return changed
+def _follow_spawn(spawn: Any) -> None:
+    def greeted(data: dict[str, Any]) -> dict[str, Any]:
+        return {"gemini": Greeting(), **data}
+
+    respell(spawn.get_preparation_data, "return d\n", "return _greeted(d)\n", _greeted=greeted)
+
+
+def _follow_forkserver(forkserver: Any) -> None:
+    def greeting(program: str) -> str:
+        names = f"{{'SESSION': {session.current()!r}, 'PLACE': {_PLACE!r}}}"
+        return f"exec(open({_PLACE!r}).read(), {names}); {program}"
+
+    start = forkserver.ForkServer.ensure_running
+    respell(start, "['-c', cmd]", "['-c', _greeting(cmd)]", _greeting=greeting)
+
+
+_PLACE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned.py")
+_FOLLOWED = {"multiprocessing.spawn": _follow_spawn, "multiprocessing.forkserver": _follow_forkserver}
 
 
 def _ask_in_runpy(hook: Hook) -> None:

@@ -65,7 +65,9 @@ def read(request: Request) -> Program | None:
 
 
 def _script(request: Request) -> Program | None:
-    path = os.getcwd() if request.target in ("", ".") else os.path.join(os.getcwd(), request.target)
+    path = os.path.join(os.getcwd(), request.target)
+    if request.target in ("", ".") and sys.version_info >= (3, 11):
+        path = os.getcwd()
     argv = [request.target, *request.args]
     if os.path.isdir(path):
         return Program("container", request.target, path, b"", None, argv, path)

@@ -1,4 +1,4 @@
-"""The statement of ours that a process of multiprocessing's runs first; executed as text, with two names given.
+"""What a process of multiprocessing's runs first; executed as text, with two names given.
 
 If anything about it fails, the process goes on as it would under plain `python`.
 """
@@ -14,6 +14,11 @@ def enter(session: Session, place: str) -> None:
     """Load Gemini from the folder it has in the process that started this one, and install the hook."""
     import sys
 
+    if "gemini.instrument.launch.session" in sys.modules:
+        from gemini.instrument.launch.session import current
+
+        if current() is not None:  # forked by a server that has been here
+            return
     if "gemini" not in sys.modules:
         folder = place.rpartition("/instrument/")[0]
         external = sys.modules["_frozen_importlib_external"]
