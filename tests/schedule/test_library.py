@@ -149,6 +149,8 @@ def test_which_schedules_run_on_a_placement():
     assert library_for(placement("interleaved", 4)) == ["gpipe", "interleaved_1f1b", "looped_bfs"]
     assert library_for(placement("interleaved", 4, split=True)) == ["gpipe", "interleaved_zb"]
     assert library_for(placement("xshape", 4)) == ["gpipe", "chimera"]
+    assert library_for(placement("xshape", 4, split=True)) == ["gpipe"]
+    assert library_for(placement("vchunks", 4)) == ["gpipe"]
     assert library_for(placement("mshape", 4)) == ["gpipe"]
 
 
@@ -156,6 +158,7 @@ def test_a_hand_made_placement_is_recognised_and_keeps_its_spans():
     plan = SchedPlan(2)
     blocks = [Block(0, span, 1, "forward") for span in (1.5, 2.5)] + [Block(0, 3, -1, "backward") for _ in range(2)]
     plan.add_block_seq(blocks, [0, 1, 1, 0])
+    Block.make_dependency(blocks[0], blocks[3])  # a forward and its own backward: true already, and harmless
     one = library_on("1f1b", plan, 4)
     assert {block.span for block in one.device_blocks(1)} == {2.5, 3}
     assert one.placement is plan

@@ -9,9 +9,10 @@ Each is given by the order in which every device takes its blocks; times are the
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 from gemini.errors import InvalidPlanError, PlacementError
-from gemini.schedule.block import Number
+from gemini.schedule.block import Action, Number
 from gemini.schedule.library.chimera import CHIMERA
 from gemini.schedule.library.dualpipe_v import DUALPIPE_V
 from gemini.schedule.library.gpipe import GPIPE
@@ -133,7 +134,8 @@ def _known(name: str) -> Known:
 
 
 def _same_shape(known: Known, placement: SchedPlan) -> bool:
-    """Whether `placement` has the stages, block types and devices that the schedule's own placement has."""
+    """Whether `placement` has the blocks, devices and dependencies that the schedule's own has (it may have more
+    dependencies, such as from a forward to its own backward)."""
     if known.any_placement:
         return True
     shape = PLACEMENTS[known.placement]
@@ -143,8 +145,12 @@ def _same_shape(known: Known, placement: SchedPlan) -> bool:
     if known.chunks is not None and chunks != known.chunks:
         return False
     own = named_placement(known.placement, placement.ndevs, split=known.split, chunks=chunks)
-    return _signature(own) == _signature(placement)
+    return _homes(own) == _homes(placement) and _edges(own) <= _edges(placement)
 
 
-def _signature(placement: SchedPlan) -> dict[tuple[int | None, str], tuple[int, ...]]:
-    return {(block.stage, block.btype): placement.device(block) for block in placement}
+def _homes(placement: SchedPlan) -> dict[tuple[int, str], tuple[int, ...]]:
+    return {(block.action.stage, block.btype): placement.device(block) for block in placement}
+
+
+def _edges(placement: SchedPlan) -> set[tuple[Action, Action]]:
+    return {(replace(prev.action, mid=0), replace(block.action, mid=0)) for block in placement for prev in block.before}
