@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from functools import cached_property
+from itertools import accumulate
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
@@ -23,7 +24,11 @@ class Lines:
     @cached_property
     def starts(self) -> list[int]:
         """Offset of the first character of every line; a text that ends in a line end has no empty last line here."""
-        starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+        if "\r" in self.text:
+            starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
+        else:
+            starts = [0, *accumulate([len(line) + 1 for line in self.text.split("\n")])]
+            starts.pop()
         if len(starts) > 1 and starts[-1] == len(self.text):
             starts.pop()
         return starts

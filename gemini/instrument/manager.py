@@ -177,7 +177,7 @@ class PassManager:
             edits = [*edits, place] if place else edits if has_prelude else prelude.inline(edits)
         edits, left_out = fit(state.unit, edits)
         spliced = apply(state.current, edits)
-        edited = verified(state.current, spliced.text)
+        edited = verified(state.current, spliced)
         if strict:
             compile_tree(edited.tree, edited.path)
         state.current, state.unit = edited, self._unit(edited)

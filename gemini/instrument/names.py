@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from gemini.instrument import frameworks
@@ -37,6 +37,17 @@ ModuleLookup = Callable[[str], "ModuleNames | None"]
 
 _ABSENT = ""  # the meaning of ``torch = None`` where the import failed
 _BUILTINS = frozenset(dir(builtins))
+_UNSEEN = "?"
+
+
+class _Everything:
+    """The container of every name."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+_EVERYTHING = _Everything()
 
 
 class Names:
@@ -59,27 +70,36 @@ class Names:
         self._scopes = Scopes(self._index)
         self._running: set[ast.AST] = set()
         self._meanings: dict[ast.AST, str | None] = {}
+        # Names that can mean anything known. Most names of a file are plain variables, which cannot.
+        self._hopeful: Container[str] = (
+            _EVERYTHING if self._scopes.stars else _BUILTINS | self._scopes.hopeful(defined=bool(module))
+        )
+        self._chains: dict[ast.AST, str | None] = {}
+        self._sole: dict[str, Binding | None] = {}
         self._overwritten: dict[str, list[ast.Attribute]] | None = None
 
     def resolve(self, expr: ast.AST) -> str | None:
         """The qualified name of what `expr` means, or None where it may be something else."""
-        attributes: list[str] = []
-        node = expr
-        while isinstance(node, ast.Attribute):
-            attributes.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name):
+        if expr.__class__ is ast.Attribute:
+            return self._chain(expr)
+        if not isinstance(expr, ast.Name) or expr.id not in self._hopeful or not isinstance(expr.ctx, ast.Load):
             return None
-        if not attributes and not isinstance(node.ctx, ast.Load):
+        return self._lookup(expr.id, expr, bare=True)
+
+    def _chain(self, node: ast.AST) -> str | None:
+        """The qualified name of a `Name` or `Attribute` that is a link of a longer chain, or the end of one."""
+        if node.__class__ is ast.Name:
+            return self._lookup(node.id, node, bare=False) if node.id in self._hopeful else None
+        if not isinstance(node, ast.Attribute):
             return None
-        root = self._lookup(node.id, node, bare=not attributes)
-        if root is None:
-            return None
-        found = root
-        for attribute in reversed(attributes):
-            found = self._member(found, attribute)
-        if attributes and isinstance(expr, ast.Attribute) and self._is_overwritten(expr):
-            return None
+        known = self._chains.get(node, _UNSEEN)
+        if known is not _UNSEEN:
+            return known
+        base = self._chain(node.value)
+        found = None if base is None else self._member(base, node.attr)
+        if found is not None and self._is_overwritten(node, found):
+            found = None
+        self._chains[node] = found
         return found
 
     def builtin(self, name: str) -> str | None:
@@ -130,6 +150,11 @@ class Names:
     # Lookup of the root of a chain.
 
     def _lookup(self, name: str, use: ast.AST, *, bare: bool) -> str | None:
+        if name not in self._sole:
+            self._sole[name] = None if self._scopes.stars else self._scopes.sole(name)
+        sole = self._sole[name]
+        if sole is not None and sole.done <= start_of(use):
+            return self._meaning(sole) or None
         reached = self._scopes.reach(name, use) if self._scopes.bound(name) else None
         if reached is None:
             return self._unbound(name, use)
@@ -322,35 +347,16 @@ class Names:
                 return meant
         return frameworks.canonical(f"{base}.{attribute}")
 
-    def _is_overwritten(self, expr: ast.Attribute) -> bool:
-        """Whether this module assigns to the very attribute (``torch.device = fake``) or to one on the way to it."""
+    def _is_overwritten(self, node: ast.Attribute, name: str) -> bool:
+        """Whether this module assigns to the very attribute that `node` reads: ``torch.device = fake``."""
         if self._overwritten is None:
             self._overwritten = {}
-            for node in self._index.nodes(ast.Attribute):
-                if node.ctx.__class__ is not ast.Load:
-                    self._overwritten.setdefault(node.attr, []).append(node)
-        if not self._overwritten or isinstance(expr.ctx, ast.Store | ast.Del):
+            for target in self._index.nodes(ast.Attribute):
+                if target.ctx.__class__ is not ast.Load:
+                    self._overwritten.setdefault(target.attr, []).append(target)
+        if node.attr not in self._overwritten or not isinstance(node.ctx, ast.Load):
             return False
-        link: ast.expr = expr
-        while isinstance(link, ast.Attribute):
-            for target in self._overwritten.get(link.attr, ()):
-                name = self.resolve(target)
-                if name is not None and name == self._spelled(link):
-                    return True
-            link = link.value
-        return False
-
-    def _spelled(self, node: ast.Attribute) -> str | None:
-        """`resolve` without the question whether the attribute is overwritten."""
-        attributes: list[str] = []
-        root: ast.expr = node
-        while isinstance(root, ast.Attribute):
-            attributes.append(root.attr)
-            root = root.value
-        found = self._lookup(root.id, root, bare=False) if isinstance(root, ast.Name) else None
-        for attribute in reversed(attributes):
-            found = self._member(found, attribute) if found else None
-        return found
+        return any(self._chain(target) == name for target in self._overwritten[node.attr])
 
 
 def _matching(targets: list[ast.expr], value: ast.expr, at: int) -> ast.expr | None:

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import CodeType
+
+from gemini.instrument.positions import first_line
+
+_ODD = re.compile("[\\r\\v\\f\\x1c-\\x1e]")  # line ends to `str.splitlines`, or to Python, but not to both alike
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 @contextmanager
@@ -55,6 +61,26 @@ def parse_again(text: str, path: str) -> ast.Module:
         tree = compile(text, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
     return tree
+
+
+def parse_edited(tree: ast.Module, text: str, edited: list[tuple[int, int]], path: str) -> ast.Module:
+    """The tree of an edited `text`, of which only the lines `edited` (first and last, ascending) differ from `tree`'s.
+
+    Only the top-level statements on those lines are parsed; the others are the old tree's own nodes, shared. The ranges
+    must not cut a statement: each begins and ends where one does.
+    """
+    lines = text.splitlines(keepends=True) if text.isascii() and not _ODD.search(text) else _LINE.findall(text)
+    fresh: list[ast.stmt] = []
+    at = 0
+    for first, last in edited:
+        part = "\n" * (first - 1) + "".join(lines[first - 1 : last])
+        while at < len(tree.body) and first_line(tree.body[at]) < first:
+            fresh.append(tree.body[at])
+            at += 1
+        fresh.extend(parse_again(part, path).body)
+        while at < len(tree.body) and first_line(tree.body[at]) <= last:
+            at += 1
+    return ast.Module([*fresh, *tree.body[at:]], [])
 
 
 def compile_tree(tree: ast.Module, path: str, optimize: int = -1) -> CodeType:

@@ -120,14 +120,15 @@ def restore(tree: ast.Module, positions: PositionMap) -> None:
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.stmt) and not positions.touches(_first_line(node), node.end_lineno or node.lineno):
+        if isinstance(node, ast.stmt) and not positions.touches(first_line(node), node.end_lineno or node.lineno):
             continue
         if hasattr(node, "lineno"):
             _move(node, positions)
         stack.extend(ast.iter_child_nodes(node))
 
 
-def _first_line(node: ast.stmt) -> int:
+def first_line(node: ast.stmt) -> int:
+    """The line a statement begins on, its decorators included."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.decorator_list:
         return min(node.lineno, node.decorator_list[0].lineno)
     return node.lineno

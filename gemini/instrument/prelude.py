@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterable
 
 from gemini.instrument.edits import Edit
+from gemini.instrument.positions import first_line
 from gemini.instrument.source import SourceFile
 
 RESERVED = "__gemini__"
@@ -93,7 +94,7 @@ def _free_line(source: SourceFile) -> int:
 
     Comment lines are no place: the first two may declare the encoding, and all are the user's text.
     """
-    first = min(_first_line(node) for node in source.tree.body)
+    first = min(first_line(node) for node in source.tree.body)
     for number in range(first - 1, 0, -1):
         line = source.lines.line(number)
         if not line.strip(" \t\f"):
@@ -102,9 +103,3 @@ def _free_line(source: SourceFile) -> int:
                 continue
             return number
     return 0
-
-
-def _first_line(node: ast.stmt) -> int:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return min([node.lineno, *(one.lineno for one in node.decorator_list)])
-    return node.lineno

@@ -15,6 +15,7 @@ Nothing is computed for names that nobody asks about.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ Place = tuple[int, int]
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _TYPE_PARAMETERS = ("TypeVar", "ParamSpec", "TypeVarTuple")  # Python 3.12
+_SURE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, *_FUNCTIONS, ast.ClassDef)
+"""Statements that bind their names whenever they run through."""
+_IMPORTING = ("import_module", "__import__")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -71,6 +75,41 @@ class Scopes:
     def sites(self, name: str) -> list[ast.AST]:
         """The nodes that bind or delete `name` in whatever scope."""
         return self._sites.get(name, [])
+
+    def hopeful(self, *, defined: bool) -> frozenset[str]:
+        """The names that some scope binds to something with a name of its own, maybe through other names.
+
+        That is an import, an assignment of a name or attribute or of a call that may import, and, where the module's
+        name is known (`defined`), a function or class. All other names are variables.
+        """
+        nodes = self._index.nodes
+        found = {alias.asname or alias.name.partition(".")[0] for alias in nodes(ast.alias)}
+        if defined:
+            found.update(node.name for node in self._index.tree.body if isinstance(node, (*_FUNCTIONS, ast.ClassDef)))
+        passed_on: dict[str, list[str]] = defaultdict(list)
+        assigned = [(one.targets, one.value) for one in nodes(ast.Assign)]
+        assigned += [([one.target], one.value) for one in nodes(ast.AnnAssign) if one.value is not None]
+        assigned += [([one.target], one.value) for one in nodes(ast.NamedExpr)]
+        for targets, whole in assigned:
+            for target, value in _pairs(targets, whole):
+                root = _root(value)
+                if root is not None:
+                    passed_on[root].append(target)
+        reached = [*found, *(name for name in passed_on if hasattr(builtins, name))]
+        while reached:
+            for target in passed_on.pop(reached.pop(), ()):
+                found.add(target)
+                reached.append(target)
+        return frozenset(found)
+
+    def sole(self, name: str) -> Binding | None:
+        """The one binding of `name` in the whole tree, if it is made at the module's top level, come what may."""
+        if len(self._sites.get(name, ())) != 1:
+            return None
+        owned = self.owners(name).get(self._index.tree)
+        if not owned or owned[0].dynamic or self._parents.get(owned[0].statement) is not self._index.tree:
+            return None
+        return owned[0] if isinstance(owned[0].statement, _SURE) else None
 
     def _collect_sites(self) -> dict[str, list[ast.AST]]:
         sites: dict[str, list[ast.AST]] = defaultdict(list)
@@ -221,7 +260,7 @@ class Scopes:
         later = scopes[: scopes.index(scope)] if scope in scopes else scopes
         deferred = any(one.__class__ not in (ast.ListComp, ast.SetComp, ast.DictComp) for one in later)
         place = start_of(use)
-        above = {use, *self._index.ancestors(use)}
+        above = self._path(use)
         last_sure: Binding | None = None
         alive: list[Binding] = []
         for one in bindings:
@@ -236,7 +275,7 @@ class Scopes:
         if last_sure is None:
             return alive, isinstance(scope, (*_FUNCTIONS, ast.Lambda, *_COMPREHENSIONS))
         # What ran before the last sure one is overwritten, unless a loop can run it again before a deferred use.
-        sure_above = set(self._index.ancestors(last_sure.node))
+        sure_above = self._path(last_sure.node)
         alive = [
             one
             for one in alive
@@ -248,7 +287,12 @@ class Scopes:
 
     def at_end(self, bindings: list[Binding]) -> list[Binding]:
         """Of a module's `bindings` of one name, those that can stand when the module has run."""
-        sure = [one for one in bindings if not one.dynamic and self._dominates(one, set(self._index.tree.body))]
+        top = self._index.tree
+        sure = [
+            one
+            for one in bindings
+            if not one.dynamic and isinstance(one.statement, _SURE) and self._parents.get(one.statement) is top
+        ]
         if not sure:
             return bindings
         return [one for one in bindings if one.dynamic or one.done >= sure[-1].done]
@@ -257,35 +301,37 @@ class Scopes:
         """The names that `module` itself binds."""
         return [name for name in self._sites if module in self.owners(name)]
 
-    def _dominates(self, one: Binding, above: set[ast.AST]) -> bool:
-        """Whether `one` always runs before the use whose ancestors are `above`, being earlier in a block around it."""
+    def _path(self, node: ast.AST) -> dict[ast.AST, ast.AST]:
+        """The ancestors of `node`, each with its child on the way down to it."""
+        parents, path = self._parents, {}
+        while (parent := parents.get(node)) is not None:
+            path[parent] = node
+            node = parent
+        return path
+
+    def _dominates(self, one: Binding, above: dict[ast.AST, ast.AST]) -> bool:
+        """Whether `one` always runs before the use that `above` leads to, being earlier in a block around it."""
         statement = one.statement
         if isinstance(one.node, ast.arg):
             return True
-        if not isinstance(statement, ast.stmt):
+        if not isinstance(statement, _SURE):
             return False
-        if not isinstance(
-            statement,
-            ast.Assign
-            | ast.AnnAssign
-            | ast.Import
-            | ast.ImportFrom
-            | ast.FunctionDef
-            | ast.AsyncFunctionDef
-            | ast.ClassDef,
-        ):
-            return False
-        parent = self._parents.get(statement)
-        if parent not in above and parent is not self._index.tree:
-            return False
+        parent = self._parents[statement]
+        child = above.get(parent)
+        return child is not None and self._block(parent, statement) == self._block(parent, child)
+
+    def _block(self, parent: ast.AST, child: ast.AST) -> str:
+        """The field of `parent` that `child` is in; one for whatever is no statement of a block."""
+        if parent.__class__ in (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With):
+            return "body" if isinstance(child, ast.stmt) else ""
         for field in ("body", "orelse", "finalbody", "handlers"):
             block = getattr(parent, field, None)
-            if isinstance(block, list) and statement in block:
-                return any(each in above for each in block)
-        return False
+            if isinstance(block, list) and child in block:
+                return field
+        return ""
 
-    def _shared_loop(self, node: ast.AST, above: set[ast.AST], scope: ast.AST) -> bool:
-        """Whether a loop inside `scope` holds both `node` and the use whose ancestors are `above`."""
+    def _shared_loop(self, node: ast.AST, above: dict[ast.AST, ast.AST], scope: ast.AST) -> bool:
+        """Whether a loop inside `scope` holds both `node` and the use that `above` leads to."""
         for around in self._index.ancestors(node):
             if around is scope:
                 return False
@@ -296,6 +342,27 @@ class Scopes:
     @staticmethod
     def _deletes(one: Binding) -> bool:
         return isinstance(one.node, ast.Name) and isinstance(one.node.ctx, ast.Del)
+
+
+def _pairs(targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The names an assignment binds, each with the expression it gets the value of."""
+    for target in targets:
+        if isinstance(target, ast.Name):
+            yield target.id, value
+        elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+            for one, other in zip(target.elts, value.elts):
+                yield from _pairs([one], other)
+
+
+def _root(node: ast.expr) -> str | None:
+    """The first name of a chain, or of the function in a call that imports."""
+    if isinstance(node, ast.Call):
+        node = node.func
+        if (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) not in _IMPORTING:
+            return None
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
 
 
 def start_of(node: ast.AST) -> Place:
