@@ -26,16 +26,17 @@ _ENCODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def annotated(done: Instrumented, *, notes: Iterable[str] = (), file: str | None = None, argv0: str = "") -> bytes:
+def annotated(done: Instrumented, *, file: str = "", argv0: str = "", prefer: bool = False) -> bytes:
     """The bytes of an instrumented file with its header.
 
-    With `file`, `__file__` is set to it; with `argv0`, so is `sys.argv[0]`.
+    Where the file uses it, `__file__` is set to `file` and `sys.argv[0]` to `argv0`; with `prefer`, imports find the
+    modules of the dump first.
     """
     text = done.text
-    restored = _assignments(text, file, argv0)
-    if restored:
-        text = _with_statement(done.source.with_text(text), "; ".join(restored.values()))
-    lines = [*header(done), *(f"{name}: {_WHY[name]}" for name in restored), *notes]
+    added = _statements(text, file, argv0, prefer)
+    if added:
+        text = _with_statement(done.source.with_text(text), "; ".join(added.values()))
+    lines = [*header(done), *(f"{name}: {_WHY[name]}" for name in added)]
     return done.source.encode(_with_header(text, lines))
 
 
@@ -63,17 +64,20 @@ def header(done: Instrumented) -> list[str]:
 
 
 _WHY = {
+    "imports": "modules of this folder come first, whatever the program does to sys.path",
     "__file__": "set to the original's path, so that what lies beside it is found",
     "sys.argv[0]": "set to the original's path, as it was typed",
 }
 
 
-def _assignments(text: str, file: str | None, argv0: str) -> dict[str, str]:
+def _statements(text: str, file: str, argv0: str, prefer: bool) -> dict[str, str]:
     made = {}
-    if file is not None and "__file__" in text:
-        made["__file__"] = f"__file__ = {ascii(file)}"
+    if prefer:
+        made["imports"] = '__import__("gemini.managed").managed.prefer(__file__)'
+    if file and "__file__" in text:
+        made["__file__"] = f"__file__ = {file!a}"
     if argv0 and re.search(r"\bargv\s*\[\s*0\s*\]", text):
-        made["sys.argv[0]"] = f'__import__("sys").argv[0] = {ascii(argv0)}'
+        made["sys.argv[0]"] = f'__import__("sys").argv[0] = {argv0!a}'
     return made
 
 

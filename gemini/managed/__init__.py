@@ -13,6 +13,7 @@ framework: without torch in `sys.modules` everything passes through unchanged.
 """
 
 from gemini.managed.devices import device, device_type, map_location, pin_memory, set_managed_device
+from gemini.managed.imports import prefer
 from gemini.managed.marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
 from gemini.managed.receivers import on
 from gemini.managed.stand_ins import stand_in
@@ -29,6 +30,7 @@ __all__ = [
     "on",
     "optimizer",
     "pin_memory",
+    "prefer",
     "set_managed_device",
     "sites",
     "stand_in",
