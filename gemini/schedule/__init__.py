@@ -1,7 +1,8 @@
 """Pipeline schedules as data: composed, proven, drawn and exported. Imports no deep-learning framework."""
 
 from gemini.schedule.block import Action, Block
+from gemini.schedule.composer import Composer
 from gemini.schedule.links import Links
 from gemini.schedule.schedplan import Pattern, Proof, SchedPlan
 
-__all__ = ["Action", "Block", "Links", "Pattern", "Proof", "SchedPlan"]
+__all__ = ["Action", "Block", "Composer", "Links", "Pattern", "Proof", "SchedPlan"]

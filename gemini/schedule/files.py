@@ -32,6 +32,16 @@ FORMAT = "gemini.schedule"
 VERSION = 1
 
 _PLAN_KEYS = ("ndevs", "links", "memory", "pattern", "proof", "placement", "blocks")
+_PROOF_KEYS = (
+    "period",
+    "lower_bound",
+    "optimal",
+    "method",
+    "seconds",
+    "notes",
+    "makespan",
+    "makespan_bound",
+)
 _BLOCK_KEYS = ("mid", "gid", "stage", "type", "span", "memory", "devices", "start", "after", "bytes")
 
 
@@ -58,8 +68,8 @@ def to_dict(plan: SchedPlan) -> dict[str, object]:
         "ndevs": plan.ndevs,
         "links": {"latency": plan.links.latency, "bandwidth": plan.links.bandwidth},
         "memory": None if plan.memory is None else [None if limit == math.inf else limit for limit in plan.memory],
-        "pattern": _fields(plan.pattern, ("length", "nmicros", "starts")),
-        "proof": _fields(plan.proof, ("period", "lower_bound", "optimal", "method", "seconds", "notes")),
+        "pattern": _fields(plan.pattern, ("length", "nmicros", "starts", "rigid")),
+        "proof": _fields(plan.proof, _PROOF_KEYS),
         "placement": None if plan.placement is None else to_dict(plan.placement),
         "blocks": _block_list(plan),
     }
@@ -251,7 +261,7 @@ def _read_edges(entry: Field, block: Block, blocks: list[Block]) -> None:
 def _pattern(field: Field) -> Pattern | None:
     if field.value is None:
         return None
-    field.only("length", "nmicros", "starts")
+    field.only("length", "nmicros", "starts", "rigid")
     nmicros = field["nmicros"].integer(at_least=1)
     starts = tuple(tuple(cell.number() for cell in row.items()) for row in field["starts"].items())
     if len(starts) != nmicros:
@@ -259,13 +269,13 @@ def _pattern(field: Field) -> Pattern | None:
     length = field["length"].number()
     if length <= 0:
         raise field["length"].error(f"{length} is not above zero", "write the plan again")
-    return Pattern(length, nmicros, starts)
+    return Pattern(length, nmicros, starts, "rigid" in field and field["rigid"].boolean())
 
 
 def _proof(field: Field) -> Proof | None:
     if field.value is None:
         return None
-    field.only("period", "lower_bound", "optimal", "method", "seconds", "notes")
+    field.only(*_PROOF_KEYS)
     return Proof(
         field["period"].number(),
         field["lower_bound"].number(),
@@ -273,4 +283,10 @@ def _proof(field: Field) -> Proof | None:
         field["method"].text(),
         field["seconds"].number(),
         tuple(note.text() for note in field["notes"].items()),
+        _number_or_none(field, "makespan"),
+        _number_or_none(field, "makespan_bound"),
     )
+
+
+def _number_or_none(field: Field, name: str) -> Number | None:
+    return field[name].number() if name in field and field[name].value is not None else None

@@ -29,12 +29,14 @@ __all__ = ["Block", "Pattern", "Proof", "SchedPlan"]
 class Pattern:
     """A steady state: block `gid` of micro-batch `q * nmicros + r` starts at `starts[r][gid] + q * length`.
 
-    `nmicros` micro-batches make one kernel of `length`; the period (time a micro-batch) is their quotient.
+    `nmicros` micro-batches make one kernel of `length`; the period (time a micro-batch) is their quotient. A `rigid`
+    pattern is kept to the moment when it is unrolled; otherwise blocks start earlier where warm-up and cool-down allow.
     """
 
     length: Number
     nmicros: int
     starts: tuple[tuple[Number, ...], ...]
+    rigid: bool = False
 
     @property
     def period(self) -> float:
@@ -57,6 +59,8 @@ class Proof:
     method: str
     seconds: float
     notes: tuple[str, ...] = ()
+    makespan: Number | None = None
+    makespan_bound: Number | None = None
 
     @property
     def gap(self) -> float:
@@ -65,8 +69,11 @@ class Proof:
 
     def __str__(self) -> str:
         state = "optimal" if self.optimal else f"within {self.gap:.2%} of the lower bound"
+        span = ""
+        if self.makespan is not None and self.makespan_bound is not None:
+            span = f"makespan {self.makespan:g}, lower bound {self.makespan_bound:g}; "
         return (
-            f"period {self.period:g}, lower bound {self.lower_bound:g}, {state}; "
+            f"period {self.period:g}, lower bound {self.lower_bound:g}, {state}; {span}"
             f"found by {self.method} in {self.seconds:.3g} s" + "".join(f"; {note}" for note in self.notes)
         )
 
