@@ -20,7 +20,7 @@ from __future__ import annotations
 import runpy
 import sys
 from _frozen_importlib_external import SourceFileLoader
-from _thread import RLock
+from _thread import RLock, get_ident
 
 from gemini.instrument.launch.library import respell
 from gemini.instrument.launch.shadows import LibraryFirst
@@ -47,12 +47,15 @@ class Hook:
         self._session = session
         self._library = list(library)
         self._lock = RLock()
+        self._busy: set[int] = set()
         self._instrument: Callable[[str, bytes, str], CodeType | None] | None = None
 
     def code(self, path: str, module: str, read: Callable[[], bytes]) -> CodeType | None:
         """The instrumented code of the file at `path`; None where Python's own is to run."""
-        if not self.ownership.owns(path, module):
+        thread = get_ident()
+        if thread in self._busy or not self.ownership.owns(path, module):
             return None
+        self._busy.add(thread)  # what the passes import is theirs, wherever it lies
         trace, profile = sys.gettrace(), sys.getprofile()
         sys.settrace(None)  # what the user traces is the user's program
         sys.setprofile(None)
@@ -67,6 +70,7 @@ class Hook:
         finally:
             sys.settrace(trace)
             sys.setprofile(profile)
+            self._busy.discard(thread)
 
     def _is_triggered(self, data: bytes) -> bool:
         """Whether any pass can change this file; the passes themselves look closer."""

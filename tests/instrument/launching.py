@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PYTHON = [sys.executable]
-GEMINI = [sys.executable, "-c", "from gemini.cli.python import main; main()"]
-REPOSITORY = Path(__file__).parents[2]
+GEMINI = [str(Path(sys.executable).with_name("gemini_python"))]
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,12 @@ class Outcome:
     files: tuple[str, ...]
 
 
-def run(command: list[str], case: Case, folder: Path, timeout: float = 60) -> Outcome:
-    """The outcome of `case` in a fresh `folder`, under `command`."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    case.write(folder)
+def run(command: list[str], case: Case, folder: Path, timeout: float = 60, fresh: bool = True) -> Outcome:
+    """The outcome of `case` in a `fresh` folder, or in one that an earlier run has left, under `command`."""
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        case.write(folder)
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "COV_"))}
     env |= {key: value.replace("{}", str(folder)) for key, value in case.env.items()}
     done = subprocess.run(
