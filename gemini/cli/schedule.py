@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 SUMMARY = "compose a pipeline schedule, compare it with known ones, draw and export it"
 
+OBJECTIVES = {
+    "period": ("period", "makespan", "memory"),
+    "memory": ("period", "memory"),
+    "latency": ("latency",),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gemini schedule`."""
@@ -45,8 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--latency", type=_amount, default=0, metavar="T", help="time of a transfer between devices")
     limits.add_argument("--bandwidth", type=_amount, default=0, metavar="B", help="bytes a unit of time (0: any)")
     search = parser.add_argument_group("how to search")
-    search.add_argument("--time-limit", type=_amount, metavar="S", help="seconds the search may take")
-    search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default 0)")
+    search.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default="period",
+        help="shortest period, then ramps (default); least memory at that period; or shortest way of a micro-batch",
+    )
+    search.add_argument(
+        "--kernel", type=_positive, default=4, metavar="N", help="micro-batches a repetend may hold (4)"
+    )
+    search.add_argument("--time-limit", type=_amount, default=10, metavar="S", help="seconds to search at most (10)")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (0)")
     output = parser.add_argument_group("what to do with it")
     output.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
     output.add_argument("--draw", type=Path, metavar="FILE", help="draw it: .png, .svg, .pdf or .html")
@@ -102,11 +117,15 @@ def compose(placement: SchedPlan, args: argparse.Namespace) -> SchedPlan:
     """The composed schedule."""
     from gemini.schedule.composer import Composer
 
-    memory = args.memory[0] if args.memory is not None and len(args.memory) == 1 else args.memory
-    options = {"time_limit": args.time_limit, "seed": args.seed}
-    if args.nmicros is None:
-        return Composer.compose(placement, memory, **options)
-    return Composer.compose_n(placement, memory, args.nmicros, **options)
+    return Composer.compose(
+        placement,
+        args.memory[0] if args.memory is not None and len(args.memory) == 1 else args.memory,
+        nmicros=args.nmicros,
+        time_limit=args.time_limit,
+        max_kernel=args.kernel,
+        objective=OBJECTIVES[args.objective],
+        seed=args.seed,
+    )
 
 
 def _positive(text: str) -> int:

@@ -83,8 +83,8 @@ def comparison_table(rows: Sequence[Figures], limits: Sequence[Number] | None) -
     for heading in ("period", "bubble rate", "makespan", "peak memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("of each device", no_wrap=True)
-    for index, row in enumerate(rows):
-        over = limits is not None and any(peak > limit * (1 + 1e-9) for peak, limit in zip(row.peaks, limits))
+    too_large = [_exceeds(row, limits) for row in rows]
+    for index, (row, over) in enumerate(zip(rows, too_large)):
         table.add_row(
             row.name,
             "–" if row.period is None else format_time(row.period),
@@ -98,9 +98,13 @@ def comparison_table(rows: Sequence[Figures], limits: Sequence[Number] | None) -
     text = io.StringIO()
     console = Console(file=text, width=None if colour else PLAIN_WIDTH, force_terminal=colour, highlight=False)
     console.print(table)
-    if limits is not None:
-        console.print("! more than the memory limit", style="dim")
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+    if any(too_large):
+        console.print(" ! more than the memory limit", style="dim")
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+def _exceeds(row: Figures, limits: Sequence[Number] | None) -> bool:
+    return limits is not None and any(peak > limit * (1 + 1e-9) for peak, limit in zip(row.peaks, limits))
 
 
 def _peaks(peaks: Sequence[Number]) -> str:

@@ -215,6 +215,7 @@ def numbered(placement: SchedPlan) -> SchedPlan:
     if sorted(block.gid or 0 for block in blocks) != list(range(len(blocks))):
         ordered = blocks
     copy = SchedPlan(placement.ndevs)
+    copy.links = placement.links
     twins = {}
     for gid, block in enumerate(ordered):
         twins[block] = Block(0, block.span, block.memory, block.btype, stage=block.stage, gid=gid)

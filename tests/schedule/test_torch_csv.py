@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,17 @@ from hypothesis import strategies as st
 
 from gemini.errors import ArtifactError, InvalidPlanError, PlacementError
 from gemini.schedule import Block, SchedPlan
+from gemini.schedule.composer import Composer
 from gemini.schedule.export import dumps_csv, load_csv, loads_csv, save_csv
 from gemini.schedule.library import LIBRARY, library
 from gemini.schedule.orders import plan_from_orders
+from gemini.schedule.placements import placement
 
 RANKS = Path(__file__).with_name("torch_ranks.py")
 SECONDS = 150
 
 
+@cache
 def two_rank_plans() -> dict[str, SchedPlan]:
     return {
         "one_f_one_b": one_f_one_b(2, 4),
@@ -30,6 +34,9 @@ def two_rank_plans() -> dict[str, SchedPlan]:
         "two_chunks_looped": interleaved(2, 4),
         "two_chunks_v_split": interleaved(2, 3, split=True, v=True),
         "real_spans": one_f_one_b(2, 4, spans=(1.3, 2.1, 0)),
+        "composed": Composer.compose(placement("vshape", 2), memory=2, nmicros=6),
+        "composed_v_split": Composer.compose(placement("vchunks", 2, split=True), memory=4, nmicros=6),
+        "composed_interleaved": Composer.compose(placement("interleaved", 2, backward=2.5), memory=5, nmicros=5),
         **{name: library(name, 2, 6) for name in LIBRARY if name != "chimera"},
     }
 

@@ -78,6 +78,7 @@ def _data(picture: Timeline) -> dict[str, object]:
     return {
         "ndevs": plan.ndevs,
         "end": picture.end,
+        "keeps": plan.keeps_memory,
         "kinds": [kind.replace("_", " ") for kind in kinds],
         "blocks": [
             [

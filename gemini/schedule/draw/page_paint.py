@@ -19,7 +19,7 @@ const held = new Map();               // block → what each of its devices hold
 PLAN.rows.forEach((row, device) => {
   let sum = 0;
   for (const at of row.blocks) {
-    sum += PLAN.blocks[at][MEMORY];
+    sum = (PLAN.keeps ? sum : 0) + PLAN.blocks[at][MEMORY];
     if (!held.has(at)) held.set(at, []);
     held.get(at).push([device, sum]);
   }

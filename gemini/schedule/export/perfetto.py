@@ -151,7 +151,7 @@ def _flow(phase: str, number: int, device: int, time: Number, prev: Block) -> Ev
 
 
 def _memory(plan: SchedPlan) -> Iterator[Event]:
-    """A counter for every device: what it holds from each of its blocks on."""
+    """A counter for every device: what it holds, from each time on at which that changes."""
     for device in range(plan.ndevs):
         for time, held in plan.memory_curve(device):
             yield {
