@@ -48,15 +48,14 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
             print("    → name a program to run; gemini_python --help lists the options", file=sys.stderr)
             return USAGE_ERROR
         invocation.kind = "stdin"
-    session = _session(invocation)
     _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
-        return _show(invocation, session)
+        return _show(invocation)
     if invocation.has("--no-gemini"):
         _plain(invocation)
     from gemini.instrument.launch.start import start
 
-    start(invocation, session)
+    start(invocation, _session(invocation))
 
 
 def _look_in_the_library_first() -> None:
@@ -99,16 +98,27 @@ def _check(invocation: Invocation) -> None:
     GeminiConfig.load(invocation.last("--config"), flags=settings)
 
 
-def _show(invocation: Invocation, session: Session) -> int:
-    """Show or write what would run."""
+def _show(invocation: Invocation) -> int:
+    """Write what would run, or show how it differs from the program."""
+    from pathlib import Path
+
     from gemini.errors import UsageError
 
     if invocation.kind not in ("script", "module"):
-        option = "--dump" if invocation.has("--dump") else "--diff"
-        raise UsageError(f"{option} needs a script or -m module\n    → gemini_python {option} … script.py")
-    from gemini.instrument import dump
+        option = "--dump DIR" if invocation.has("--dump") else "--diff"
+        raise UsageError(f"{option} needs a script or a module\n    → gemini_python {option} train.py")
+    from gemini.cli.dump import show
 
-    return dump.main(invocation, session)
+    target, folder = invocation.target, invocation.last("--dump")
+    return show(
+        target if invocation.kind == "script" else None,
+        target if invocation.kind == "module" else None,
+        output=Path(folder) if folder is not None else None,
+        diff=invocation.has("--diff"),
+        passes=invocation.names("--passes"),
+        skip=invocation.names("--skip-pass"),
+        packages=invocation.names("--instrument"),
+    )
 
 
 def _version() -> str:

@@ -14,9 +14,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from gemini.errors import Fault, PassError
+from gemini.instrument.entry_points import entry_points
 from gemini.instrument.passes.base import Pass
 from gemini.suggest import remedy
 
@@ -60,7 +60,7 @@ class Registered:
 def available() -> tuple[Registered, ...]:
     """Every registered pass, Gemini's own first. A name that is taken keeps its first owner."""
     found = {name: Registered(name, "built-in", target) for name, target in BUILT_IN.items()}
-    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda entry: entry.name):
+    for entry in entry_points(GROUP):
         origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown distribution"
         found.setdefault(entry.name, Registered(entry.name, origin, entry.value))
     return tuple(found.values())
