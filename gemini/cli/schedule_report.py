@@ -42,6 +42,7 @@ def as_json(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) ->
         "repetend": phases and {"length": phases.length, "nmicros": phases.nmicros, "times": phases.kernels},
         "cool_down": phases and plan.nsteps - phases.end,
         "lower_bound": proof and proof.lower_bound,
+        "makespan_lower_bound": proof and proof.makespan_bound,
         "optimal": proof and proof.optimal,
         "gap": proof and proof.gap,
         "method": proof and proof.method,

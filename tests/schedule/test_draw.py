@@ -133,13 +133,12 @@ def test_a_large_plan_draws_as_few_objects(tmp_path: Path) -> None:
 
 def test_headline_says_period_bubble_makespan_and_proof() -> None:
     plan = one_f_one_b(4, 8)
-    plan.proof = Proof(3, 3, True, "hand", 0.0)
+    plan.proof = Proof(3, 3, True, "hand", 0.0, (), makespan=33, makespan_bound=30)
     assert dict(timeline(plan).headline) == {
-        "period": "3",
+        "period": "3 (optimal)",
         "bubble rate": "27.3%",
-        "makespan": "33",
+        "makespan": "33 (bound 30)",
         "peak memory": "4",
-        "proof": "optimal",
     }
 
 

@@ -197,9 +197,10 @@ def _phase_texts(name: str, picture: Timeline) -> list[str]:
     phases = picture.phases
     if name != "steady state" or phases is None:
         return [name]
-    each = format_time(phases.length)
-    of = f" of {phases.nmicros} micro-batches" if phases.nmicros > 1 else ""
-    return [f"repetend × {phases.kernels}, {each} long{of}", f"repetend × {phases.kernels}", f"× {phases.kernels}"]
+    times = f"× {phases.kernels}"
+    each = f" · {format_time(phases.length)} each"
+    micros = f" for {phases.nmicros} micro-batches" if phases.nmicros > 1 else ""
+    return [f"repetend {times}{each}{micros}", f"repetend {times}", times]
 
 
 def _kernel_ticks(axes: Axes, picture: Timeline, layout: Layout) -> None:

@@ -134,16 +134,17 @@ def lay_out(picture: Timeline) -> Layout:
 
 
 def _labels(picture: Timeline, per_unit: float, bar: float) -> tuple[str, float]:
-    """The fullest kind of label that fits on the blocks of nine tenths of all work, and its type size."""
+    """The fullest kind of label that fits on all blocks, or at least on those of nine tenths of all work; its size."""
     blocks = list(picture.plan)
     work = sum(float(block.span) for block in blocks)
-    for form, sizes in (("action", (8.5, 7.5, 6.5)), ("micro-batch", (8.5, 7.0, 5.5))):
-        for size in sizes:
+    sizes = {"action": (8.5, 7.5, 6.5), "micro-batch": (8.5, 7.0, 5.5)}
+    for form, share in (("action", 0.999), ("action", 0.9), ("micro-batch", 0.999), ("micro-batch", 0.9)):
+        for size in sizes[form]:
             fits = sum(
                 float(block.span)
                 for block in blocks
                 if text_width(str(block) if form == "action" else str(block.mid), size) <= float(block.span) * per_unit
             )
-            if fits >= 0.9 * work and size / POINTS_AN_INCH * 1.3 <= bar:
+            if fits >= share * work and size / POINTS_AN_INCH * 1.3 <= bar:
                 return form, size
     return "", 6.0

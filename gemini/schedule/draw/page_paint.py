@@ -83,8 +83,8 @@ function drawAxis() {
       pen.textAlign = 'center';
       const k = PLAN.kernel;
       const texts = name !== 'steady state' ? [name] : [
-        'repetend × ' + k.count + ', ' + number(k.length) + ' long' +
-          (k.nmicros > 1 ? ' of ' + k.nmicros + ' micro-batches' : ''), 'repetend × ' + k.count, '× ' + k.count];
+        'repetend × ' + k.count + ' · ' + number(k.length) + ' each' +
+          (k.nmicros > 1 ? ' for ' + k.nmicros + ' micro-batches' : ''), 'repetend × ' + k.count, '× ' + k.count];
       const text = texts.find(text => pen.measureText(text).width + 12 < right - left);
       if (text) pen.fillText(text, (left + right) / 2, 12.5);
     }

@@ -48,13 +48,18 @@ class Timeline:
     @property
     def headline(self) -> list[tuple[str, str]]:
         """The figures that stand over the picture, as (name, value)."""
-        facts = [] if self.figures.period is None else [("period", format_time(self.figures.period))]
-        facts += [("bubble rate", f"{self.figures.bubble:.1%}"), ("makespan", format_time(self.figures.makespan))]
+        figures, proof = self.figures, self.plan.proof
+        facts = []
+        if figures.period is not None:
+            known = proof is not None and math.isclose(proof.period, figures.period)
+            bound = proof.lower_bound if known and proof is not None else None
+            facts.append(("period", _with_bound(figures.period, bound)))
+        facts.append(("bubble rate", f"{figures.bubble:.1%}"))
+        known = proof is not None and proof.makespan == self.end
+        bound = proof.makespan_bound if known and proof is not None else None
+        facts.append(("makespan", _with_bound(figures.makespan, bound)))
         if self.shows_memory:
-            facts.append(("peak memory", format_time(self.figures.peak)))
-        if self.plan.proof is not None:
-            proof = self.plan.proof
-            facts.append(("proof", "optimal" if proof.optimal else f"within {proof.gap:.2%} of the bound"))
+            facts.append(("peak memory", format_time(figures.peak)))
         return facts
 
     @property
@@ -97,6 +102,14 @@ def _row(plan: SchedPlan, device: int, end: Number, limit: Number | None) -> Row
         if point[1] != memory[-1][1]:
             memory.append(point)
     return Row(tuple(blocks), tuple(idle), tuple(memory), max(value for _, value in memory), limit)
+
+
+def _with_bound(value: Number, bound: Number | None) -> str:
+    """A figure, and how it stands to what no schedule can beat."""
+    if bound is None:
+        return format_time(value)
+    optimal = value <= bound * (1 + 1e-9)
+    return f"{format_time(value)} ({'optimal' if optimal else f'bound {format_time(bound)}'})"
 
 
 def shade(block: Block) -> int:
