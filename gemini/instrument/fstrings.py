@@ -1,9 +1,10 @@
-"""Edits inside f-strings, which Python before 3.12 reads by stricter rules.
+"""Edits inside f-strings, which need care.
 
-There an expression in an f-string may not hold the quotes the string is written in, nor a backslash; and the parser's
-positions for such an expression are nearly always right, but not always. So an edit in an f-string is checked against
-the text it claims to be at, its new text gets the quotes that still fit, and an edit that cannot be made is left out,
-with the reason, rather than let the whole pass fail.
+An expression written ``{x.cuda()=}`` is shown as it is written, so an edit in it would change what the program prints.
+Before Python 3.12 an expression in an f-string may moreover not hold the quotes the string is written in, nor a
+backslash; and the parser's positions for it are nearly always right, but not always. So an edit in an f-string is
+checked against the text it claims to be at, its new text gets the quotes that still fit, and an edit that cannot be
+made is left out, with the reason, rather than let the whole pass fail.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gemini.instrument.edits import Edit
 from gemini.instrument.unit import Unit
 
 _STRICT = sys.version_info < (3, 12)
+_SHOWN = re.compile(r"[\s)]*=")  # an expression has ended, so this is no comparison
 _PLAIN_STRING = re.compile(r'"([^"\'\\\n]*)"|\'([^"\'\\\n]*)\'')
 
 
@@ -38,6 +40,9 @@ def fit(unit: Unit, edits: Sequence[Edit], *, strict: bool = _STRICT) -> Fitted:
         return Fitted(list(edits), [])
     for edit in edits:
         strings = _strings_around(unit, edit)
+        if strings and _is_shown(unit, edit):
+            fitted.left_out.append((edit, "the f-string shows the text of this expression ({…=})"))
+            continue
         if not strings or not strict:
             fitted.edits.append(edit)
             continue
@@ -63,6 +68,19 @@ def _strings_around(unit: Unit, edit: Edit) -> list[ast.JoinedStr]:
     around = [node for node in unit.ancestors(edit.node) if isinstance(node, ast.JoinedStr)]
     # A format specification ({x:>{width}}) is a JoinedStr too, written inside the quotes of the one around it.
     return [node for node in around if getattr(unit.parent(node), "format_spec", None) is not node]
+
+
+def _is_shown(unit: Unit, edit: Edit) -> bool:
+    """Whether the edited node lies in an expression that the f-string also shows as text: ``{expression=}``."""
+    below: ast.AST | None = edit.node
+    while below is not None:
+        around = unit.parent(below)
+        if isinstance(around, ast.FormattedValue) and below is around.value:
+            end = unit.source.span(around.value)[1]
+            if _SHOWN.match(unit.text, end):
+                return True
+        below = around
+    return False
 
 
 def _fit(unit: Unit, edit: Edit, strings: list[ast.JoinedStr]) -> tuple[Edit | None, str]:

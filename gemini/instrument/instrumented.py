@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from types import CodeType
 
-from gemini.instrument.parsing import collector_paused, compile_tree
+from gemini.instrument.parsing import collector_paused, compile_data, compile_tree, parser_warnings_muted
 from gemini.instrument.passes.base import Changed, Failed, Result
 from gemini.instrument.positions import PositionMap
 from gemini.instrument.source import SourceFile
@@ -63,9 +63,11 @@ class Instrumented:
     def _compile(self, optimize: int) -> CodeType:
         if self._tree is not None:
             return compile_tree(self._tree, self.source.path, optimize)
-        if "tree" in vars(self.source):
-            # Parsed already: compiling the tree saves a second parse and the repetition of the parser's warnings.
+        if "tree" not in vars(self.source):
+            return compile_data(self.source.data, self.source.path, optimize)
+        # Parsed already: compiling the tree saves a second parse and the repetition of the parser's warnings.
+        try:
             return compile_tree(self.source.tree, self.source.path, optimize)
-        code = compile(self.source.data, self.source.path, "exec", dont_inherit=True, optimize=optimize)
-        assert isinstance(code, CodeType)
-        return code
+        except RecursionError:  # Python takes deeper nesting from source than from a tree
+            with parser_warnings_muted():
+                return compile_data(self.source.data, self.source.path, optimize)

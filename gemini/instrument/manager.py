@@ -33,6 +33,11 @@ from gemini.instrument.unit import Unit
 from gemini.instrument.verify import verified
 
 Notice = Callable[[str], None]
+Wanted = tuple[Pass, tuple[Edit, ...]]
+
+_TOO_DEEP = "the file is nested too deeply to be handled as a tree"
+_UNUSABLE = (PassError, SyntaxError, ValueError, RecursionError)
+"""What making and verifying edits raises where they do not leave a valid file."""
 
 
 @dataclass
@@ -44,7 +49,7 @@ class _State:
     positions: PositionMap
     unit: Unit
     results: dict[str, Result] = field(default_factory=dict)
-    has_prelude: bool = False
+    notices: list[str] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
@@ -90,14 +95,17 @@ class PassManager:
         scheduled = self._scheduled()
         with collector_paused():
             state = self._run(source, scheduled, strict=False)
-            if not state.changed:
-                return _finish(state, scheduled)
             done = _finish(state, scheduled)
-            try:
-                done.code()
-            except (SyntaxError, ValueError, RecursionError):
-                return self._run_strictly(source, scheduled)
-            return done
+            if done.changed:
+                try:
+                    done.code()
+                except (SyntaxError, ValueError, RecursionError):
+                    state = self._run_strictly(source, scheduled)
+                    done = _finish(state, scheduled)
+        if self._notice is not None:
+            for line in state.notices:
+                self._notice(line)
+        return done
 
     def _unit(self, source: SourceFile) -> Unit:
         return Unit(source, self._given_modules or self._own_modules.beside(source))
@@ -110,16 +118,19 @@ class PassManager:
             self._levels = levels(self.passes)
         return self._levels
 
-    def _run_strictly(self, source: SourceFile, scheduled: list[list[Pass]]) -> Instrumented:
+    def _run_strictly(self, source: SourceFile, scheduled: list[list[Pass]]) -> _State:
         """The edited text parses but does not compile: find the pass to blame, or find that the file never did."""
         try:
             compile_tree(source.tree, source.path)
-        except (SyntaxError, ValueError, RecursionError):
+        except RecursionError:
+            reason = _TOO_DEEP
+        except (SyntaxError, ValueError):
             reason = "the file itself does not compile"
-            state = self._begin(source)
-            state.results = {one.name: Skipped(one.name, reason) for level in scheduled for one in level}
-            return _finish(state, scheduled)
-        return _finish(self._run(source, scheduled, strict=True), scheduled)
+        else:
+            return self._run(source, scheduled, strict=True)
+        state = self._begin(source)
+        state.results = {one.name: Skipped(one.name, reason) for level in scheduled for one in level}
+        return state
 
     def _run(self, source: SourceFile, scheduled: list[list[Pass]], *, strict: bool) -> _State:
         state = self._begin(source)
@@ -132,29 +143,32 @@ class PassManager:
         if not hit or not self._is_readable(state, hit):
             return
         wanted = [(one, edits) for one in hit if (edits := self._ask(one, state))]
-        if not wanted:
+        if not wanted or (not strict and self._together(state, wanted, strict=False)):
             return
-        if not strict:
-            try:
-                self._make(state, [edit for _, edits in wanted for edit in edits])
-            except (PassError, SyntaxError, ValueError, RecursionError):
-                pass
-            else:
-                state.results.update({one.name: Changed(one.name, edits) for one, edits in wanted})
-                return
-        self._one_by_one(state, wanted, strict=strict)
-
-    def _one_by_one(self, state: _State, wanted: list[tuple[Pass, tuple[Edit, ...]]], *, strict: bool) -> None:
         sound = [(one, edits) for one, edits in wanted if self._is_sound(state, one, edits, strict=strict)]
+        if not self._together(state, sound, strict=strict):
+            self._one_by_one(state, sound, strict=strict)
+
+    def _together(self, state: _State, wanted: Sequence[Wanted], *, strict: bool) -> bool:
+        """Make the edits of several passes at once; whether that went well."""
+        try:
+            self._make(state, [edit for _, edits in wanted for edit in edits], strict=strict)
+        except _UNUSABLE:
+            return False
+        state.results.update({one.name: Changed(one.name, edits) for one, edits in wanted})
+        return True
+
+    def _one_by_one(self, state: _State, wanted: Sequence[Wanted], *, strict: bool) -> None:
+        """Make the edits of one pass after the other, asking each again where the text has changed meanwhile."""
         asked = state.current
-        for one, edits in sound:
+        for one, edits in wanted:
             if state.current is not asked:
                 edits = self._ask(one, state)
                 if not edits:
                     continue
             try:
                 self._make(state, edits, strict=strict)
-            except (PassError, SyntaxError, ValueError, RecursionError) as error:
+            except _UNUSABLE as error:
                 self._fail(state, failure.of_edits(one.name, state.current, error, edits))
                 continue
             state.results[one.name] = Changed(one.name, edits)
@@ -162,29 +176,23 @@ class PassManager:
     def _is_sound(self, state: _State, one: Pass, edits: tuple[Edit, ...], *, strict: bool) -> bool:
         """Whether the edits of a pass can be made where no other pass has been; notes the failure if not."""
         try:
-            self._make(replace(state), edits, strict=strict)
-        except (PassError, SyntaxError, ValueError, RecursionError) as error:
+            self._make(replace(state), edits, strict=strict)  # a copy: only the verdict counts
+        except _UNUSABLE as error:
             self._fail(state, failure.of_edits(one.name, state.current, error, edits))
             return False
         return True
 
-    def _make(self, state: _State, edits: Sequence[Edit], *, strict: bool = False) -> None:
+    def _make(self, state: _State, edits: Sequence[Edit], *, strict: bool) -> None:
         """Make `edits` in the file and verify the result; the state is untouched where that fails."""
-        has_prelude = state.has_prelude
-        if not has_prelude and prelude.uses(edits):
-            place = None if prelude.is_present(state.current) else prelude.place(state.current)
-            has_prelude = place is not None or prelude.is_present(state.current)
-            edits = [*edits, place] if place else edits if has_prelude else prelude.inline(edits)
-        edits, left_out = fit(state.unit, edits)
-        spliced = apply(state.current, edits)
+        if not edits:
+            return
+        place = prelude.place(state.current) if prelude.uses(edits) and not prelude.is_present(state.current) else None
+        spliced = apply(state.current, [*edits, place] if place else edits)
         edited = verified(state.current, spliced)
         if strict:
             compile_tree(edited.tree, edited.path)
         state.current, state.unit = edited, self._unit(edited)
         state.positions = spliced.positions.after(state.positions)
-        state.has_prelude = has_prelude
-        for edit, reason in left_out:
-            self._say(f"{state.original.path}:{edit.span.line}: an edit is left out: {reason}")
 
     def _is_triggered(self, one: Pass, state: _State) -> bool:
         if triggered(one.triggers, state.current.text):
@@ -197,8 +205,7 @@ class PassManager:
         try:
             _ = state.current.tree
         except (RecursionError, MemoryError):
-            reason = "the file is nested too deeply to be read as a tree"
-            state.results.update({one.name: Skipped(one.name, reason) for one in hit})
+            state.results.update({one.name: Skipped(one.name, _TOO_DEEP) for one in hit})
             return False
         return True
 
@@ -210,6 +217,7 @@ class PassManager:
                 if not isinstance(edit, Edit):
                     raise TypeError(f"a pass gives Edit values, not {type(edit).__name__}")
                 found.append(edit)
+            found = self._as_they_can_be_made(found, state)
         except Exception as error:
             self._fail(state, failure.of_pass(one.name, state.current, error, found))
             return ()
@@ -217,13 +225,20 @@ class PassManager:
             state.results[one.name] = Skipped(one.name, "nothing to change")
         return tuple(found)
 
+    def _as_they_can_be_made(self, edits: list[Edit], state: _State) -> list[Edit]:
+        """The edits as this file can take them: with an import on the spot where there is no place for one, and with
+        those left out, each with a line of notice, that an f-string does not take."""
+        source = state.current
+        if prelude.uses(edits) and not prelude.is_present(source) and prelude.place(source) is None:
+            edits = prelude.inline(edits)
+        fitted = fit(state.unit, edits)
+        for edit, reason in fitted.left_out:
+            state.notices.append(f"{source.path}:{edit.span.line}: {edit.reason or 'an edit'}: not done, as {reason}")
+        return fitted.edits
+
     def _fail(self, state: _State, failed: Failed) -> None:
         state.results[failed.pass_name] = failed
-        self._say(failed.notice)
-
-    def _say(self, line: str) -> None:
-        if self._notice is not None:
-            self._notice(line)
+        state.notices.append(failed.notice)
 
 
 def _finish(state: _State, scheduled: list[list[Pass]]) -> Instrumented:

@@ -88,3 +88,10 @@ def compile_tree(tree: ast.Module, path: str, optimize: int = -1) -> CodeType:
     code = compile(tree, path, "exec", dont_inherit=True, optimize=optimize)
     assert isinstance(code, CodeType)
     return code
+
+
+def compile_data(data: bytes, path: str, optimize: int = -1) -> CodeType:
+    """The code of a module's source, as Python's import makes it."""
+    code = compile(data, path, "exec", dont_inherit=True, optimize=optimize)
+    assert isinstance(code, CodeType)
+    return code

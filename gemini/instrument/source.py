@@ -60,10 +60,8 @@ class SourceFile:
     @cached_property
     def encoding(self) -> str:
         """The encoding Python reads the bytes in; raises Python's own `SyntaxError` where it cannot."""
-        if self.bom:
-            return "utf-8"
         try:
-            return tokenize.detect_encoding(io.BytesIO(self.data).readline)[0]
+            return tokenize.detect_encoding(io.BytesIO(self.data).readline)[0].removesuffix("-sig")
         except SyntaxError:
             self._parse()  # Python's report of the same fault has the file, the line and its text
             raise

@@ -6,15 +6,29 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 
 def files(limit: int, *, largest: int = 400_000) -> list[Path]:
-    """`limit` Python files, spread over all there are; the standard library's odd ones always among them."""
-    found = sorted({path for root in _roots() for path in _below(Path(root)) if path.stat().st_size <= largest})
-    odd = [path for path in found if _is_odd(path)]
-    step = max(1, len(found) // max(1, limit - len(odd)))
-    return sorted({*odd, *found[::step]})
+    """About `limit` Python files spread over all there are, a fifth of them odd ones from Python's own tests."""
+    found = [path for path in _all() if path.stat().st_size <= largest]
+    odd = [path for path in _odd() if path.stat().st_size <= largest]
+    return sorted({*_spread(odd, limit // 5), *_spread(found, limit)})
+
+
+@cache
+def _all() -> list[Path]:
+    return sorted({path for root in _roots() for path in _below(Path(root))})
+
+
+@cache
+def _odd() -> list[Path]:
+    return [path for path in _all() if _is_odd(path)]
+
+
+def _spread(paths: list[Path], count: int) -> list[Path]:
+    return paths[:: max(1, len(paths) // max(1, count))]
 
 
 def _roots() -> list[str]:
