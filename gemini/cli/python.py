@@ -75,6 +75,7 @@ def _plain(invocation: Invocation) -> NoReturn:
 
 
 def _session(invocation: Invocation) -> Session:
+    config = invocation.last("--config")
     return {
         "passes": invocation.names("--passes"),
         "skip": invocation.names("--skip-pass"),
@@ -82,9 +83,9 @@ def _session(invocation: Invocation) -> Session:
         "triggers": [],
         "instrument": invocation.names("--instrument"),
         "flags": invocation.settings(),
-        "config": invocation.last("--config"),
+        "config": None if config is None else os.path.abspath(config),
         "quiet": invocation.has("--quiet"),
-        "main": os.path.abspath(invocation.target) if invocation.kind == "script" else None,
+        "main": None,
     }
 
 

@@ -7,6 +7,7 @@ only when it comes to a file of the user's own.
 from __future__ import annotations
 
 import ast
+import codecs
 import sys
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -18,6 +19,11 @@ from gemini.instrument.source import SourceFile
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.session import Session
+
+
+# Python reads Latin-1 source without its codec. We need the codec, so it is loaded while imports surely work: Python
+# remembers a codec that could not be loaded once, and a program may be in the middle of changing how imports work.
+codecs.lookup("iso-8859-1")
 
 
 class Instrumenter:

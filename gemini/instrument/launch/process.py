@@ -17,8 +17,9 @@ _COERCED = "LC_CTYPE"
 
 def become(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by the interpreter with `arguments`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as it is where the descriptor was closed
+            stream.flush()
     for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these; what it starts should not inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)

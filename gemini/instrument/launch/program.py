@@ -71,6 +71,8 @@ def _script(request: Request) -> Program | None:
     argv = [request.target, *request.args]
     if os.path.isdir(path):
         return Program("container", request.target, path, b"", None, argv, path)
+    if not os.path.isfile(path) and os.path.exists(path):
+        return Program("pipe", request.target, path, b"", path, argv, None)
     with open(path, "rb") as file:
         data = file.read()
     if _ZIP_END in data[-_ZIP_TAIL:] and _is_zip(path):

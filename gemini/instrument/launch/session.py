@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     class Session(TypedDict):
         """The options of a run that matter after its start.
 
-        The launcher fills in `registered`, the passes there are, and `triggers`, one of which a file must contain to
-        be affected by any of them (none: every file may be), so that the program's process need not find out again.
+        The launcher fills in `main`, the program's own file; `registered`, the passes there are; and `triggers`, one
+        of which a file must contain to be affected by any pass (none: every file may be). So the program's process
+        need not find these out again.
         """
 
         passes: list[str]

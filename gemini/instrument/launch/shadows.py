@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 def library_path() -> list[str]:
     """Where Python finds its library and what is installed: `sys.path` less what the user's PYTHONPATH put there."""
     users = () if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = {os.path.abspath(entry) for entry in users if entry}
-    return [entry for entry in sys.path if os.path.abspath(entry) not in own]
+    own = {_absolute(entry) for entry in users if entry}
+    return [entry for entry in sys.path if _absolute(entry) not in own]
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except OSError:  # the working directory has been removed
+        return path
 
 
 class LibraryFirst:
@@ -54,17 +61,17 @@ class LibraryFirst:
 def _hide(folders: Sequence[str]) -> dict[str, ModuleType]:
     """Take modules that lie in `folders` but have the name of a library's out of `sys.modules`, and return them."""
     found = {}
-    places = tuple(os.path.join(os.path.abspath(folder), "") for folder in folders)
+    places = tuple(os.path.join(_absolute(folder), "") for folder in folders)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in sys.stdlib_module_names:
             path = getattr(module, "__file__", None)
-            if isinstance(path, str) and os.path.abspath(path).startswith(places) and not _is_library(path):
+            if isinstance(path, str) and _absolute(path).startswith(places) and not _is_library(path):
                 found[name] = sys.modules.pop(name)
     return found
 
 
 def _is_library(path: str) -> bool:
-    return os.path.abspath(path).startswith(os.path.join(os.path.dirname(os.__file__), ""))
+    return _absolute(path).startswith(os.path.join(os.path.dirname(os.__file__), ""))
 
 
 def _has_module(folder: str, name: str) -> bool:

@@ -13,6 +13,7 @@ import gemini
 from gemini.instrument.launch import process
 from gemini.instrument.launch.pack import pyc, with_prologue
 from gemini.instrument.launch.program import Program, Request, read
+from gemini.instrument.search import find
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.begin import Plan
@@ -30,17 +31,25 @@ def start(request: Request, session: Session) -> NoReturn:
     program = read(request)
     if program is None:
         process.become(request.arguments())
-    hiding = hiding_gemini(program, request)
-    if hiding is not None:
-        if not session["quiet"]:
-            print(f"gemini_python: {hiding} hides Gemini's own package; running under plain python", file=sys.stderr)
+    obstacle = _obstacle(program, request)
+    if obstacle:
+        _say(f"{obstacle}; running under plain python", session)
         _run_plain(program, request)
+    if program.kind == "script":
+        session["main"] = program.file
+    for package in session["instrument"]:
+        if find(package, [program.path0 or os.curdir, *sys.path]) is None:
+            _say(f"--instrument {package}: no package of that name is installed", session)
     store = process.Store(os.path.basename(program.name) or "program")
     plan = _plan(program, request, session, store)
     try:
         code = _code(program, request, plan, instrumenter)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python says best what is wrong
         store.close()
+        _run_plain(program, request)
+    except Exception as fault:
+        store.close()
+        _say(f"{type(fault).__name__}: {fault}; running under plain python", session)
         _run_plain(program, request)
     store.write(pyc(code))
     flags = [*_without_x(request.flags), "-X", f"gemini={program.name}"]
@@ -104,11 +113,14 @@ def _code(program: Program, request: Request, plan: Plan, instrumenter: Instrume
     return code
 
 
-def hiding_gemini(program: Program, request: Request) -> str | None:
-    """The file that the program would get for ``import gemini`` in place of Gemini, if there is one.
+def _obstacle(program: Program, request: Request) -> str:
+    """Why this program cannot be instrumented; empty where it can.
 
-    Such a program means its own package, and gets it; instrumented code, which imports Gemini, could not run there.
+    A pipe can be read only once, and what is read here is lost to Python. A program with a ``gemini`` of its own
+    means that when it imports the name, and instrumented code, which imports Gemini, could not run there.
     """
+    if program.kind == "pipe":
+        return f"{request.target} is not a regular file"
     folders = [] if program.path0 is None or set("IP") & set(request.letters) else [program.path0]
     if not set("EI") & set(request.letters):
         folders += os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -116,5 +128,10 @@ def hiding_gemini(program: Program, request: Request) -> str | None:
         for name in ("gemini.py", "gemini/__init__.py"):
             path = os.path.join(folder, name)
             if os.path.isfile(path) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(_HOME):
-                return path
-    return None
+                return f"{path} hides Gemini's own package"
+    return ""
+
+
+def _say(notice: str, session: Session) -> None:
+    if not session["quiet"]:
+        print(f"gemini_python: {notice}", file=sys.stderr)
