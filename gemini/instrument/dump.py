@@ -44,7 +44,8 @@ class Dumped:
 
     place: PurePath
     data: bytes
-    done: Instrumented | None
+    done: Instrumented | None = None
+    origin: str = ""
 
 
 @dataclass
@@ -74,15 +75,16 @@ def make(sources: Sequence[SourceFile], manager: PassManager, *, module: str = "
     dump = Dump(start="" if script is None else os.path.basename(script.path))
     places: set[PurePath] = set()
     for source in own:
-        place = PurePath(dump.start) if source is script else place_of(source)
+        main = source is script
+        place = PurePath(dump.start) if main else place_of(source)
+        if not main:
+            dump.modules[source.module] = place.as_posix()
         if place not in places:  # the script may be imported by one of its own modules
             places.add(place)
-            main = source is script
             dump.files.append(_dumped(source, place, manager, argv0=argv0 if main else "", prefer=prefer and main))
-            dump.modules[source.module] = place.as_posix()
     dump.links = {place: path for place, path in links_of(own).items() if place not in places}
     if module:
-        dump.files.append(Dumped(PurePath("__main__.py"), _RUNNER.format(module=module).encode(), None))
+        dump.files.append(Dumped(PurePath("__main__.py"), _RUNNER.format(module=module).encode()))
     return dump
 
 
@@ -101,8 +103,8 @@ def _dumped(source: SourceFile, place: PurePath, manager: PassManager, *, argv0:
             done = manager.run(source)
             data = annotated(done, file=os.path.abspath(source.path), argv0=argv0, prefer=prefer)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Dumped(place, verbatim(source, f"not instrumented: {type(error).__name__}"), None)
-    return Dumped(place, data, done)
+        return Dumped(place, verbatim(source, f"not instrumented: {type(error).__name__}"), None, source.path)
+    return Dumped(place, data, done, source.path)
 
 
 def _text(source: SourceFile) -> str:
@@ -154,6 +156,8 @@ def _fill(dump: Dump, draft: Path) -> None:
         path = draft / file.place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(file.data)
+        if file.origin:
+            path.chmod((os.stat(file.origin).st_mode & 0o777) | 0o600)
     for place, origin in dump.links.items():
         link = draft / place
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def table(findings: Sequence[Finding], *, root: str = "") -> Table:
-    """One row a finding; paths are shown relative to `root`."""
+def table(findings: Sequence[Finding]) -> Table:
+    """One row a finding; paths are shown as seen from the working directory."""
     from rich.table import Table
     from rich.text import Text
 
@@ -31,7 +31,7 @@ def table(findings: Sequence[Finding], *, root: str = "") -> Table:
         before = finding.file
         kind = Text(finding.kind, style=f"black on {KINDS[finding.kind].colour}")
         name = finding.name.removeprefix("__main__.")
-        made.add_row(Text(f"{relative(finding.file, root)}:{finding.line}"), kind, Text(name), Text(finding.text))
+        made.add_row(Text(f"{relative(finding.file)}:{finding.line}"), kind, Text(name), Text(finding.text))
     return made
 
 
@@ -48,10 +48,10 @@ def to_json(findings: Sequence[Finding], files: Sequence[str]) -> str:
     return json.dumps({"files": list(files), "findings": [finding.to_json() for finding in findings]}, indent=1)
 
 
-def relative(path: str, root: str) -> str:
-    """`path` as seen from `root`, where that is shorter than going up and down."""
+def relative(path: str) -> str:
+    """`path` as seen from the working directory, unless that goes up."""
     try:
-        seen = os.path.relpath(path, root or os.curdir)
+        seen = os.path.relpath(path)
     except ValueError:
         return path
     return path if seen.startswith(os.pardir) else seen

@@ -1,0 +1,101 @@
+"""Write the instrumented sources of a program, without running it; plain python runs them with the same result.
+
+gemini dump train.py -o dumped          then: python dumped/train.py …
+gemini dump -m tool.train -o dumped     then: python dumped …
+gemini dump train.py --diff             show the changes like a patch
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from gemini.errors import UsageError
+
+if TYPE_CHECKING:
+    from gemini.instrument.dump import Dump
+
+SUMMARY = "write a program's instrumented sources, or show the changes as a patch"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gemini dump`."""
+    from gemini.cli.sources import add_program_arguments
+
+    add_program_arguments(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder: new, empty, or an earlier dump")
+    parser.add_argument("--diff", action="store_true", help="show the changes like a patch")
+    parser.add_argument("--passes", action="append", default=[], metavar="NAMES", help="only these passes")
+    parser.add_argument("--skip-pass", action="append", default=[], metavar="NAMES", help="leave these passes out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the dump, or show the patch, or both."""
+    if args.output is None and not args.diff:
+        raise UsageError("nowhere to write the dump\n    → give a folder with -o DIR, or --diff to see the changes")
+    return show(
+        args.script,
+        args.module,
+        output=args.output,
+        diff=args.diff,
+        passes=_names(args.passes),
+        skip=_names(args.skip_pass),
+        packages=args.instrument,
+    )
+
+
+def show(
+    script: str | None,
+    module: str | None,
+    *,
+    output: Path | None,
+    diff: bool,
+    passes: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    packages: Sequence[str] = (),
+) -> int:
+    """Write the dump of a program to `output`, print the patch with `diff`; returns the exit code."""
+    from gemini.cli.sources import read_program
+    from gemini.instrument import dump
+    from gemini.instrument.manager import PassManager
+    from gemini.instrument.registry import select
+
+    if output is not None:
+        dump.check_folder(output)  # before any work
+    manager = PassManager(select(passes, skip, notice=_notice), notice=_notice)
+    manager.schedule()
+    tree = read_program(script, module, packages)
+    made = dump.make(tree.own(), manager, module=module or "", argv0=script or "")
+    if diff:
+        _print_patch(made)
+    if output is not None:
+        dump.write(made, output)
+        _say_what_was_written(made, output, to=sys.stderr if diff else sys.stdout)
+    return 0
+
+
+def _print_patch(made: Dump) -> None:
+    from gemini.instrument.diff import unified
+
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    encoding = sys.stdout.encoding or "utf-8"
+    for line in unified(made.patches(), colour=colour):
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _say_what_was_written(made: Dump, output: Path, to: TextIO) -> None:
+    files = len(made.files)
+    print(f"{output}: {files} file{'s' if files != 1 else ''}, {made.changed} changed by passes", file=to)
+    print(f"run it with: python {output / made.start if made.start else output}", file=to)
+
+
+def _notice(line: str) -> None:
+    print(f"gemini dump: {line}", file=sys.stderr)
+
+
+def _names(given: Sequence[str]) -> list[str]:
+    return [name.strip() for text in given for name in text.split(",") if name.strip()]
