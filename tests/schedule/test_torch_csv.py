@@ -41,11 +41,21 @@ def two_rank_plans() -> dict[str, SchedPlan]:
     }
 
 
+def torch_can(plan: SchedPlan) -> bool:
+    """Older releases (2.11 is one) start by sending to the neighbours of every stage, which gloo refuses where the
+    neighbour is the rank itself: then neither our V-shaped plans nor torch's own run."""
+    from torch.distributed.pipelining.schedules import _PipelineSchedule
+
+    home = {block.stage: plan.device(block) for block in plan}
+    folds = any(home.get(stage + 1) == device for stage, device in home.items() if stage is not None)
+    return not folds or hasattr(_PipelineSchedule, "_warmup_p2p")
+
+
 @pytest.fixture(scope="module")
 def torch_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every plan through torch's run time on two gloo processes; the folder with the gradients they saved."""
     folder = tmp_path_factory.mktemp("torch_csv")
-    plans = two_rank_plans()
+    plans = {name: plan for name, plan in two_rank_plans().items() if torch_can(plan)}
     for name, plan in plans.items():
         save_csv(plan, folder / f"{name}.csv")
     job = {"folder": str(folder), "ranks": 2, "schedules": {name: plan.nmicros for name, plan in plans.items()}}
@@ -75,6 +85,8 @@ def test_torch_runs_the_plan_with_the_gradients_of_one_process(torch_run: Path, 
     from torch_ranks import gradients, make_batch, make_stage
 
     plan = two_rank_plans()[name]
+    if not torch_can(plan):
+        pytest.skip("this torch cannot run neighbouring stages on one rank over gloo")
     nstages = 1 + max(block.action.stage for block in plan.all_blocks())
     stages = {index: make_stage(index) for index in range(nstages)}
     inputs, target = make_batch(plan.nmicros)
