@@ -33,11 +33,13 @@ class Copied(NamedTuple):
 
 
 class Added(NamedTuple):
-    """New text, standing for the original stretch from `start` to `end`."""
+    """New text, standing for the original stretch from `start` to `end`; maybe the `first` or `last` of its edit."""
 
     text: str
     start: int
     end: int
+    first: bool = False
+    last: bool = False
 
 
 Piece = Copied | Added

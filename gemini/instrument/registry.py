@@ -54,6 +54,7 @@ class Registered:
             raise PassError(
                 f"pass {self.name!r} from {self.origin}: {self.target} gives {type(made).__name__}, not a Pass"
             )
+        made.name = self.name  # the name it is registered, selected and reported under is one
         return made
 
 
@@ -87,6 +88,14 @@ def select(
     if faults:
         raise PassError("\n".join(str(fault) for fault in faults))
     loaded = _load(known, only, skip, notice)
+    torn = [
+        Fault(f"pass {one.name!r} needs {need!r}, which is skipped", f"skip it too: --skip-pass {one.name}")
+        for one in loaded.values()
+        for need in one.needs
+        if need in skip
+    ]
+    if torn:
+        raise PassError("\n".join(str(fault) for fault in torn))
     return [loaded[name] for name in known if name in loaded]
 
 

@@ -52,9 +52,31 @@ def splice(source: SourceFile, edits: Sequence[Edit]) -> Spliced:
         return Spliced(text, PositionMap.identity())
     bare = _bare_generators(source, edits)
     roots = _nest(source, [_place(source, edit, bare) for edit in edits])
-    pieces = _Renderer(source).region(0, len(text), roots)
+    pieces = _spaced(_Renderer(source).region(0, len(text), roots), text)
     joined = "".join(piece.text if isinstance(piece, Added) else text[piece.start : piece.end] for piece in pieces)
     return Spliced(joined, PositionMap(source.lines, Lines(joined), pieces))
+
+
+def _spaced(pieces: list[Piece], text: str) -> list[Piece]:
+    """The pieces with a space where the new text of an edit would run into a word beside it: ``return(x)``."""
+
+    def content(piece: Piece) -> str:
+        return piece.text if isinstance(piece, Added) else text[piece.start : piece.end]
+
+    made = list(pieces)
+    for at in range(1, len(made)):
+        left, right = made[at - 1], made[at]
+        if not (_is_word(content(left)[-1:]) and _is_word(content(right)[:1])):
+            continue
+        if isinstance(right, Added) and right.first:
+            made[at] = right._replace(text=f" {right.text}")
+        elif isinstance(left, Added) and left.last:
+            made[at - 1] = left._replace(text=f"{left.text} ")
+    return made
+
+
+def _is_word(char: str) -> bool:
+    return char.isalnum() or char == "_"
 
 
 def _bare_generators(source: SourceFile, edits: Sequence[Edit]) -> set[ast.AST]:
@@ -249,6 +271,10 @@ class _Output:
                 self.add(breaks)
         if self._bracketed:
             self.add(")")
+        if self.pieces and isinstance(self.pieces[0], Added):
+            self.pieces[0] = self.pieces[0]._replace(first=True)
+        if self.pieces and isinstance(self.pieces[-1], Added):
+            self.pieces[-1] = self.pieces[-1]._replace(last=True)
 
     def _bracket(self) -> None:
         if not self._bracketed:

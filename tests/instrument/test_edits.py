@@ -107,6 +107,22 @@ def test_kept_parts_stay_on_their_lines() -> None:
     assert apply(source, [edit]).text == "x = (\n1 + \n2)\n"
 
 
+def test_new_text_does_not_run_into_the_words_beside_it() -> None:
+    for text, wrapped, replaced in [
+        ("def f():\n  return(a, b)", "  return W((a, b))", "  return name"),
+        ("x = 1 if(a, b)else 2", "x = 1 if W((a, b))else 2", "x = 1 if name else 2"),
+        ("x = y in(a, b)", "x = y in W((a, b))", "x = y in name"),
+        ("(a, b)if 1 else 2", "W((a, b))if 1 else 2", "name if 1 else 2"),
+    ]:
+        source, (node,) = parts(text, ast.Tuple)
+        assert apply(source, [Edit.wrap(node, "W", "")]).text.splitlines()[-1] == wrapped
+        made = apply(source, [Edit.replace(node, "name")])
+        assert made.text.splitlines()[-1] == replaced
+        ast.parse(made.text)
+    source, (name,) = parts("x", ast.Name)
+    assert apply(source, [Edit.after(name, "_new")]).text == "x_new"
+
+
 def test_overlapping_edits_name_both() -> None:
     source, (outer, inner) = parts("f(g(x))")
     with pytest.raises(EditError, match=r"(?s)two edits overlap.*'A'.*because a.*'B'.*because b.*→") as raised:
