@@ -16,7 +16,7 @@ from gemini.managed.devices import device, device_type, map_location, pin_memory
 from gemini.managed.imports import prefer
 from gemini.managed.marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
 from gemini.managed.receivers import on
-from gemini.managed.stand_ins import stand_in
+from gemini.managed.stand_ins import stand_in, tensor_type
 
 __all__ = [
     "Site",
@@ -35,5 +35,6 @@ __all__ = [
     "sites",
     "stand_in",
     "step",
+    "tensor_type",
     "watch",
 ]

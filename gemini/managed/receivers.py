@@ -87,6 +87,9 @@ def cuda(value: Any, *args: Any, **kwargs: Any) -> Any:
 
 def is_torchs(value: Any, name: str) -> bool:
     """Whether method `name` was written by torch or a library on top of it, not by the script's author."""
+    torch = torch_module()
+    if torch is not None and isinstance(value, torch.nn.Module) and name in value.__dict__:
+        return False  # someone put a method of their own on this very module
     classes = type(value).__mro__
     if type(value) is super:
         owner: Any = value

@@ -188,6 +188,13 @@ def stand_in(value: Any) -> Any:
     return REPLACEMENTS.get(name, value)
 
 
+def tensor_type(value: Any) -> Any:
+    """The name of a tensor type, such as ``"torch.cuda.FloatTensor"``, or its CPU form where CUDA is absent."""
+    if isinstance(value, str) and value.startswith("torch.cuda.") and torch_module() and not is_present("cuda"):
+        return value.replace("torch.cuda.", "torch.", 1)
+    return value
+
+
 def _identities(torch: ModuleType) -> Iterator[tuple[int, str]]:
     for qualified in NAMES:
         name = qualified.removeprefix("torch.")

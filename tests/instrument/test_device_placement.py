@@ -62,6 +62,11 @@ REWRITES = [
     ("torch.cuda.amp.GradScaler()", "__gemini__.stand_in(torch.cuda.amp.GradScaler)()"),
     ("torch.amp.GradScaler('cuda')", "torch.amp.GradScaler(__gemini__.device_type('cuda'))"),
     ("torch.amp.GradScaler(device='cuda')", "torch.amp.GradScaler(device=__gemini__.device_type('cuda'))"),
+    (
+        "torch.set_default_tensor_type('torch.cuda.FloatTensor')",
+        "torch.set_default_tensor_type(__gemini__.tensor_type('torch.cuda.FloatTensor'))",
+    ),
+    ("x.type('torch.cuda.FloatTensor')", "x.type(__gemini__.tensor_type('torch.cuda.FloatTensor'))"),
     ("x.type(torch.cuda.FloatTensor)", "x.type(__gemini__.stand_in(torch.cuda.FloatTensor))"),
 ]
 UNTOUCHED = [
@@ -149,7 +154,6 @@ SCRIPTS = {
             opt.step()
             torch.cuda.synchronize()
             print(loss.item())
-        print(torch.cuda.memory_allocated(), torch.cuda.device_count(), torch.cuda.is_available())
     """,
     "mixed precision": """
         import torch
@@ -172,6 +176,12 @@ SCRIPTS = {
         print(torch.zeros(2).device)
         torch.set_default_device(None)
     """,
+    "legacy types": """
+        import torch
+        print(torch.ones(2).type("torch.cuda.DoubleTensor"), torch.ones(2).type(torch.cuda.IntTensor))
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        print(torch.zeros(1).dtype, torch.cuda.FloatTensor([1, 2]))
+    """,
     "checkpoint": """
         import io, torch
         file = io.BytesIO()
@@ -192,7 +202,7 @@ def test_results_equal_the_script_with_cpu_written_in(name: str) -> None:
     plain = (
         plain.replace(".cuda(", ".to('cpu', ").replace(".pin_memory()", "").replace('torch.device("cpu", 0)', "'cpu'")
     )
-    plain = plain.replace("to('cpu', )", "to('cpu')")
+    plain = plain.replace("to('cpu', )", "to('cpu')").replace("torch.cuda.", "torch.")
     done = PassManager([DevicePlacement()]).run(SourceFile.from_text(script, "script.py", "__main__"))
     assert done.changed
     assert output_of(done.text) == output_of(plain)

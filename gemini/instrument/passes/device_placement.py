@@ -36,6 +36,7 @@ _POSITIONS = {
     "torch.device": (0, "device"),
     "torch.Generator": (0, "device"),
     "torch.set_default_device": (0, "device"),
+    "torch.set_default_tensor_type": (0, "tensor_type"),
     "torch.autocast": (0, "device_type"),
     "torch.amp.autocast": (0, "device_type"),
     "torch.amp.autocast_mode.autocast": (0, "device_type"),
@@ -73,6 +74,9 @@ class DevicePlacement(Pass):
             if _is_torchs(unit, call) or not _may_place(unit, call, uses_torch):
                 continue
             yield Edit.wrap(call.func.value, "__gemini__.on(", ")", f".{call.func.attr}() on a device of this machine")
+        for call in unit.methods("type"):
+            if call.args and _is_text(call.args[0], "torch.cuda."):
+                yield _route(call.args[0], "tensor_type")
         for call in unit.methods(*_MAKING):
             yield from self._keywords(unit, call, {"device": "device"})
 
@@ -144,9 +148,13 @@ def _may_place(unit: Unit, call: ast.Call, uses_torch: bool) -> bool:
     return any(not _is_plain(unit, value) for value in values)
 
 
+def _is_text(value: ast.expr, start: str) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith(start)
+
+
 def _looks_like_device(value: ast.expr) -> bool:
     if isinstance(value, ast.Constant):
-        return isinstance(value.value, str) and value.value.partition(":")[0] == "cuda"
+        return _is_text(value, "cuda")
     name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
     return "dev" in name.lower()
 
