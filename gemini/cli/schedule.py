@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "compose a pipeline schedule, compare it with known ones, draw and export it"
 
+MOST = 100_000
+"""More devices or micro-batches than this are a slip of the finger."""
+
 OBJECTIVES = {
     "period": ("period", "makespan", "memory"),
     "memory": ("period", "memory"),
@@ -93,15 +96,15 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
     from gemini.schedule.placement_file import load_placement
     from gemini.schedule.placements import placement as named
 
-    path, _, inside = args.placement.partition(".json:")
-    if inside or args.placement.endswith(".json"):
+    path, found, inside = args.placement.partition(".json:")
+    if found or args.placement.endswith(".json"):
         shape_only = [f"--{name}" for name in ("infer", "split", "chunks") if getattr(args, name)]
         if shape_only:
             raise UsageError(
                 f"{', '.join(shape_only)} with a placement from a file\n"
                 "    → these change a named placement; write the blocks into the file as they are to run"
             )
-        placement = load_placement(f"{path}.json" if inside else args.placement, inside or None)
+        placement = load_placement(f"{path}.json" if found else args.placement, inside or None)
         if args.ndevs not in (None, placement.ndevs):
             raise UsageError(f"--ndevs {args.ndevs}, but {args.placement} is for {placement.ndevs}\n    → leave it out")
     elif args.ndevs is None:
@@ -129,9 +132,12 @@ def compose(placement: SchedPlan, args: argparse.Namespace) -> SchedPlan:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not 1 <= value <= MOST:
+        raise argparse.ArgumentTypeError(f"{text} is not between 1 and {MOST}")
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def as_json(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) ->
     document: dict[str, object] = {
         "ndevs": plan.ndevs,
         "nmicros": plan.nmicros,
-        "memory": plan.memory,
+        "memory": plan.memory and [limit if math.isfinite(limit) else None for limit in plan.memory],
         **_figures(figures),
         "warm_up": phases and phases.begin,
         "repetend": phases and {"length": phases.length, "nmicros": phases.nmicros, "times": phases.kernels},
@@ -52,7 +53,7 @@ def as_json(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) ->
     }
     if with_library:
         document["compare"] = [{"name": row.name, **_figures(row)} for row in compare(plan)]
-    return json.dumps(document, indent=1)
+    return json.dumps(document, indent=1, allow_nan=False)
 
 
 def _figures(row: Figures) -> dict[str, object]:

@@ -125,10 +125,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Replace the file at `path` by `content` in one step; on any failure what was there stays."""
     content = content.encode("utf-8") if isinstance(content, str) else content
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            _write_special(target, content)
+        if path.exists() and not path.is_file():
+            _write_special(path, content)
             return
+        target = path.resolve()
         draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
         try:
             with open(draft, "xb") as file:

@@ -29,6 +29,8 @@ def load_placement(path: str | Path, name: str | None = None) -> SchedPlan:
     """
     root = read_json(Path(path))
     if "format" in root and root["format"].value == FORMAT:
+        if name is not None:
+            raise root.error("holds one plan without a name", f"leave {name!r} out")
         plan = from_field(root)
         if plan.placement is None and plan.nmicros > 1:
             raise root.error(

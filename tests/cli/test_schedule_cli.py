@@ -83,6 +83,15 @@ def test_compare_tables_the_known_schedules_and_marks_those_over_the_limit(capsy
     assert "!" not in lines["1f1b"]
 
 
+def test_json_of_a_plan_without_limits_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    for memory in ([], ["--memory", "inf"], ["--memory", "2,inf"]):
+        assert main(["schedule", "--placement", "vshape", "--ndevs", "2", "--nmicros", "3", "--json", *memory]) == 0
+        json.loads(capsys.readouterr().out, parse_constant=refuse)
+
+
 def test_split_and_chunks_reach_the_placement(capsys: pytest.CaptureFixture[str]) -> None:
     command = "schedule --placement vchunks --ndevs 2 --nmicros 4 --memory 4 --split --chunks 2 --csv p.csv"
     assert main(shlex.split(command)) == 0
@@ -125,8 +134,8 @@ def test_a_placement_from_a_file_with_memory_for_each_device_and_links(capsys: p
     [
         ("--placement vshap --ndevs 4", "did you mean 'vshape'"),
         ("--placement vshape", "--ndevs is missing"),
-        ("--placement vshape --ndevs 0", "0 is below 1"),
-        ("--placement vshape --ndevs four", "invalid"),
+        ("--placement vshape --ndevs 0", "0 is not between 1 and"),
+        ("--placement vshape --ndevs four", "'four' is not a whole number"),
         ("--placement kshape --ndevs 3", "kshape does not exist for 3 devices"),
         ("--placement vshape --ndevs 2 --memory abc", "'abc' is not a number"),
         ("--placement vshape --ndevs 2 --memory nan", "'nan' is not a number"),
@@ -138,9 +147,13 @@ def test_a_placement_from_a_file_with_memory_for_each_device_and_links(capsys: p
         ("--placement vshape --ndevs 2 --memory 2 --save .", "this is a folder"),
         ("--placement mshape --ndevs 2 --memory 4 --csv p.csv", "0F0 runs on devices 0, 1 together"),
         ("--placement vshape --ndevs 2 --chunks 2", "chunks"),
+        ("--placement vshape --ndevs 99999999999", "is not between 1 and 100000"),
         ("--placement nowhere.json", "cannot read nowhere.json"),
+        ("--placement nowhere.json:one", "cannot read nowhere.json"),
+        ("--placement vshape --ndevs 2 --time-limit 0", "seconds above zero"),
+        ("--placement vshape --ndevs 2 --latency inf", "finite"),
         ("--ndevs 2", "--placement"),
-        ("--placement vshape --ndevs 2 --nmicros 0 --memory 2", "0 is below 1"),
+        ("--placement vshape --ndevs 2 --nmicros 0 --memory 2", "0 is not between 1 and"),
         ("--placement vshape --ndevs 2 --memory 0", "give device 0 at least 1"),
         ("--placement vshape --ndevs 2 --memory 0.5,4", "block 0F0 takes 1 on device 0, which has 0.5"),
     ],
@@ -187,6 +200,13 @@ def test_as_a_process_a_failure_has_exit_code_2_and_no_traceback() -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("gemini schedule: --ndevs is missing\n    → ")
+
+
+def test_a_plan_can_be_saved_into_a_pipe() -> None:
+    command = f"{sys.executable} -m gemini.cli.main {' '.join(SMALL)} --json --save /dev/stderr"
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stderr)["format"] == "gemini.schedule"
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

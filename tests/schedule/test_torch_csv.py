@@ -43,7 +43,7 @@ def two_rank_plans() -> dict[str, SchedPlan]:
 
 def torch_can(plan: SchedPlan) -> bool:
     """Older releases (2.11 is one) start by sending to the neighbours of every stage, which gloo refuses where the
-    neighbour is the rank itself: then neither our V-shaped plans nor torch's own run."""
+    neighbour is the rank itself, before the schedule has any say."""
     from torch.distributed.pipelining.schedules import _PipelineSchedule
 
     home = {block.stage: plan.device(block) for block in plan}
