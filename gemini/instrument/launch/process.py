@@ -49,16 +49,13 @@ class Store:
     """A new file for the packed program; `path` is what `python` opens, `descriptor` what must be closed after it."""
 
     def __init__(self, name: str) -> None:
-        self.descriptor: int | None = None
-        try:
-            self.descriptor = _nameless(name)
-            self.path = next(path for path in self._names() if os.path.exists(path))
-        except (OSError, AttributeError, StopIteration):
-            self.close()
-            self.path = _temporary(name)
-
-    def _names(self) -> tuple[str, ...]:
-        return (f"/dev/fd/{self.descriptor}", f"/proc/self/fd/{self.descriptor}")
+        self.descriptor = _nameless(name)
+        names = [f"{folder}/{self.descriptor}" for folder in ("/dev/fd", "/proc/self/fd")]
+        path = next(filter(os.path.exists, names), None)
+        if path is None and self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+        self.path = path or _temporary(name)
 
     def write(self, data: bytes) -> None:
         """Fill the file."""
@@ -75,11 +72,14 @@ class Store:
             os.rmdir(os.path.dirname(self.path))
 
 
-def _nameless(name: str) -> int:
+def _nameless(name: str) -> int | None:
     """An inheritable descriptor, above the standard three (which may be closed), of a new file in memory."""
     import fcntl
 
-    first = os.memfd_create(name)
+    try:
+        first = os.memfd_create(name)
+    except (OSError, AttributeError):
+        return None
     try:
         return fcntl.fcntl(first, fcntl.F_DUPFD, 3)
     finally:
