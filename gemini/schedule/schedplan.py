@@ -288,12 +288,16 @@ class SchedPlan:
 
     @property
     def repetend(self) -> tuple[Number, Number] | None:
-        """The window `[start, end)` of this plan in which the first whole kernel of the steady state runs."""
-        if self.pattern is None or self.placement is None:
+        """The window `[start, end)` in which the first whole kernel of the steady state runs.
+
+        `None` for plans that were not composed, and for so few micro-batches that warm-up meets cool-down.
+        """
+        if self.pattern is None:
             return None
-        depth = max(int(start // self.pattern.length) for starts in self.pattern.starts for start in starts)
-        begin = depth * self.pattern.length
-        return (begin, begin + self.pattern.length)
+        from gemini.schedule.phases import find_phases
+
+        phases = find_phases(self)
+        return None if phases is None else (phases.begin, phases.begin + phases.length)
 
     # ---------------------------------------------------------------- deriving
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from strategies import plans
 
 from gemini.errors import ArtifactError
-from gemini.schedule import Block, Links, Pattern, Proof, SchedPlan
+from gemini.schedule import Block, Composer, Links, Pattern, Proof, SchedPlan, placement
 from gemini.schedule.export import load_trace, save_trace, trace
 from gemini.schedule.files import to_dict
 
@@ -39,6 +39,14 @@ def test_any_plan_comes_back_equal(tmp_path_factory: pytest.TempPathFactory, pla
 def test_every_field_of_a_plan_comes_back(tmp_path: Path) -> None:
     plan = full_plan()
     assert to_dict(load_trace(save_trace(plan, tmp_path / "plan.json"))) == to_dict(plan)
+
+
+def test_a_composed_plan_comes_back_with_pattern_and_proof(tmp_path: Path) -> None:
+    for shape in (placement("kshape", 4), placement("vchunks", 2, split=True), placement("xshape", 4, False)):
+        plan = Composer.compose(shape, memory=6)
+        again = load_trace(save_trace(plan, tmp_path / "plan.json"))
+        assert to_dict(again) == to_dict(plan)
+        assert again.unroll(9).nsteps == plan.unroll(9).nsteps
 
 
 def test_slices_are_where_the_blocks_are() -> None:

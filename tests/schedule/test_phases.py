@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from handmade import interleaved, one_f_one_b
 from hypothesis import given, settings
-from strategies import plans
+from strategies import placements, plans
 
-from gemini.schedule import Pattern, SchedPlan
+from gemini.schedule import Composer, Pattern, SchedPlan
 from gemini.schedule.library import LIBRARY, library
 from gemini.schedule.phases import find_phases
 
@@ -53,6 +55,18 @@ def test_a_kernel_of_several_micro_batches_is_found() -> None:
     phases = find_phases(library("chimera", 4, 16))
     assert phases is not None
     assert phases.nmicros == 2
+
+
+@given(placements())
+@settings(max_examples=40, deadline=None)
+def test_the_repetend_of_a_composed_plan_holds_every_block_once_a_micro_batch(shape: SchedPlan) -> None:
+    plan = Composer.compose(shape, time_limit=1)
+    assert plan.pattern is not None
+    if plan.repetend is not None:
+        begin, end = plan.repetend
+        assert end - begin == pytest.approx(plan.pattern.length)
+        counts = Counter(block.gid for block in plan.extract(begin, end))
+        assert counts == dict.fromkeys(range(len(shape)), plan.pattern.nmicros)
 
 
 def test_real_times_repeat_up_to_rounding() -> None:
