@@ -10,6 +10,7 @@
     │   └── PatternError     a declarative pattern cannot be read
     ├── ArtifactError        a file of ours cannot be read, is stale or cannot be written
     ├── CaptureError         a model cannot be captured as asked, or a captured graph cannot be used
+    ├── ProfileError         a graph cannot be profiled as asked, or a profile cannot be read
     └── ScheduleError        a schedule cannot be made, read or trusted
         ├── PlacementError   the blocks given are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
@@ -90,6 +91,10 @@ class ArtifactError(GeminiError):
 
 class CaptureError(GeminiError):
     """A model cannot be captured as asked, or a captured graph cannot be used."""
+
+
+class ProfileError(GeminiError):
+    """A graph cannot be profiled as asked, or a profile cannot be read."""
 
 
 class ScheduleError(GeminiError):

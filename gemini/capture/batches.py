@@ -1,0 +1,164 @@
+"""Batches: which dimension of each input counts samples, and other batches made from the captured one.
+
+The batch dimension is found by experiment, not assumed to be the first. A candidate says, for every input, the
+dimension that holds the samples; it is accepted if the model, run on two samples and on the second of them
+alone, gives that sample the same result. Time in a recurrent or attending model fails that test.
+
+    half      the second half of the samples (or twice the batch, where it holds one sample)
+    second    the same sizes, other contents
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gemini.capture.binding import Call
+from gemini.capture.state import Saved
+from gemini.capture.values import tensors
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The dimension of each input tensor that holds the samples (None: it holds none), and their number."""
+
+    dims: tuple[int | None, ...]
+    size: int
+
+    def take(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+        """The inputs of a range of samples."""
+        return [
+            _like(tensor.detach().narrow(dim, start, length).clone(), tensor) if dim is not None else tensor
+            for tensor, dim in zip(given, self.dims, strict=True)
+        ]
+
+    def double(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The samples twice."""
+        return [
+            _like(torch.cat([tensor.detach()] * 2, dim), tensor) if dim is not None else tensor
+            for tensor, dim in zip(given, self.dims, strict=True)
+        ]
+
+    def resized(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+        """A batch of another size, and that size."""
+        if self.size == 1:
+            return self.double(given), 2
+        half = self.size // 2
+        return self.take(given, self.size - half, half), half
+
+
+def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_(original.requires_grad)
+
+
+def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+    """Plausible plans, the most usual first."""
+    seen = set()
+    for dim in range(3):
+        sizes = Counter(tensor.shape[dim] for tensor in given if tensor.dim() > dim)
+        if not sizes:
+            continue
+        first = next(tensor.shape[dim] for tensor in given if tensor.dim() > dim)
+        for size in dict.fromkeys((sizes.most_common(1)[0][0], first)):
+            plan = BatchPlan(tuple(_dim_of(tensor, dim, size) for tensor in given), size)
+            if plan.dims not in seen and size > 0:
+                seen.add(plan.dims)
+                yield plan
+
+
+def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
+    if tensor.dim() > dim and tensor.shape[dim] == size:
+        return dim
+    others = [index for index, length in enumerate(tensor.shape) if length == size and size > 1]
+    return others[0] if len(others) == 1 else None
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode by flag only: a model's own `train()` may do more."""
+    flags = [(module, module.training) for module in model.modules()]
+    for module, _ in flags:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def find_batch(model: nn.Module, call: Call, saved: Saved) -> BatchPlan | None:
+    """The plan under which samples are independent; the first that runs at all, if none is; else None."""
+    runnable: BatchPlan | None = None
+    if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
+        return next(candidates(call.tensors), None)
+    for plan in candidates(call.tensors):
+        if plan.size == 1:
+            return runnable or plan
+        verdict = _independent(model, call, plan, saved)
+        if verdict:
+            return plan
+        if verdict is not None:
+            runnable = runnable or plan
+    return runnable
+
+
+def _independent(model: nn.Module, call: Call, plan: BatchPlan, saved: Saved) -> bool | None:
+    """Whether a sample's result depends on that sample alone; None where the model rejects the sizes."""
+    results = []
+    for start, length in ((0, 2), (1, 1)):
+        args, kwargs = call.arguments(plan.take(call.tensors, start, length))
+        try:
+            with evaluation(model):
+                results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
+        except Exception:
+            return None
+        finally:
+            saved.restore()
+    pair, single = results
+    if len(pair) != len(single):
+        return False
+    verdicts = [_second_equals(two, one) for two, one in zip(pair, single, strict=True)]
+    found = [verdict for verdict in verdicts if verdict is not None]
+    return bool(found) and sum(found) * 2 > len(found)
+
+
+def _second_equals(two: torch.Tensor, one: torch.Tensor) -> bool | None:
+    """Whether `one` is the second half of `two`; None where the size does not depend on the batch."""
+    if two.dim() != one.dim() or two.shape == one.shape:
+        return None
+    dims = [dim for dim in range(two.dim()) if two.shape[dim] != one.shape[dim]]
+    if len(dims) != 1 or two.shape[dims[0]] != 2 * one.shape[dims[0]]:
+        return False
+    length = one.shape[dims[0]]
+    half = two.narrow(dims[0], length, length)
+    if not one.is_floating_point():
+        return bool(torch.equal(half, one))
+    return bool(torch.allclose(half, one, rtol=1e-3, atol=1e-4 * (1 + float(one.abs().max())), equal_nan=True))
+
+
+def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Batches of the same sizes with other contents, the most different first; the model may reject some."""
+    generator = torch.Generator().manual_seed(0)
+    if all(tensor.device.type != "meta" for tensor in call.tensors):
+        yield "other contents", [_shuffled(tensor, generator) for tensor in call.tensors]
+    if plan is not None and plan.size > 1:
+        yield (
+            "other order of samples",
+            [
+                _like(tensor.detach().roll(1, dim), tensor) if dim is not None else tensor
+                for tensor, dim in zip(call.tensors, plan.dims, strict=True)
+            ],
+        )
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.numel() < 2:
+        return tensor
+    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+    return _like(tensor.detach().reshape(-1)[order].reshape(tensor.shape), tensor)

@@ -1,0 +1,61 @@
+"""Fingerprints: the part of a model's Python state that its glue may branch on.
+
+`self.training`, flags, numbers and names on modules and configurations, the children of containers, replaced
+forwards. A graph is only valid while the fingerprint of the modules it opened is the same. Modules that run
+whole are left out: their Python decides anew each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def glue_modules(model: nn.Module, whole: Iterable[str]) -> list[str]:
+    """The modules that are not inside a leaf or block."""
+    kept = set(whole)
+    found = []
+    for name, _ in model.named_modules():
+        parts = name.split(".")
+        if not any(".".join(parts[:count]) in kept for count in range(1, len(parts) + 1)) and "" not in kept:
+            found.append(name)
+    return found
+
+
+def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
+    """A value that differs when the Python of these modules may take another way."""
+    facts: list[Any] = []
+    configurations: dict[int, Any] = {}
+    for name in names:
+        try:
+            module = model.get_submodule(name) if name else model
+        except AttributeError:
+            facts.append((name, "gone"))
+            continue
+        own = vars(module)
+        facts.append(
+            (
+                name,
+                tuple((key, value) for key, value in own.items() if isinstance(value, _PLAIN)),
+                tuple((key, id(child)) for key, child in module._modules.items()),
+                tuple((key, buffer is None) for key, buffer in module._buffers.items()),
+                tuple(key for key, parameter in module._parameters.items() if parameter is not None),
+                _forward(own.get("forward")),
+            )
+        )
+        config = own.get("config")
+        if config is not None and hasattr(config, "__dict__"):
+            configurations[id(config)] = config
+    for config in configurations.values():
+        facts.append(tuple((key, value) for key, value in vars(config).items() if isinstance(value, _PLAIN)))
+    return tuple(facts)
+
+
+def _forward(replaced: Any) -> int | None:
+    """The identity of a forward set on the instance; the stand-in of a running graph counts as what it replaced."""
+    replaced = getattr(replaced, "__gemini_stands_for__", replaced)
+    return None if replaced is None else id(replaced)

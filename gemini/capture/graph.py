@@ -1,0 +1,121 @@
+"""The graph: a captured model as data, with the operations a user calls on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from gemini.capture.binding import bind
+from gemini.capture.executor import Execution, last_uses
+from gemini.capture.forms import Form, Path, Ref, refs
+from gemini.capture.node import Guard, Node, TensorMeta
+from gemini.capture.variants import Validity, Variants
+from gemini.errors import CaptureError
+
+
+@dataclass
+class Graph:
+    """A model as nodes in execution order.
+
+    `blocks` and `calls` are the regions kept whole because they could not be followed, with the reason of each;
+    `checked` says on which batches the graph was compared with the model.
+    """
+
+    model_name: str
+    nodes: list[Node]
+    guards: list[Guard]
+    inputs: dict[int, Path]
+    result: Form
+    blocks: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, str] = field(default_factory=dict)
+    batch_size: int | None = None
+    model: nn.Module | None = None
+    validity: Validity | None = None
+    variants: Variants | None = None
+
+    def __post_init__(self) -> None:
+        self._liveness: dict[int, list[int]] | None = None
+        self._guards_at: dict[int, list[Guard]] | None = None
+
+    # ── structure ──────────────────────────────────────────────────────────────────────────────────────────────
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __getitem__(self, key: int | str) -> Node:
+        if isinstance(key, int):
+            return self.nodes[key]
+        found = [node for node in self.nodes if node.name == key]
+        if not found:
+            raise CaptureError(f"the graph of {self.model_name} has no node {key!r}")
+        return found[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model could not be cut at all."""
+        return "" in self.blocks
+
+    @property
+    def compute_nodes(self) -> list[Node]:
+        """The nodes that do something: all but inputs and tensors the model holds."""
+        return [node for node in self.nodes if not node.is_source]
+
+    def meta(self, ref: Ref) -> TensorMeta:
+        """What is known about a value."""
+        return self.nodes[ref.node].outputs[ref.source, ref.path]
+
+    def edges(self) -> Iterator[tuple[int, int, Ref]]:
+        """(producer, consumer, value) for every tensor a node reads."""
+        for node in self.nodes:
+            for ref in dict.fromkeys(node.inputs()):
+                yield ref.node, node.id, ref
+
+    def outputs(self) -> list[Ref]:
+        """The tensors of the model's output."""
+        return list(dict.fromkeys(refs(self.result)))
+
+    def liveness(self) -> dict[int, list[int]]:
+        """For every node, the nodes whose results are dropped after it."""
+        if self._liveness is None:
+            self._liveness = last_uses(self)
+        return self._liveness
+
+    def guards_at(self) -> dict[int, list[Guard]]:
+        """The guards by position."""
+        if self._guards_at is None:
+            self._guards_at = {}
+            for guard in self.guards:
+                self._guards_at.setdefault(guard.position, []).append(guard)
+        return self._guards_at
+
+    # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def execute(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run this very graph; raises where a guard breaks."""
+        model = self.bound_model()
+        return Execution(self, model, bind(model, args, kwargs or {})).run()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run in place of the model: this graph, or the variant of it that fits the call; else one is captured."""
+        if self.is_whole:
+            return self.bound_model()(*args, **kwargs)
+        if self.variants is None:
+            return self.execute(args, kwargs)
+        return self.variants.run(args, kwargs)
+
+    def accepts(self, bound: dict[str, Any]) -> bool:
+        """Whether a call, bound by name, may run by this graph; guards on contents are checked during the run."""
+        return self.validity is None or self.validity.accepts(self.bound_model(), bound)
+
+    def bound_model(self) -> nn.Module:
+        """The model whose weights and modules the graph uses."""
+        if self.model is None:
+            raise CaptureError(
+                f"this graph of {self.model_name} has no model to run with\n    → Graph.load(path, model=model)"
+            )
+        return self.model

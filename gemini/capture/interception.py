@@ -1,0 +1,130 @@
+"""Interception: the places where a model's Python is watched while it runs once.
+
+    nn.Module.__call__            which module runs, and whether it is opened or kept whole
+    torch function mode           every torch function called between modules (in the tracer)
+    autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
+    ScriptFunction.__call__       scripted functions, which no Python frame shows
+    builtins.len                  which would turn the size of a tensor into a plain number
+    torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
+
+Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
+Function calls that refinement wants whole are patched in the globals of their module or in their class.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import nn
+
+ORIGINAL_CALL = nn.Module.__call__
+ORIGINAL_LEN = len
+ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
+ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+
+
+class Watcher(Protocol):
+    """What the tracer does at each place."""
+
+    def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called."""
+
+    def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
+        """A custom autograd function is applied."""
+
+    def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A Python function that is to be kept whole is called."""
+
+    def checkpointed(self, kind: str) -> Any:
+        """A context manager around what runs inside a checkpoint."""
+
+
+@contextmanager
+def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]:
+    """Route these places to `watcher` until the block ends."""
+    thread = threading.get_ident()
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_CALL(module, *args, **kwargs)
+        return watcher.on_module(module, args, kwargs)
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_APPLY(cls, *args, **kwargs)
+        return watcher.on_function(cls, args, kwargs)
+
+    def script(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_SCRIPT(function, *args, **kwargs)
+        target = _script_target(function)
+        return watcher.on_call(target, functools.partial(ORIGINAL_SCRIPT, function), args, kwargs)
+
+    class Reentrant:
+        """Stands in for torch's CheckpointFunction."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            with watcher.checkpointed("reentrant"):
+                return function(*args)
+
+    def saved(*_: Any, **__: Any) -> Iterator[None]:
+        with watcher.checkpointed("saved"):
+            yield
+
+    def length(value: Any) -> int:
+        # The built-in turns every length into a plain number; that of a tensor must stay traced.
+        if isinstance(value, torch.Tensor) and threading.get_ident() == thread:
+            return value.shape[0] if value.dim() else ORIGINAL_LEN(value)
+        return ORIGINAL_LEN(value)
+
+    with ExitStack() as stack:
+        _swap(stack, builtins, "len", length)
+        _swap(stack, nn.Module, "__call__", call)
+        _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
+        _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
+        _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)
+        _swap(stack, torch.jit.ScriptFunction, "__call__", script)
+        for target in calls:
+            _wrap_call(stack, watcher, target)
+        yield
+
+
+def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
+    original = vars(owner)[name]
+    setattr(owner, name, replacement)
+    stack.callback(setattr, owner, name, original)
+
+
+def _script_target(function: Any) -> str:
+    """`package.module:name` of a scripted function; its qualified name begins with `__torch__`."""
+    module, _, name = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
+    return f"{module}:{name}"
+
+
+def find_call(target: str) -> tuple[Any, str]:
+    """(module or class, attribute) of a target `package.module:Class.name`."""
+    module, _, qualname = target.partition(":")
+    owner: Any = sys.modules[module]
+    *outer, name = qualname.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+def _wrap_call(stack: ExitStack, watcher: Watcher, target: str) -> None:
+    owner, name = find_call(target)
+    original = owner.__dict__[name]
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return watcher.on_call(target, original, args, kwargs)
+
+    _swap(stack, owner, name, wrapper)

@@ -1,0 +1,243 @@
+"""Traced numbers: Python ints and floats that remember where they came from.
+
+A size read from a tensor (`x.shape[0]`), an element count or an `.item()` is ordinary Python data to the
+model, and would be baked into a graph as a constant, right on the captured batch and wrong on every other.
+So the tracer hands out subclasses of `int` and `float` that carry an expression:
+
+    b, t = x.shape              TracedInt(8, size(x, 0)), TracedInt(10, size(x, 1))
+    y.view(b * t, -1)           recorded as view(y, mul(size(x, 0), size(x, 1)), -1)
+
+Arithmetic builds expressions. A comparison decides a branch of the model's Python, so its outcome is logged as
+a guard. Whatever turns the number into a plain one (`int()`, `math.sqrt`, indexing) logs a guard on its value.
+What C code can see through without asking (`range(n)`, `math.cos(f)`) is caught later, by comparing the
+traces of two batch sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Expr:
+    """`op(*operands)`; operands are numbers, expressions, or references to a node's value."""
+
+    op: str
+    operands: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op}({', '.join(map(str, self.operands))})"
+
+
+class GuardLog(Protocol):
+    """Who is told that the model's Python depended on a traced number."""
+
+    def compared(self, expr: Expr, outcome: bool) -> None:
+        """Record a comparison that the model's Python branched on."""
+
+    def concretized(self, expr: Expr, value: int | float) -> None:
+        """Record that a traced number became a plain one."""
+
+
+# Every operation an expression may name, beside the reads of a tensor ("size", "numel", "item", …).
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "neg": operator.neg,
+    "abs": abs,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": round,
+    "trunc": math.trunc,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "bool": bool,
+}
+_BINARY = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow")
+_UNARY = ("neg", "abs", "ceil", "floor", "trunc")
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+_OPAQUE_BINARY = ("and", "or", "xor", "lshift", "rshift", "divmod")
+
+
+def plain(value: Any) -> Any:
+    """The untraced number behind a traced one; anything else as it is."""
+    if isinstance(value, TracedInt):
+        return int.__int__(value)
+    if isinstance(value, TracedFloat):
+        return float.__float__(value)
+    return value
+
+
+def traced(value: int | float, expr: Expr, log: GuardLog) -> Any:
+    """A traced number of the right class; booleans cannot be subclassed and stay plain."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return TracedInt(value, expr, log) if isinstance(value, int) else TracedFloat(value, expr, log)
+
+
+class TracedInt(int):
+    """An int with provenance."""
+
+    expr: Expr
+    log: GuardLog
+
+    def __new__(cls, value: int, expr: Expr, log: GuardLog) -> TracedInt:
+        """Make the number and attach its provenance."""
+        number = int.__new__(cls, value)
+        number.expr, number.log = expr, log
+        return number
+
+    def __reduce__(self) -> Any:
+        return (int, (int.__int__(self),))
+
+    def __deepcopy__(self, memo: Any) -> int:
+        return int.__int__(self)
+
+    def __repr__(self) -> str:
+        return int.__repr__(self)
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(int.__int__(self), spec)
+
+
+class TracedFloat(float):
+    """A float with provenance."""
+
+    expr: Expr
+    log: GuardLog
+
+    def __new__(cls, value: float, expr: Expr, log: GuardLog) -> TracedFloat:
+        """Make the number and attach its provenance."""
+        number = float.__new__(cls, value)
+        number.expr, number.log = expr, log
+        return number
+
+    def __reduce__(self) -> Any:
+        return (float, (float.__float__(self),))
+
+    def __deepcopy__(self, memo: Any) -> float:
+        return float.__float__(self)
+
+    def __repr__(self) -> str:
+        return float.__repr__(self)
+
+    __str__ = __repr__
+
+
+def operand(value: Any) -> Any:
+    """How a number appears inside an expression."""
+    return value.expr if isinstance(value, (TracedInt, TracedFloat)) else value
+
+
+def _binary(op: str, reflected: bool) -> Callable[[Any, Any], Any]:
+    compute = ARITHMETIC[op]
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        left, right = (other, self) if reflected else (self, other)
+        value = compute(plain(left), plain(right))
+        return traced(value, Expr(op, (operand(left), operand(right))), self.log)
+
+    return method
+
+
+def _unary(op: str) -> Callable[[Any], Any]:
+    compute = ARITHMETIC[op]
+
+    def method(self: Any) -> Any:
+        return traced(compute(plain(self)), Expr(op, (self.expr,)), self.log)
+
+    return method
+
+
+def _compare(op: str) -> Callable[[Any, Any], Any]:
+    compute = ARITHMETIC[op]
+
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        outcome = bool(compute(plain(self), plain(other)))
+        self.log.compared(Expr(op, (self.expr, operand(other))), outcome)
+        return outcome
+
+    return method
+
+
+def _concretize(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        self.log.concretized(self.expr, plain(self))
+        return convert(plain(self))
+
+    return method
+
+
+def _opaque_binary(op: str, reflected: bool) -> Callable[[Any, Any], Any]:
+    name = f"__{'r' if reflected else ''}{op}__"
+
+    def method(self: Any, other: Any) -> Any:
+        self.log.concretized(self.expr, plain(self))
+        return getattr(plain(self), name)(plain(other))
+
+    return method
+
+
+def _round(self: Any, digits: int | None = None) -> Any:
+    if digits is not None:
+        self.log.concretized(self.expr, plain(self))
+        return round(plain(self), digits)
+    return traced(round(plain(self)), Expr("round", (self.expr,)), self.log)
+
+
+def _truth(self: Any) -> bool:
+    self.log.compared(Expr("bool", (self.expr,)), bool(plain(self)))
+    return bool(plain(self))
+
+
+def _install(cls: type, concrete: type) -> None:
+    for op in _BINARY:
+        setattr(cls, f"__{op}__", _binary(op, reflected=False))
+        setattr(cls, f"__r{op}__", _binary(op, reflected=True))
+    for op in _UNARY:
+        setattr(cls, f"__{op}__", _unary(op))
+    for op in _COMPARE:
+        setattr(cls, f"__{op}__", _compare(op))
+    setattr(cls, "__hash__", lambda self: hash(plain(self)))  # noqa: B010 - defining __eq__ removed it
+    setattr(cls, "__bool__", _truth)  # noqa: B010
+    setattr(cls, "__round__", _round)  # noqa: B010
+    setattr(cls, "__int__", _concretize(int))  # noqa: B010
+    setattr(cls, "__float__", _concretize(float))  # noqa: B010
+    for op in _OPAQUE_BINARY:
+        if hasattr(concrete, f"__{op}__"):
+            setattr(cls, f"__{op}__", _opaque_binary(op, reflected=False))
+            setattr(cls, f"__r{op}__", _opaque_binary(op, reflected=True))
+
+
+_install(TracedInt, int)
+_install(TracedFloat, float)
+setattr(TracedInt, "__index__", _concretize(int))  # noqa: B010
+
+
+def evaluate(expr: Any, read: Callable[[Expr], Any]) -> Any:
+    """The value of an expression; `read` answers for the operations that look at a tensor."""
+    if not isinstance(expr, Expr):
+        return expr
+    compute = ARITHMETIC.get(expr.op)
+    if compute is None:
+        return read(expr)
+    return compute(*(evaluate(part, read) for part in expr.operands))

@@ -1,0 +1,227 @@
+"""Reads: torch functions whose result is not a tensor, and what each means for a graph.
+
+A size becomes a traced number. A read of tensor contents (`bool(mask.all())`, `n.item()`) becomes a guard or a
+traced number with provenance. Metadata that the input signature already fixes (dtype, device, rank) is left
+alone. What hands the memory to other libraries is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from gemini.capture.forms import Form, Number, Ref, leaves, refs
+from gemini.capture.numbers import Expr, traced
+from gemini.capture.values import LITERALS, strip, tensors, walk
+
+SIZES = frozenset({"size", "shape", "numel", "nelement", "stride", "storage_offset", "__len__"})
+READS = frozenset({"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"})
+REFUSED = frozenset(
+    [
+        "numpy",
+        "__array__",
+        "__array_wrap__",
+        "__dlpack__",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "backward",
+        "grad",
+        "__cuda_array_interface__",
+        "apply_",
+        "map_",
+        "map2_",
+        "register_hook",
+        "register_post_accumulate_grad_hook",
+        "share_memory_",
+        "set_",
+    ]
+)
+STATIC = frozenset(
+    [
+        "dim",
+        "ndim",
+        "ndimension",
+        "dtype",
+        "device",
+        "layout",
+        "type",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "is_inference",
+        "is_neg",
+        "is_conj",
+        "is_leaf",
+        "requires_grad",
+        "is_cuda",
+        "is_cpu",
+        "is_meta",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+        "is_nested",
+        "is_mkldnn",
+        "is_mps",
+        "is_xpu",
+        "is_xla",
+        "is_ipu",
+        "is_vulkan",
+        "is_maia",
+        "is_mtia",
+        "grad_fn",
+        "_grad_fn",
+        "output_nr",
+        "names",
+        "has_names",
+        "element_size",
+        "itemsize",
+        "get_device",
+        "result_type",
+        "can_cast",
+        "promote_types",
+        "is_same_size",
+        "__repr__",
+        "__str__",
+        "__format__",
+        "__hash__",
+        "__dir__",
+        "retain_grad",
+        "retains_grad",
+        "_backward_hooks",
+        "_version",
+        "is_shared",
+        "is_pinned",
+        "is_distributed",
+        "name",
+        "_base",
+        "is_coalesced",
+        "dense_dim",
+        "sparse_dim",
+        "is_set_to",
+        "_is_view",
+        "is_inference_mode_enabled",
+    ]
+)
+_TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
+
+
+class Recorder(Protocol):
+    """The tracer, as far as reads need it."""
+
+    def origin(self, tensor: torch.Tensor) -> Ref:
+        """The node a tensor came from."""
+
+    def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
+        """Note a fact."""
+
+    def compared(self, expr: Expr, outcome: bool) -> None:
+        """Note a comparison."""
+
+    def concretized(self, expr: Expr, value: int | float) -> None:
+        """Note a traced number that became plain."""
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Give up on the current region."""
+
+
+def short_name(name: str) -> str:
+    """`torch.Tensor.shape.__get__` → `shape`, `torch.Tensor.requires_grad.__set__` → `requires_grad=`."""
+    *_, owner, last = ["", *name.split(".")] if name else ["", ""]
+    if last == "__get__":
+        return owner
+    return f"{owner}=" if last == "__set__" else last
+
+
+def expr_data_refs(expr: Any, dynamic: Collection[int]) -> Iterator[Ref]:
+    """The tensors whose contents, not only sizes, an expression depends on.
+
+    `dynamic` are the nodes whose sizes depend on contents: reading such a size is reading contents.
+    """
+    if not isinstance(expr, Expr):
+        return
+    if expr.op in ("item", "value") or (expr.op in _TENSOR_READS and expr.operands[0].node in dynamic):
+        yield expr.operands[0]
+    elif expr.op == "call":
+        for part in expr.operands[1:]:
+            yield from refs(part)
+    else:
+        for part in expr.operands:
+            yield from expr_data_refs(part, dynamic)
+
+
+def makes_dynamic(short: str, args: Any, output: Any) -> bool:
+    """Whether the sizes of an op's result depend on the contents of its arguments."""
+    if short in ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "bincount"):
+        return True
+    if short == "where":
+        return isinstance(output, tuple)
+    if short in ("repeat_interleave", "__getitem__") and len(args) > 1:
+        wanted = (torch.bool, torch.uint8) if short == "__getitem__" else None
+        return any(wanted is None or tensor.dtype in wanted for _, tensor in tensors(args[1]))
+    return False
+
+
+def data_refs(form: Form, dynamic: Collection[int]) -> Iterator[Ref]:
+    """The tensors whose contents a form depends on."""
+    for leaf in leaves(form):
+        if isinstance(leaf, Ref):
+            yield leaf
+        elif isinstance(leaf, Number):
+            yield from expr_data_refs(leaf.expr, dynamic)
+
+
+def holds_decision(value: Any) -> bool:
+    """Whether a result holds a bool or float on which the caller may branch."""
+    return any(isinstance(leaf, (bool, float)) for _, leaf in walk(value))
+
+
+def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """A size, as traced numbers."""
+    value = func(*strip(args), **strip(kwargs))
+    ref = recorder.origin(args[0] if args else kwargs.get("input"))
+    if short == "__len__":
+        recorder.guard(Expr("size", (ref, 0)), value, concrete=True)
+        return value
+    if short in ("numel", "nelement"):
+        return traced(value, Expr("numel", (ref,)), recorder)
+    if short == "storage_offset":
+        return traced(value, Expr("storage_offset", (ref,)), recorder)
+    op = "stride" if short == "stride" else "size"
+    if isinstance(value, int):
+        dim = strip(args[1] if len(args) > 1 else kwargs["dim"])
+        return traced(value, Expr(op, (ref, dim)), recorder)
+    parts = [traced(part, Expr(op, (ref, dim)), recorder) for dim, part in enumerate(value)]
+    return torch.Size(parts) if isinstance(value, torch.Size) else tuple(parts)
+
+
+def read_value(recorder: Recorder, short: str, func: Any, args: Any) -> Any:
+    """The contents of a one-element tensor."""
+    ref = recorder.origin(args[0])
+    if args[0].device.type == "meta":
+        recorder.refuse("its Python code reads a value of a tensor on the meta device")
+    value = func(args[0])
+    expr = Expr("item", (ref,))
+    if isinstance(value, bool):
+        recorder.guard(Expr("bool", (expr,)), value)
+        return value
+    if short == "item":
+        return traced(value, expr, recorder)
+    recorder.guard(expr, value, concrete=True)
+    return value
+
+
+def record_read(recorder: Recorder, name: str, args: Form, kwargs: Form, value: Any) -> Any:
+    """Any other function that returns plain Python data: its value is a guard."""
+    if not _is_data_value(value):
+        recorder.refuse(f"{short_name(name)} returns a {type(value).__name__}")
+    recorder.guard(Expr("call", (name, args, kwargs)), value)
+    return value
+
+
+def _is_data_value(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_data_value(part) for part in value)
+    return isinstance(value, LITERALS)

@@ -1,0 +1,212 @@
+"""The recording: nodes written so far, and the origin of every tensor the model's Python may hold.
+
+Tensors are known by identity and kept alive while the trace runs, so that an identity is never reused. What
+cannot be traced back is refused by raising `Coarsen`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from gemini.capture import reads
+from gemini.capture.forms import Form, Path, Ref
+from gemini.capture.granularity import Granularity
+from gemini.capture.location import call_candidates, source_line
+from gemini.capture.node import Guard, Node, TensorMeta
+from gemini.capture.numbers import Expr, traced
+from gemini.capture.origins import Origins
+from gemini.capture.regions import Region
+from gemini.capture.state import python_randomness
+from gemini.capture.storages import Storages
+from gemini.capture.values import Encoder, UnsupportedValueError
+
+
+class Coarsen(BaseException):  # not an error: it must pass through the model's own `except Exception`
+    """A region cannot be followed; `scope` lists the open modules, the innermost becomes a basic block."""
+
+    def __init__(self, scope: tuple[str, ...], reason: str, line: str, calls: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason} ({line})")
+        self.scope, self.reason, self.line, self.calls = scope, reason, line, calls
+
+
+class Smuggled:
+    """A tensor made inside a leaf: where, and whether an inner module returned it."""
+
+    def __init__(self, tensor: Any, scope: tuple[str, ...]) -> None:
+        self.tensor, self.scope = tensor, scope
+        self.node = -1
+        self.inner: Path = ()
+
+
+class Recording:
+    """Nodes, guards and origins of one traced run."""
+
+    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+        self.model, self.granularity = model, granularity
+        self.origins = Origins(model)
+        self.nodes: list[Node] = []
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.known: dict[int, Ref] = {}
+        self.kept: list[Any] = []
+        self.scope: list[str] = []
+        self.active = False
+        self.recording = True  # False inside a leaf
+        self.heavy: list[bool] = []  # per node: does it depend on what the model computes from its parameters
+        self.values: list[list[torch.Tensor]] = []  # per node its tensors, for comparing runs
+        self.inputs: dict[int, Path] = {}
+        self.result: Form | None = None
+        self.encoder = Encoder(self.origin, self.origins.owner, self.array)
+        self.dynamic: dict[int, set[int]] = {}  # nodes whose sizes depend on contents, with these sizes
+        self.storages = Storages()
+        self.last_call: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self.arrays: dict[int, Ref] = {}
+        self.smuggled: dict[int, Smuggled] = {}
+        self.drawn = python_randomness()
+
+    # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
+    def origin(self, tensor: torch.Tensor) -> Ref:
+        """The node a tensor came from; brings in what the model holds; refuses what is unknown."""
+        ref = self.known.get(id(tensor))
+        if ref is not None:
+            return ref
+        held = self.origins.held(tensor)
+        if held is not None:
+            self.source(*held, tensor)
+            return self.known[id(tensor)]
+        made = self.smuggled.get(id(tensor))
+        if made is None or made.tensor() is not tensor:
+            self.refuse(f"a tensor of unknown origin, shape {tuple(tensor.shape)}")
+        if not made.inner:
+            self.refuse("a tensor made inside a module reaches other code by a side way", made.scope)
+        self.register(self.nodes[made.node], "inner", made.inner, tensor)
+        return self.known[id(tensor)]
+
+    def array(self, value: Any) -> Ref | None:
+        """The node a NumPy array came from; None for a constant of the model's code."""
+        if id(value) not in self.arrays and self.arrays:
+            raise UnsupportedValueError("a NumPy array computed from the result of a function")
+        return self.arrays.get(id(value))
+
+    def refuse(self, reason: str, other: tuple[str, ...] | None = None) -> NoReturn:
+        """Give up on the innermost region that holds both the current code and `other`."""
+        scope = tuple(self.scope)
+        if other is not None:
+            common = [a for a, b in zip(scope, other, strict=False) if a == b]
+            if len(common) < len(scope):
+                raise Coarsen(tuple(common) or ("",), reason, source_line())
+        name = scope[-1] if scope else ""
+        module = self.model.get_submodule(name) if name else self.model
+        raise Coarsen(scope, reason, source_line(), call_candidates(module))
+
+    def encode(self, value: Any) -> Form:
+        """The form of a value; refuses what cannot be written down."""
+        try:
+            return self.encoder(value)
+        except UnsupportedValueError as error:
+            self.refuse(f"cannot write down {error}")
+
+    # ── writing nodes ──────────────────────────────────────────────────────────────────────────────────────────
+    def source(self, kind: str, name: str, tensor: torch.Tensor) -> int:
+        """A node that brings a tensor into the graph."""
+        node = Node(len(self.nodes), kind, name, name, region=Region.current())
+        self.append(node, [((), tensor)], heavy=kind == "parameter")
+        return node.id
+
+    def start(self, kind: str, stem: str, target: str, args: Form, kwargs: Form) -> Node:
+        """A node for what runs now; `append` puts it into the graph once its result is known."""
+        count = self.names[stem] = self.names.get(stem, 0) + 1
+        return Node(
+            id=len(self.nodes),
+            kind=kind,
+            name=stem if count == 1 else f"{stem}#{count}",
+            target=target,
+            args=args,
+            kwargs=kwargs,
+            region=Region.current(),
+            scope=tuple(self.scope),
+            line=source_line(),
+        )
+
+    def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], heavy: bool) -> None:
+        """Put a node into the graph with the tensors it returned."""
+        self.nodes.append(node)
+        read = (*reads.data_refs(node.args, self.dynamic), *reads.data_refs(node.kwargs, self.dynamic))
+        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in read))
+        self.values.append([tensor for _, tensor in made])
+        self._inherit_dynamic(node, [tensor for _, tensor in made], {ref.node for ref in read})
+        for path, tensor in made:
+            self.register(node, "ret", path, tensor)
+
+    def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
+        """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
+        sizes = {size for index in read & self.dynamic.keys() for size in self.dynamic[index]}
+        found = {size for tensor in made if id(tensor) not in self.known for size in tensor.shape} & sizes
+        if found:
+            self.dynamic[node.id] = found
+
+    def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> None:
+        """From now on `tensor` is known as this result of `node`."""
+        self.known[id(tensor)] = Ref(node.id, source, path)
+        self.kept.append(tensor)
+        node.outputs[source, path] = meta_of(tensor)
+
+    def effects(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
+        """Note what a node wrote in place, and which nodes it must follow for that."""
+        written = [t for t, old in zip(given, before, strict=True) if self.storages.version(t) != old]
+        node.mutates = tuple(self.origin(tensor) for tensor in written)
+        node.after = tuple(sorted({*node.after, *self.storages.order(node.id, given, written)}))
+
+    def here(self) -> str:
+        """The innermost open module, as the beginning of a name."""
+        return f"{self.scope[-1]}." if self.scope and self.scope[-1] else ""
+
+    def check_draws(self) -> None:
+        """Refuse glue that drew from Python's or NumPy's generator since the last check."""
+        if self.drawn != python_randomness():
+            raise Coarsen(tuple(self.scope), DRAWS, source_line())
+
+    def number_results(self, node: Node, output: Any) -> Any:
+        """The result with its integers traced."""
+
+        def number(part: Any, path: Path) -> Any:
+            return traced(part, Expr("value", (Ref(node.id, "ret", path),)), self) if type(part) is int else part
+
+        if type(output) is int:
+            return number(output, ())
+        if type(output) in (tuple, list) and any(type(part) is int for part in output):
+            return type(output)(number(part, (("i", index),)) for index, part in enumerate(output))
+        return output
+
+    # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def compared(self, expr: Expr, outcome: bool) -> None:
+        """A branch of the glue was decided by traced numbers."""
+        self.guard(expr, outcome)
+
+    def concretized(self, expr: Expr, value: int | float) -> None:
+        """A traced number became a plain one."""
+        self.guard(expr, value, concrete=True)
+
+    def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
+        """Note a fact that the model's Python relied on; refuse facts that need the model's own results."""
+        if not self.active or not self.recording:
+            return
+        read = list(reads.expr_data_refs(expr, self.dynamic))
+        if any(self.heavy[ref.node] for ref in read):
+            self.refuse("its Python code branches on values the model computes")
+        key = (expr, repr(expected))
+        if key not in self.guards:
+            where = len(self.nodes), tuple(self.scope), source_line()
+            self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
+
+
+DRAWS = "its Python code draws from Python's or NumPy's generator"
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """Shape, dtype, device and gradient flag of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorMeta(tuple(tensor.shape), dtype, str(tensor.device), tensor.requires_grad)

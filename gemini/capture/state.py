@@ -1,0 +1,187 @@
+"""State: what a run of the model may change, saved and put back.
+
+Capture runs the model several times; the user must not notice. `Saved` holds buffers, generators, the plain
+attributes of every module and, where that is cheap, parameters. Comparing two snapshots also tells which modules
+keep Python state in their forward: these stay basic blocks, since a graph would not repeat the change.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_CONTAINERS = (list, dict, set, deque)
+_INTERNAL = frozenset(vars(nn.Module()))
+_PARAMETER_BYTES = 256 << 20  # parameters are only copied below this; few models write theirs in forward
+
+
+class Generators:
+    """The states of torch's, Python's and NumPy's generators."""
+
+    def __init__(self) -> None:
+        self.torch = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self.python = random.getstate()
+        self.numpy = np.random.get_state()
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self.torch)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+def python_randomness() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's generators, comparable."""
+    numpy = np.random.get_state(legacy=True)
+    return (random.getstate(), numpy[1].tobytes(), numpy[2:])  # type: ignore[index]
+
+
+class Attributes:
+    """The plain attributes of every module, one level of containers deep."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules())
+        self.values = {
+            name: {key: value for key, value in vars(module).items() if key not in _INTERNAL or key == "training"}
+            for name, module in self.modules.items()
+        }
+        self.contents = {
+            name: {key: _copy(value) for key, value in found.items() if isinstance(value, _CONTAINERS)}
+            for name, found in self.values.items()
+        }
+        self.slots = {name: (dict(module._buffers), dict(module._parameters)) for name, module in self.modules.items()}
+
+    def changed(self) -> dict[str, list[str]]:
+        """Modules whose attributes, buffers or parameters are other objects now, with their names."""
+        found: dict[str, list[str]] = {}
+        for name, module in self.modules.items():
+            before, contents = self.values[name], self.contents[name]
+            now = {key: value for key, value in vars(module).items() if key in before or key not in _INTERNAL}
+            keys = [
+                key
+                for key in {**before, **now}
+                if now.get(key, _MISSING) is not before.get(key, _MISSING)
+                and not _equal(now.get(key, _MISSING), before.get(key, _MISSING))
+            ]
+            keys += [key for key, value in contents.items() if key in now and not _same_items(now[key], value)]
+            for live, saved in zip((module._buffers, module._parameters), self.slots[name], strict=True):
+                keys += [key for key, value in live.items() if saved.get(key, _MISSING) is not value]
+            if keys:
+                found[name] = keys
+        return found
+
+    def restore(self, only: dict[str, list[str]] | None = None) -> None:
+        """Put attributes back, containers in place: all, or only those named."""
+        for name in self.modules if only is None else only:
+            keys = None if only is None else set(only[name])
+            self._restore_module(name, lambda key, keys=keys: keys is None or key in keys)  # type: ignore[misc]
+
+    def _restore_module(self, name: str, wanted: Callable[[str], bool]) -> None:
+        module, before = self.modules[name], self.values[name]
+        own: dict[str, Any] = module.__dict__
+        for key in [key for key in own if key not in _INTERNAL and key not in before and wanted(key)]:
+            del own[key]
+        for key, value in before.items():
+            if own.get(key, _MISSING) is not value and wanted(key):
+                own[key] = value
+        for key, value in self.contents[name].items():
+            if wanted(key) and not _same_items(before[key], value):
+                _refill(before[key], value)
+        for live, saved in zip((module._buffers, module._parameters), self.slots[name], strict=True):
+            for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, _MISSING)]:
+                if key in saved:
+                    live[key] = saved[key]
+                else:
+                    del live[key]
+
+
+_MISSING: Any = object()
+
+
+def _copy(value: Any) -> Any:
+    return value.copy()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    plain = (bool, int, float, str, type(None))
+    return isinstance(a, plain) and isinstance(b, plain) and bool(a == b)
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if type(a) is not type(b) or len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return all(key in b and (b[key] is value or _equal(b[key], value)) for key, value in a.items())
+    if isinstance(a, set):
+        return bool(a == b)
+    return all(x is y or _equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _refill(live: Any, saved: Any) -> None:
+    live.clear()
+    if isinstance(live, (dict, set)):
+        live.update(saved)
+    else:
+        live.extend(saved)
+
+
+class Saved:
+    """All that a run may change."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.attributes = Attributes(model)
+        self.generators = Generators()
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        held = [*model.buffers(), *(model.parameters() if size <= _PARAMETER_BYTES else ())]
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self.attributes.restore()
+        self.restore_tensors()
+
+    def restore_tensors(self) -> None:
+        """Put tensors and generators back."""
+        with torch.no_grad():
+            for tensor, saved in self.tensors:
+                if not torch.equal(_bits(tensor), _bits(saved)):
+                    tensor.data.copy_(saved)
+        self.generators.restore()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A view that compares NaN equal to itself."""
+    flat = tensor.detach()
+    if flat.is_floating_point() and flat.numel() and flat.is_contiguous():
+        return flat.reshape(-1).view(torch.uint8)
+    return flat
+
+
+def settle(model: nn.Module, run: Callable[[], Any]) -> Saved:
+    """Let the model do what it does once only, on its first calls (lazy layers, caches, hooks it installs), and
+    return the state from then on. What changes with every call is put back.
+    """
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        generators = Generators()
+        run()
+        generators.restore()
+    before = Saved(model)
+    run()
+    if not before.attributes.changed():
+        before.restore_tensors()
+        return before
+    between = Attributes(model)
+    run()
+    before.attributes.restore(only=between.changed())
+    before.restore_tensors()
+    return Saved(model)

@@ -1,0 +1,53 @@
+"""Storages: which tensors share memory, and so which nodes must keep their order.
+
+Dataflow alone does not order an in-place write against the readers of other views of the same memory:
+
+    y = x[0]        reads x
+    y.add_(1)       writes the memory of x
+    z = x * 2       reads x, and must come after the write though only x flows into it
+
+Writes are found by tensor versions, so in-place ops inside modules count too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Storages:
+    """Last writer and later readers of every piece of memory seen so far."""
+
+    def __init__(self) -> None:
+        self.writer: dict[int, int] = {}
+        self.readers: dict[int, list[int]] = {}
+
+    @staticmethod
+    def version(tensor: torch.Tensor) -> int:
+        """The count of in-place writes; -1 where torch keeps none (inference tensors)."""
+        return -1 if tensor.is_inference() else int(tensor._version)
+
+    def versions(self, given: list[torch.Tensor]) -> list[int]:
+        """The versions of several tensors."""
+        return [self.version(tensor) for tensor in given]
+
+    def order(self, node: int, given: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
+        """The nodes that must precede `node`, which reads `given` and writes `written`."""
+        after: set[int] = set()
+        writes = {_memory(tensor) for tensor in written}
+        for memory in {_memory(tensor) for tensor in given} - {0}:
+            if memory in self.writer:
+                after.add(self.writer[memory])
+            if memory in writes:
+                after.update(self.readers.pop(memory, ()))
+                self.writer[memory] = node
+            else:
+                self.readers.setdefault(memory, []).append(node)
+        after.discard(node)
+        return after
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse and other storage-less tensors
+        return 0

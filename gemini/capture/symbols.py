@@ -1,0 +1,39 @@
+"""Symbols: what can be imported is written down as its import path."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Something importable: a function, a class, a member of an enumeration."""
+
+    module: str
+    qualname: str
+
+    def resolve(self) -> Any:
+        """Import it."""
+        found: Any = importlib.import_module(self.module)
+        for part in self.qualname.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def symbol_of(value: Any) -> Symbol | None:
+    """The import path of a function, class or enumeration member, if it leads back to the same object."""
+    if isinstance(value, enum.Enum):
+        kind = type(value)
+        symbol = Symbol(kind.__module__, f"{kind.__qualname__}.{value.name}")
+    else:
+        module, qualname = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not module or not qualname or "<" in qualname:
+            return None
+        symbol = Symbol(module, qualname)
+    try:
+        return symbol if symbol.resolve() is value else None
+    except (ImportError, AttributeError):
+        return None

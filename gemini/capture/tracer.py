@@ -1,0 +1,98 @@
+"""The tracer: runs a model once, for real, and writes down what happened between its leaf modules.
+
+Nothing is symbolic. Modules and ops run on real tensors; the tracer knows every tensor by identity and every size
+by provenance, so the recorded nodes can be run again on another batch. What it cannot follow it refuses, by
+raising `Coarsen`: the innermost open module (or Python function) then becomes a basic block and tracing restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from gemini.capture import reads
+from gemini.capture.granularity import Granularity
+from gemini.capture.interception import intercepted
+from gemini.capture.sketch import sketch
+from gemini.capture.targets import op_name
+from gemini.capture.values import strip, tensors
+from gemini.capture.whole import Job, WholeCalls
+
+
+class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
+    """One traced run; afterwards `nodes`, `guards` and `result` hold the graph."""
+
+    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+        TorchFunctionMode.__init__(self)
+        WholeCalls.__init__(self, model, granularity)
+
+    def run(self, bound: dict[str, Any], call: Callable[[], Any]) -> Any:
+        """Trace `call()`, which calls the model with the tensors of `bound`."""
+        for path, tensor in tensors(bound):
+            node = self.source("input", ".".join(str(step[1]) for step in path), tensor)
+            self.inputs[node] = path
+        with intercepted(self, self.granularity.calls), self:
+            self.active = True
+            try:
+                output = call()
+                self.busy = True
+                self.scope = [""]
+                self.result = self.encode(output)
+            finally:
+                self.active, self.busy = False, False
+        return output
+
+    def forward_only(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The model's forward, where its hooks already run around the trace."""
+        if "" in self.granularity.blocks:
+            return self.whole(Job("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs)
+        return self.open("", lambda: forward(*args, **kwargs))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.busy or not self.active:
+            return func(*args, **kwargs)
+        if self.leaf is not None:
+            return self.inside(self.leaf, func, args, kwargs)
+        self.busy = True
+        try:
+            return self._op(func, args, kwargs)
+        finally:
+            self.busy = False
+
+    def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = op_name(func)
+        short = reads.short_name(name)
+        if short in reads.SIZES:
+            return reads.read_size(self, short, func, args, kwargs)
+        if short in reads.STATIC or name.startswith("torch._C._set_grad"):
+            return func(*strip(args), **strip(kwargs))
+        if short in reads.REFUSED or not name:
+            self.refuse(f"{short or func!r} leaves the tensor world")
+        if short in reads.READS:
+            return reads.read_value(self, short, func, args)
+        return self._record(func, name, args, kwargs)
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        form_args, form_kwargs = self.encode(args), self.encode(kwargs)
+        given = [tensor for _, tensor in tensors((args, kwargs))]
+        before = self.storages.versions(given)
+        random = torch.get_rng_state()
+        output = func(*strip(args), **strip(kwargs))
+        made = list(tensors(output))
+        if not made and output is not None:
+            return reads.record_read(self, name, form_args, form_kwargs, output)
+        if not made and not given:
+            return None
+        node = self.start("op", f"{self.here()}{reads.short_name(name)}", name, form_args, form_kwargs)
+        node.sketch = sketch(output)
+        node.random = not torch.equal(random, torch.get_rng_state())
+        self.effects(node, given, before)
+        self.append(node, made, heavy=False)
+        if reads.makes_dynamic(reads.short_name(name), args, output):
+            self.dynamic[node.id] = {tensor.shape[0] for _, tensor in made if tensor.dim()}
+        return self.number_results(node, output)

@@ -1,0 +1,223 @@
+"""What runs whole: leaf modules, basic blocks, custom autograd functions, Python functions kept together.
+
+Inside, nothing is recorded; the Python runs again in every run of the graph. Three things are watched: that no
+tensor is used that was not handed in, what comes back (as result, through changed arguments, through attributes of
+the module, or collected by hooks from inner modules), and what is written in place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.capture import reads
+from gemini.capture.forms import Ref
+from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
+from gemini.capture.node import Node
+from gemini.capture.origins import own_tensors
+from gemini.capture.recording import Coarsen, Recording, Smuggled
+from gemini.capture.sketch import sketch
+from gemini.capture.state import python_randomness
+from gemini.capture.symbols import symbol_of
+from gemini.capture.values import strip, tensors, walk
+
+
+@dataclass
+class Leaf:
+    """A leaf that is running: the tensors it may touch, and what its inner modules returned."""
+
+    allowed: set[int]
+    own: dict[int, str]
+    uses: set[str] = field(default_factory=set)
+    calls: dict[str, int] = field(default_factory=dict)
+    made: list[Smuggled] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to run whole."""
+
+    kind: str
+    stem: str
+    target: str
+    call: Callable[[Any, Any], Any]
+    module: nn.Module | None = None
+    reason: str = ""
+
+
+class WholeCalls(Recording):
+    """The part of the tracer that modules and functions are routed to."""
+
+    leaf: Leaf | None = None
+    busy = False
+    checkpoint = ""
+    saw_checkpoint = False
+    failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
+
+    def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Open the module or record it as one node."""
+        name = self.origins.modules.get(id(module))
+        if self.busy or not self.active or name is None:  # a module made on the fly is glue
+            return ORIGINAL_CALL(module, *args, **kwargs)
+        if self.leaf is not None:
+            return self._inner_module(self.leaf, name, module, args, kwargs)
+        kind, reason = self.granularity.kind(name, module, len(self.scope), self.checkpoint)
+        if kind == "open" or (module is self.model and name not in self.granularity.blocks):
+            return self.open(name, lambda: ORIGINAL_CALL(module, *args, **kwargs))
+        job = Job(kind, name or "model", name, lambda a, k: ORIGINAL_CALL(module, *a, **k), module, reason)
+        return self.whole(job, args, kwargs)
+
+    def open(self, name: str, call: Callable[[], Any]) -> Any:
+        """Run a module whose Python is recorded."""
+        self.check_draws()
+        self.scope.append(name)
+        outer, self.checkpoint = self.checkpoint, ""
+        try:
+            output = call()
+            self.check_draws()
+            return output
+        except Exception:
+            self.failed = self.failed or tuple(self.scope)
+            raise
+        finally:
+            self.checkpoint = outer
+            self.scope.pop()
+
+    def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
+        """A custom autograd function is one node."""
+        if self.leaf is not None or self.busy or not self.active:
+            return ORIGINAL_APPLY(cls, *args, **kwargs)
+        symbol = symbol_of(cls)
+        if symbol is None:
+            self.refuse(f"the autograd function {cls.__qualname__} cannot be imported by name")
+        target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.here()}{cls.__name__}"
+        return self.whole(Job("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs)
+
+    def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A Python function that refinement keeps whole is one node."""
+        if self.leaf is not None or self.busy or not self.active:
+            return function(*args, **kwargs)
+        stem = f"{self.here()}{target.rpartition('.')[2].rpartition(':')[2]}"
+        return self.whole(Job("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
+
+    @contextmanager
+    def checkpointed(self, kind: str) -> Iterator[None]:
+        """What runs in here was checkpointed by the model."""
+        outer, self.checkpoint, self.saw_checkpoint = self.checkpoint, kind, True
+        try:
+            yield
+        finally:
+            self.checkpoint = outer
+
+    # ── one whole call ─────────────────────────────────────────────────────────────────────────────────────────
+    def whole(self, job: Job, args: Any, kwargs: Any) -> Any:
+        """Run it, record it as one node."""
+        self.busy = True
+        self.check_draws()
+        forms = self.encode(args), self.encode(kwargs)
+        args, kwargs = strip(args), strip(kwargs)
+        given = [tensor for _, tensor in tensors((args, kwargs))]
+        versions = self.storages.versions(given)
+        node = self.start(job.kind, job.stem, job.target, *forms)
+        node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
+        node.checkpoint = self.checkpoint if job.module is not None else ""
+        leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
+        held, random = sketch((args, kwargs)), torch.get_rng_state()
+        self.leaf, self.recording, self.busy = leaf, False, False
+        try:
+            output = job.call(args, kwargs)
+        finally:
+            self.leaf, self.recording = None, True
+        self.busy = True
+        if job.kind == "call" and reads.holds_decision(output):
+            raise Coarsen(tuple(self.scope), "its Python code branches on values the model computes", node.line)
+        node.random = not torch.equal(random, torch.get_rng_state())
+        self.drawn = python_randomness()
+        node.uses = tuple(sorted(leaf.uses))
+        node.sketch = sketch(output)
+        if (after := sketch((args, kwargs))) != held:
+            node.sketch += f" | {after}"
+        if job.target in self.last_call:  # a module may keep state from call to call
+            node.after = (self.last_call[job.target],)
+        self.effects(node, given, versions)
+        self.last_call[job.target] = node.id
+        has_parameters = job.module is None or any(True for _ in job.module.parameters())
+        self.append(node, list(tensors(output)), heavy=has_parameters)
+        self._side_results(node, job.module, leaf, (args, kwargs))
+        self._arrays(node, output)
+        output = self.number_results(node, output)
+        self.busy = False
+        return output
+
+    def _side_results(self, node: Node, module: nn.Module | None, leaf: Leaf, arguments: Any) -> None:
+        """Tensors that come back otherwise than in the result."""
+        for made in leaf.made:
+            made.node = node.id
+        for path, tensor in tensors(arguments):
+            if id(tensor) not in self.known and self.origins.held(tensor) is None:
+                self.register(node, "arg", path, tensor)
+        if module is None:
+            return
+        for key, attribute in own_tensors(module).items():
+            if attribute and key not in leaf.own and key not in self.known:
+                path = tuple(("a", part) for part in attribute.split("."))
+                found: Any = module
+                for _, part in path:
+                    found = getattr(found, part)
+                self.register(node, "attr", path, found)
+
+    def _arrays(self, node: Node, output: Any) -> None:
+        """NumPy arrays in a result are values of the graph too."""
+        for path, part in walk(output):
+            if isinstance(part, np.ndarray):
+                self.arrays[id(part)] = Ref(node.id, "ret", path)
+                self.kept.append(part)
+
+    # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _inner_module(self, leaf: Leaf, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module inside a leaf: remember what it returns, in case a hook carries that out."""
+        output = ORIGINAL_CALL(module, *args, **kwargs)
+        self.busy = True
+        count = leaf.calls[name] = leaf.calls.get(name, 0) + 1
+        for path, tensor in tensors(output):
+            made = self.smuggled.get(id(tensor))
+            if made is not None and made.tensor() is tensor and not made.inner:
+                made.inner = (("m", name), ("c", count - 1), *path)
+                leaf.made.append(made)
+        self.busy = False
+        return output
+
+    def inside(self, leaf: Leaf, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op inside a leaf: not recorded, but it must not touch tensors that were not handed to the leaf."""
+        self.busy = True
+        try:
+            for _, tensor in tensors((args, kwargs)):
+                self._check_touch(leaf, tensor)
+            output = func(*args, **kwargs)
+            for _, tensor in tensors(output):
+                if id(tensor) not in self.known:
+                    self.smuggled[id(tensor)] = Smuggled(weakref.ref(tensor), tuple(self.scope))
+                leaf.allowed.add(id(tensor))
+            return output
+        finally:
+            self.busy = False
+
+    def _check_touch(self, leaf: Leaf, tensor: torch.Tensor) -> None:
+        key = id(tensor)
+        if key in leaf.allowed or key in leaf.own:
+            return
+        held = self.origins.held(tensor)
+        if held is not None:
+            leaf.uses.add(held[1])
+        elif key in self.known:
+            scope = self.nodes[self.known[key].node].scope or ("",)
+            self.refuse("a module reads a tensor that is not among its arguments", scope)
+        elif key in self.smuggled and self.smuggled[key].tensor() is tensor:
+            self.refuse("a module reads a tensor made inside another module", self.smuggled[key].scope)
