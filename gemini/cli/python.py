@@ -48,11 +48,11 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
             print("    → name a program to run; gemini_python --help lists the options", file=sys.stderr)
             return USAGE_ERROR
         invocation.kind = "stdin"
+    if invocation.has("--no-gemini"):
+        _plain(invocation)
     _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
-    if invocation.has("--no-gemini"):
-        _plain(invocation)
     from gemini.instrument.launch.start import start
 
     start(invocation, _session(invocation))
