@@ -49,10 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--split", action="store_true", help="split the backward in input and weight gradient")
     model.add_argument("--chunks", type=_positive, metavar="N", help="stages a device, for interleaved and vchunks")
     limits = parser.add_argument_group("under which conditions")
-    limits.add_argument("--nmicros", type=_positive, metavar="N", help="micro-batches (default: as many as show it)")
+    limits.add_argument("--nmicros", type=_positive, metavar="N", help="micro-batches (default: enough to show it)")
     limits.add_argument("--memory", type=_numbers, metavar="M[,M…]", help="memory of every device, or of each")
     limits.add_argument("--latency", type=_amount, default=0, metavar="T", help="time of a transfer between devices")
-    limits.add_argument("--bandwidth", type=_amount, default=0, metavar="B", help="bytes a unit of time (0: any)")
+    limits.add_argument("--nbytes", type=_amount, default=0, metavar="B", help="bytes that each transfer carries")
+    limits.add_argument(
+        "--bandwidth", type=_amount, default=0, metavar="R", help="bytes a link moves in a unit of time"
+    )
     search = parser.add_argument_group("how to search")
     search.add_argument(
         "--objective",
@@ -98,7 +101,7 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
 
     path, found, inside = args.placement.partition(".json:")
     if found or args.placement.endswith(".json"):
-        shape_only = [f"--{name}" for name in ("infer", "split", "chunks") if getattr(args, name)]
+        shape_only = [f"--{name}" for name in ("infer", "split", "chunks", "nbytes") if getattr(args, name)]
         if shape_only:
             raise UsageError(
                 f"{', '.join(shape_only)} with a placement from a file\n"
@@ -110,7 +113,13 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
     elif args.ndevs is None:
         raise UsageError(f"--ndevs is missing\n    → say on how many devices {args.placement} is to run, as --ndevs 4")
     else:
-        placement = named(args.placement, args.ndevs, not args.infer, split=args.split, chunks=args.chunks)
+        shape = {"split": args.split, "chunks": args.chunks, "nbytes": args.nbytes}
+        placement = named(args.placement, args.ndevs, not args.infer, **shape)
+    if args.bandwidth and not any(block.nbytes for block in placement):
+        raise UsageError(
+            f"--bandwidth {args.bandwidth}, but no transfer carries any bytes\n"
+            "    → add --nbytes, or `bytes` to the edges in the placement's file"
+        )
     if args.latency or args.bandwidth:
         placement.links = Links(args.latency, args.bandwidth)
     return placement

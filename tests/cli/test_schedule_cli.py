@@ -126,6 +126,12 @@ def test_a_placement_from_a_file_with_memory_for_each_device_and_links(capsys: p
     capsys.readouterr()
 
 
+def test_bytes_and_bandwidth_make_transfers_take_time(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "schedule --placement vshape --ndevs 2 --nmicros 1 --nbytes 8 --bandwidth 4 --latency 1 --json"
+    assert main(shlex.split(command)) == 0
+    assert json.loads(capsys.readouterr().out)["makespan"] == 8 + 2 * (1 + 8 / 4)
+
+
 # ---------------------------------------------------------------- what it refuses
 
 
@@ -151,6 +157,7 @@ def test_a_placement_from_a_file_with_memory_for_each_device_and_links(capsys: p
         ("--placement nowhere.json", "cannot read nowhere.json"),
         ("--placement nowhere.json:one", "cannot read nowhere.json"),
         ("--placement vshape --ndevs 2 --time-limit 0", "seconds above zero"),
+        ("--placement vshape --ndevs 2 --bandwidth 5", "no transfer carries any bytes"),
         ("--placement vshape --ndevs 2 --latency inf", "finite"),
         ("--ndevs 2", "--placement"),
         ("--placement vshape --ndevs 2 --nmicros 0 --memory 2", "0 is not between 1 and"),
