@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
-from gemini.managed.devices import device_type, is_present, is_replaced, torch_module
+from gemini.managed.devices import device_type, is_present, is_replaced, managed_for, torch_module
 from gemini.managed.receivers import cuda
 
 
@@ -26,6 +25,7 @@ class Event:
     """A CUDA event read from the clock: work on the managed device is done when the call returns."""
 
     def __init__(self, enable_timing: bool = False, *_: Any, **__: Any) -> None:
+        managed_for("cuda")
         self._enable_timing = enable_timing
         self._time: float | None = None
 
@@ -54,6 +54,7 @@ class Stream:
     """A CUDA stream where all work is done in order, at once."""
 
     def __init__(self, *_: Any, priority: int = 0, **__: Any) -> None:
+        managed_for("cuda")
         self.priority = priority
 
     def __enter__(self) -> Stream:
@@ -98,6 +99,8 @@ def _properties(*_: Any) -> DeviceProperties:
 
 
 def _name(*_: Any) -> str:
+    import platform
+
     return platform.processor() or platform.machine() or "cpu"
 
 
@@ -107,6 +110,11 @@ def _memory() -> int:
 
 def _free_and_total(*_: Any) -> tuple[int, int]:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"), _memory()
+
+
+@lru_cache(maxsize=1)
+def _the_stream() -> Stream:
+    return Stream()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -128,7 +136,6 @@ def _rng(name: str) -> Callable[..., Any]:
     return call
 
 
-_STREAM = Stream()
 _TENSOR_TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 
 # torch.<name> → what takes its place.
@@ -136,8 +143,8 @@ REPLACEMENTS: dict[str, Any] = {
     "cuda.Event": Event,
     "cuda.Stream": Stream,
     "cuda.current_device": lambda: 0,
-    "cuda.current_stream": lambda *_, **__: _STREAM,
-    "cuda.default_stream": lambda *_, **__: _STREAM,
+    "cuda.current_stream": lambda *_, **__: _the_stream(),
+    "cuda.default_stream": lambda *_, **__: _the_stream(),
     "cuda.device": _context,
     "cuda.get_device_capability": lambda *_, **__: (0, 0),
     "cuda.get_device_name": _name,
@@ -185,7 +192,21 @@ def stand_in(value: Any) -> Any:
         return partial(_attribute(torch, SCALERS[name]), device_type("cuda")) if is_replaced("cuda") else value
     if name.endswith("Tensor"):
         return getattr(torch, name.rpartition(".")[2])
-    return REPLACEMENTS.get(name, value)
+    return _acting(REPLACEMENTS[name]) if name else value
+
+
+@cache
+def _acting(replacement: Any) -> Any:
+    """`replacement`, telling when it is called that CUDA is absent; a mere mention is no reason to."""
+    if isinstance(replacement, type):
+        return replacement  # its __init__ tells
+
+    @wraps(replacement)
+    def act(*args: Any, **kwargs: Any) -> Any:
+        managed_for("cuda")
+        return replacement(*args, **kwargs)
+
+    return act
 
 
 def tensor_type(value: Any) -> Any:

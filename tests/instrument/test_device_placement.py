@@ -84,6 +84,8 @@ UNTOUCHED = [
     "build(device='cuda')",
     "def f(event: torch.cuda.Event) -> torch.cuda.Stream: ...",
     "device = 'cuda'",
+    "isinstance(x, (torch.cuda.FloatTensor, torch.cuda.Event))",
+    "type(x) is torch.cuda.FloatTensor",
 ]
 IMPORTS = """\
 import torch, torch.nn as nn

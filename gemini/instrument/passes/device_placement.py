@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
+from gemini.instrument.passes.spelling import last_word, mentions, spellings
 from gemini.instrument.unit import Unit
 from gemini.managed.stand_ins import NAMES as STAND_INS
 
@@ -45,10 +46,13 @@ _POSITIONS = {
     "torch.load": (1, "map_location"),
     "torch.jit.load": (1, "map_location"),
 }
+_PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
+_STANDING_IN = frozenset(name.rpartition(".")[2] for name in STAND_INS)
 # For these, `device` says what kind of arithmetic to set up, not where to put something.
 _KINDS = {"torch.amp.GradScaler": "device_type", "torch.amp.grad_scaler.GradScaler": "device_type"}
 _EVERYWHERE = frozenset({"cpu", "meta"})
 _GAP = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\r\n]*)*")  # blanks, line ends and comments
+_TELLING_TYPES = frozenset({"builtins.isinstance", "builtins.issubclass"})
 # Compiled from their source text by torch: they must read as written.
 _SCRIPTED = frozenset({"torch.jit.script", "torch.jit.export", "torch.jit.script_method"})
 
@@ -81,9 +85,7 @@ class DevicePlacement(Pass):
             yield from self._keywords(unit, call, {"device": "device"})
 
     def _calls(self, unit: Unit) -> Iterator[Edit]:
-        for call, name in unit.call_names.items():
-            if not name.startswith("torch."):
-                continue
+        for call, name in _torch_calls(unit):
             if name == "torch.device" and (len(call.args) > 1 or call.keywords):
                 yield _route(call, "device")
                 continue
@@ -102,10 +104,19 @@ class DevicePlacement(Pass):
                 yield _route(keyword.value, function)
 
     def _references(self, unit: Unit) -> Iterator[Edit]:
-        nodes: list[ast.Attribute | ast.Name] = [*unit.nodes(ast.Attribute), *unit.nodes(ast.Name)]
-        for node in nodes:
-            if isinstance(node.ctx, ast.Load) and unit.resolve(node) in STAND_INS and not _is_annotation(unit, node):
+        for node in mentions(unit, _STANDING_IN):
+            if unit.resolve(node) in STAND_INS and not _is_only_named(unit, node):
                 yield Edit.wrap(node, "__gemini__.stand_in(", ")", "works without CUDA")
+
+
+def _torch_calls(unit: Unit) -> Iterator[tuple[ast.Call, str]]:
+    """The calls of torch's functions that may be given a device."""
+    spelled = spellings(unit, _PLACED)
+    for call in unit.nodes(ast.Call):
+        if last_word(call.func) in spelled or any(keyword.arg in _KEYWORDS for keyword in call.keywords):
+            name = unit.resolve(call.func)
+            if name is not None and name.startswith("torch."):
+                yield call, name
 
 
 def _route(value: ast.expr, function: str) -> Edit:
@@ -134,7 +145,7 @@ def _keywords_of(name: str) -> dict[str, str]:
 
 def _is_torchs(unit: Unit, call: ast.Call) -> bool:
     """Whether the call is of torch's own name, not of a method of some object."""
-    return unit.call_names.get(call, "").startswith("torch.")
+    return (unit.resolve(call.func) or "").startswith("torch.")
 
 
 def _may_place(unit: Unit, call: ast.Call, uses_torch: bool) -> bool:
@@ -180,16 +191,18 @@ def _has_star(values: list[ast.expr]) -> bool:
     return any(isinstance(value, ast.Starred) for value in values)
 
 
-def _is_annotation(unit: Unit, node: ast.AST) -> bool:
-    """Whether `node` is part of a type annotation, where no stand-in is wanted."""
+def _is_only_named(unit: Unit, node: ast.AST) -> bool:
+    """Whether `node` is named to tell types apart, in an annotation, `isinstance` or a comparison, and not used."""
     below: ast.AST = node
     for around in unit.ancestors(node):
-        if isinstance(around, ast.arg):
+        if isinstance(around, (ast.arg, ast.Compare)):
             return True
         if isinstance(around, ast.AnnAssign):
             return below is around.annotation
         if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return below is around.returns
+        if isinstance(around, ast.Call):
+            return below is not around.func and unit.resolve(around.func) in _TELLING_TYPES
         if isinstance(around, ast.stmt):
             return False
         below = around

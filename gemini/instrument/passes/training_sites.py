@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
+from gemini.instrument.passes.spelling import last_word
 from gemini.instrument.unit import Unit
 
 _NOT_OPTIMIZERS = frozenset({"torch.optim.Optimizer", "torch.optim.lr_scheduler", "torch.optim.swa_utils"})
@@ -35,23 +36,29 @@ class TrainingSites(Pass):
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Mark every site of the file."""
         classes = _own_classes(unit)
-        for call, name in unit.call_names.items():
+        yield from self._optimizers(unit, classes)
+        yield from self._models(unit, classes)
+        yield from self._method_sites(unit)
+
+    def _optimizers(self, unit: Unit, classes: dict[str, str]) -> Iterator[Edit]:
+        renamed = {alias.asname for alias in unit.nodes(ast.alias) if alias.asname and alias.name[:1].isupper()}
+        for call in unit.nodes(ast.Call):
+            word = last_word(call.func)
+            if not word[:1].isupper() and word not in renamed:
+                continue  # a class, by all habit; resolving every call would cost more than parsing the file
+            name = unit.resolve(call.func) or word
             if _is_optimizer(name) or classes.get(name) == "optimizer":
                 yield _mark(call, "optimizer")
                 yield from self._models_of(unit, call)
-            elif name in _BACKWARD_FUNCTIONS and call.args and not isinstance(call.args[0], ast.Starred):
-                yield _mark(call.args[0], "loss")
-        yield from self._models(unit, classes)
-        yield from self._method_sites(unit)
 
     def _models(self, unit: Unit, classes: dict[str, str]) -> Iterator[Edit]:
         """Instances of the file's own model classes, unless they are parts of another model."""
         for call in unit.nodes(ast.Call):
-            if not isinstance(call.func, ast.Name):
+            if not isinstance(call.func, ast.Name) or classes.get(call.func.id) != "model":
                 continue
-            kind = classes.get(unit.resolve(call.func) or call.func.id)
             around = unit.class_(call)
-            if kind == "model" and (around is None or classes.get(around.name) != "model"):
+            means = unit.resolve(call.func) or call.func.id
+            if classes.get(means) == "model" and (around is None or classes.get(around.name) != "model"):
                 yield _mark(call, "model")
 
     def _models_of(self, unit: Unit, optimizer: ast.Call) -> Iterator[Edit]:
@@ -69,9 +76,11 @@ class TrainingSites(Pass):
         for call in unit.methods("backward", "step"):
             func = call.func
             assert isinstance(func, ast.Attribute)
-            if unit.call_names.get(call, "").startswith("torch.") or _is_super(func.value):
-                continue
-            yield _mark(func.value, "loss" if func.attr == "backward" else "step")
+            name = unit.resolve(func) or ""
+            if name in _BACKWARD_FUNCTIONS and call.args and not isinstance(call.args[0], ast.Starred):
+                yield _mark(call.args[0], "loss")
+            elif not name.startswith("torch.") and not _is_super(func.value):
+                yield _mark(func.value, "loss" if func.attr == "backward" else "step")
 
 
 def _mark(node: ast.expr, kind: str) -> Edit:
