@@ -59,3 +59,16 @@ def _forward(replaced: Any) -> int | None:
     """The identity of a forward set on the instance; the stand-in of a running graph counts as what it replaced."""
     replaced = getattr(replaced, "__gemini_stands_for__", replaced)
     return None if replaced is None else id(replaced)
+
+
+def readable(found: tuple[Any, ...]) -> list[str]:
+    """A fingerprint as texts, without identities: comparable between processes."""
+    texts = []
+    for fact in found:
+        if fact and isinstance(fact[0], str):
+            name, plain, children, *rest = fact
+            plain = [(key, value) for key, value in plain if not key.startswith("_output_capturing")]
+            texts.append(f"{name or 'model'}: {plain} {[key for key, _ in children]} {rest[:2]} {rest[2] is None}")
+        else:
+            texts.append(f"configuration: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
+    return texts

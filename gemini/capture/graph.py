@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping as MappingType
+from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
+from pathlib import Path as FilePath
 from typing import Any
 
 from torch import nn
@@ -12,8 +15,11 @@ from gemini.capture.binding import bind
 from gemini.capture.executor import Execution, last_uses
 from gemini.capture.forms import Form, Path, Ref, refs
 from gemini.capture.node import Guard, Node, TensorMeta
+from gemini.capture.structure import layer_classes, node_classes
 from gemini.capture.variants import Validity, Variants
 from gemini.errors import CaptureError
+
+Stages = MappingType[int, int] | SequenceType[int]  # the stage of each node
 
 
 @dataclass
@@ -33,6 +39,7 @@ class Graph:
     calls: dict[str, str] = field(default_factory=dict)
     checked: dict[str, str] = field(default_factory=dict)
     batch_size: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
     model: nn.Module | None = None
     validity: Validity | None = None
     variants: Variants | None = None
@@ -111,6 +118,46 @@ class Graph:
     def accepts(self, bound: dict[str, Any]) -> bool:
         """Whether a call, bound by name, may run by this graph; guards on contents are checked during the run."""
         return self.validity is None or self.validity.accepts(self.bound_model(), bound)
+
+    def save(self, path: str | FilePath) -> None:
+        """Write the graph as JSON (and safetensors, where it holds arrays)."""
+        from gemini.capture.storage import save_graph
+
+        save_graph(self, path)
+
+    @staticmethod
+    def load(path: str | FilePath, model: nn.Module | None = None) -> Graph:
+        """Read a graph; give the model it was captured from to run it."""
+        from gemini.capture.entry import with_variants
+        from gemini.capture.storage import load_graph
+
+        graph = load_graph(path, model)
+        return graph if model is None else with_variants(graph, model)
+
+    def draw(
+        self,
+        path: str | FilePath,
+        stages: MappingType[int, int] | SequenceType[int] | None = None,
+        fold: int | None = None,
+    ) -> None:
+        """Draw the graph, clustered by scope and coloured by stage, to an svg, pdf, png or dot file."""
+        from gemini.capture.drawing import draw_graph
+
+        draw_graph(self, path, stages, fold)
+
+    def summary(self) -> str:
+        """What the graph holds, where it is coarse and why, what was checked."""
+        from gemini.capture.summary import summarize
+
+        return summarize(self)
+
+    def classes(self) -> dict[str, list[int]]:
+        """Alike nodes together: signature → node ids."""
+        return node_classes(self)
+
+    def layers(self) -> list[list[str]]:
+        """Groups of alike layers, by scope."""
+        return layer_classes(self)
 
     def bound_model(self) -> nn.Module:
         """The model whose weights and modules the graph uses."""

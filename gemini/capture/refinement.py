@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +40,7 @@ from gemini.capture.variants import Validity
 
 _log = logging.getLogger(__name__)
 _SEED = 20_011
-_THOROUGH_SECONDS = 0.3  # a forward shorter than this is checked with gradients on every batch
+_THOROUGH_PARAMETERS = 30_000_000  # models up to this size are checked with gradients on every batch
 
 
 class Refinement:
@@ -53,7 +52,7 @@ class Refinement:
         self.subject = Subject(model, call, self.saved, find_caches(model))
         self.plan: BatchPlan | None = None
         self.checked: dict[str, str] = {}
-        self.thorough = True
+        self.thorough = sum(p.numel() for p in model.parameters()) <= _THOROUGH_PARAMETERS
         self.pinned = ""  # why the graph holds for one batch size only
         self.expected: dict[str, Observation | None] = {}
 
@@ -86,9 +85,7 @@ class Refinement:
             self.saved.restore()
 
     def _attempt(self) -> Graph:
-        started = time.perf_counter()
         first = trace(self.subject, self.call.tensors, self.granularity)
-        self.thorough = self.thorough and time.perf_counter() - started < _THOROUGH_SECONDS
         graph = self._graph(first)
         self.checked = {}
         if "" in self.granularity.blocks:  # the model itself runs: nothing can differ

@@ -1,0 +1,102 @@
+"""Drawing: a graph as a picture, clustered by module scope, coloured by stage, folded where it is large.
+
+`fold` is the number of scope levels shown: everything deeper is one box that says how much it holds. Large graphs
+fold by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemini.errors import MissingEngineError
+
+if TYPE_CHECKING:
+    from gemini.capture.graph import Graph
+    from gemini.capture.node import Node
+
+PALETTE = ("#cfe8ff", "#ffe3c2", "#d5f2d0", "#f4d3e8", "#fff3b0", "#d9d2f2", "#c9f0ee", "#f2d2cf")
+_SHAPES = {"input": "oval", "parameter": "note", "buffer": "note", "attribute": "note", "block": "box3d"}
+_MANY = 250
+
+
+def draw_graph(
+    graph: Graph, path: str | Path, stages: Mapping[int, int] | Sequence[int] | None = None, fold: int | None = None
+) -> None:
+    """Write a picture; the suffix of `path` gives the format (svg, pdf, png, dot)."""
+    try:
+        import pygraphviz
+    except ImportError:
+        raise MissingEngineError("pygraphviz", "viz", "drawing a graph") from None
+    stage_of = dict(enumerate(stages)) if isinstance(stages, Sequence) else dict(stages or {})
+    fold = fold if fold is not None else fold_for(graph)
+    picture = pygraphviz.AGraph(directed=True, strict=True, rankdir="TB", compound=True)
+    picture.node_attr.update(
+        shape="box", style="rounded,filled", fillcolor="#f4f4f4", fontname="Helvetica", fontsize="10"
+    )
+    boxes: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.kind not in ("parameter", "buffer", "attribute"):
+            boxes.setdefault(_box(node, fold), []).append(node)
+    for name, nodes in boxes.items():
+        colour = _colour(nodes, stage_of)
+        picture.add_node(name, label=_label(name, nodes), shape=_SHAPES.get(nodes[0].kind, "box"), fillcolor=colour)
+    _clusters(picture, boxes)
+    for producer, consumer, ref in graph.edges():
+        a, b = _box(graph.nodes[producer], fold), _box(graph.nodes[consumer], fold)
+        if a != b and a in boxes and b in boxes:
+            picture.add_edge(a, b, tooltip=str(list(graph.meta(ref).shape)))
+    picture.draw(str(path), prog="dot")
+
+
+def fold_for(graph: Graph) -> int:
+    """The deepest fold that leaves a readable number of boxes."""
+    deepest = max((len(_levels(node)) for node in graph.nodes), default=1)
+    for fold in range(deepest, 1, -1):
+        if len({_box(node, fold) for node in graph.compute_nodes}) <= _MANY:
+            return fold
+    return 1
+
+
+def _levels(node: Node) -> list[str]:
+    """The scopes of a node from the outside in, without the model itself."""
+    return [scope for scope in node.scope if scope]
+
+
+def _box(node: Node, fold: int) -> str:
+    levels = _levels(node)
+    return levels[fold - 1] if len(levels) >= fold else f"{node.name} "
+
+
+def _label(name: str, nodes: list[Node]) -> str:
+    if name.endswith(" "):
+        node = nodes[0]
+        shape = next((list(meta.shape) for meta in node.outputs.values()), None)
+        title = f"{node.name.rpartition('.')[2]}\\n{node.cls}" if node.cls else node.name.rpartition(".")[2]
+        return f"{title}\\n{shape}" if shape is not None else title
+    return f"{name}\\n{len(nodes)} nodes"
+
+
+def _colour(nodes: list[Node], stage_of: dict[int, Any]) -> str:
+    found = {stage_of[node.id] for node in nodes if node.id in stage_of}
+    if len(found) == 1:
+        return PALETTE[int(found.pop()) % len(PALETTE)]
+    return "#ffffff" if found else "#f4f4f4"
+
+
+def _clusters(picture: Any, boxes: dict[str, list[Node]]) -> None:
+    """One nested cluster a scope that holds more than one box."""
+    members: dict[tuple[str, ...], list[str]] = {}
+    for name, nodes in boxes.items():
+        levels = _levels(nodes[0])
+        if not name.endswith(" "):
+            levels = levels[: levels.index(name)]
+        for count in range(1, len(levels) + 1):
+            members.setdefault(tuple(levels[:count]), []).append(name)
+    made: dict[tuple[str, ...], Any] = {(): picture}
+    for scopes in sorted(members, key=len):
+        parent = next(made[scopes[:count]] for count in range(len(scopes) - 1, -1, -1) if scopes[:count] in made)
+        made[scopes] = parent.add_subgraph(
+            members[scopes], name=f"cluster_{'/'.join(scopes)}", label=scopes[-1], color="#999999"
+        )
