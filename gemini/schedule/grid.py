@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 import shutil
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from gemini.schedule.block import Block, Number
 from gemini.schedule.schedplan import SchedPlan
@@ -24,6 +25,7 @@ from gemini.schedule.schedplan import SchedPlan
 IDLE = "."
 MARK = "!"
 GOES_ON = "───"
+CUT = " …"
 _SAME = 1e-9  # relative distance below which two times are one event
 _MAX_UNITS_AN_EVENT = 4  # columns of equal width pay off up to this many columns an event
 _MAX_DENOMINATOR = 1000
@@ -38,7 +40,7 @@ def grid(
 ) -> str:
     """The plan as a device × time table, at most `width` characters wide (default: the terminal's).
 
-    Blocks in `marks` carry a `!`, and the part of the plan that is shown begins at the first of them.
+    Blocks in `marks` carry a `!`, and where not all fits, what is shown is where they begin.
     """
     marked = {block for block in marks if block in plan}
     if not len(plan):
@@ -47,15 +49,16 @@ def grid(
     rows = _shown_devices(plan, marked, max_devices)
     cells = _cells(plan, columns, rows, marked)
     labels = ["time", *(f"dev {dev}" for dev in rows)]
-    margin = max(map(len, labels))
-    room = (width or max(80, shutil.get_terminal_size((160, 24)).columns)) - margin - 4
-    first, last, cell_width = _window(plan, columns, cells, marked, room)
-    table = [[format_time(at) for at in columns[first:last]]]
-    table.extend([row.get(index, IDLE) for index in range(first, last)] for row in cells)
-    cut = (first > 0, last < len(columns))
+    margin = max(map(len, labels)) + 2
+    room = (width or max(80, shutil.get_terminal_size((160, 24)).columns)) - margin - 2
+    texts = [[format_time(at), *(row.get(index, IDLE) for row in cells)] for index, at in enumerate(columns)]
+    slack = _SAME * plan.nsteps
+    begins = sorted({bisect_left(columns, plan.step(block) - slack) for block in marked})
+    shown, cell_width = _fitting([max(map(len, column)) + 1 for column in texts], begins, room)
     lines = [_title(plan)]
-    lines.extend(_line(label.ljust(margin), texts, cell_width, cut) for label, texts in zip(labels, table))
-    lines.extend(_left_out(plan, columns, first, last, len(rows)))
+    for position, label in enumerate(labels):
+        lines.append(_line(label.ljust(margin), [column[position] for column in texts], shown, cell_width))
+    lines.extend(_left_out(plan, len(columns), shown, len(rows)))
     if plan.proof is not None:
         lines.append(str(plan.proof))
     return "\n".join(lines)
@@ -147,34 +150,45 @@ def _shown_devices(plan: SchedPlan, marked: set[Block], limit: int) -> list[int]
     return sorted(order[:limit])
 
 
-def _window(
-    plan: SchedPlan, columns: list[Number], cells: list[dict[int, str]], marked: set[Block], room: int
-) -> tuple[int, int, int]:
-    """First and last column shown and how wide a column is."""
-    first = 0
-    slack = _SAME * plan.nsteps
-    widest = max((len(text) for row in cells for text in row.values()), default=1)
-    widest = max(widest, *(len(format_time(at)) for at in columns)) + 1
-    if marked and widest * len(columns) > room:
-        earliest = bisect_left(columns, min(plan.step(block) for block in marked) - slack)
-        fits = max(1, room // widest)
-        context = min(2, fits - 1)
-        first = max(0, min(earliest - context, len(columns) - fits))
-    last = min(len(columns), first + max(1, room // widest))
-    return first, last, widest
+def _fitting(widths: list[int], begins: list[int], room: int) -> tuple[list[int], int]:
+    """Which columns to show in `room` and how wide each: all, or those around `begins`, or the first."""
+    if max(widths) * len(widths) <= room:
+        return list(range(len(widths))), max(widths)
+    chosen: set[int] = set()
+    widest = 0
+    for column in _by_interest(len(widths), begins):
+        more = sorted({*chosen, column})
+        gaps = sum(1 for one, two in pairwise(more) if two > one + 1)
+        wider = max(widest, widths[column])
+        if chosen and wider * len(more) + 2 * gaps > room:
+            break
+        chosen, widest = set(more), wider
+    return sorted(chosen), widest
 
 
-def _line(label: str, cells: list[str], width: int, cut: tuple[bool, bool]) -> str:
-    text = label + (" …" if cut[0] else "  ") + "".join(f"{cell:>{width}}" for cell in cells)
-    return text.rstrip() + (" …" if cut[1] else "")
+def _by_interest(count: int, begins: list[int]) -> Iterator[int]:
+    """The columns in which marked blocks begin, then those next to them and so on; without marks, the first ones."""
+    if not begins:
+        yield from range(count)
+        return
+    yield from begins
+    for distance in range(1, count):
+        for begin in begins:
+            yield from (column for column in (begin + distance, begin - distance) if 0 <= column < count)
 
 
-def _left_out(plan: SchedPlan, columns: list[Number], first: int, last: int, devices: int) -> list[str]:
+def _line(label: str, texts: list[str], shown: list[int], width: int) -> str:
+    parts = [label, CUT if shown[0] else ""]
+    for column, following in zip(shown, [*shown[1:], len(texts)]):
+        parts.append(f"{texts[column]:>{width}}")
+        parts.append(CUT if following > column + 1 else "")
+    return "".join(parts).rstrip()
+
+
+def _left_out(plan: SchedPlan, columns: int, shown: list[int], devices: int) -> list[str]:
     notes = []
-    if first:
-        notes.append(f"… {_count(first, 'earlier column')} left out, from time 0")
-    if last < len(columns):
-        notes.append(f"… {_count(len(columns) - last, 'later column')} left out, to time {format_time(plan.nsteps)}")
+    if len(shown) < columns:
+        notes.append(f"… {columns - len(shown)} of {columns} columns left out, to time {format_time(plan.nsteps)}")
     if devices < plan.ndevs:
-        notes.append(f"… {_count(plan.ndevs - devices, 'device')} left out")
+        notes.append(f"… {plan.ndevs - devices} of {plan.ndevs} devices left out")
     return notes

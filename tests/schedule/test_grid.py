@@ -61,21 +61,23 @@ def test_wide_plans_are_cut_and_say_so():
     lines = text.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert all(line.endswith(" …") for line in lines[1:4])
-    assert re.search(r"… \d+ later columns left out, to time 303", text)
+    assert re.search(r"… \d+ of 303 columns left out, to time 303", text)
 
 
-def test_a_cut_grid_begins_at_the_mark():
+def test_a_cut_grid_shows_every_mark():
     plan = library("gpipe", 2, 100)
-    late = [block for block in plan if str(block) == "1B50"]
-    text = grid(plan, marks=late, width=80)
-    assert "!1B50" in text
-    assert re.search(r"… \d+ earlier columns left out, from time 0", text)
+    marks = [block for block in plan if str(block) in ("0F3", "1B50", "0B99")]
+    text = grid(plan, marks=marks, width=80)
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert all(f"!{block}" in text for block in marks)
+    starts = [str(plan.step(block)) for block in marks]
+    assert set(starts) <= set(text.splitlines()[1].split())
 
 
 def test_many_devices_are_cut_and_say_so():
     text = grid(library("1f1b", 100, 2), max_devices=10)
     assert len(cells(text)) == 10
-    assert "… 90 devices left out" in text
+    assert "… 90 of 100 devices left out" in text
 
 
 def test_two_blocks_at_once_share_a_cell():
