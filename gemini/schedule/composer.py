@@ -42,7 +42,7 @@ class Composer:
         nmicros: int | None = None,
         links: Links | None = None,
         time_limit: float = 10.0,
-        max_kernel: int = 4,
+        max_kernel: int = 16,
         objective: str | Sequence[str] = ("period", "makespan", "memory"),
         seed: int = 0,
     ) -> SchedPlan:

@@ -31,6 +31,22 @@ class Effort:
 
 
 @dataclass
+class Budget:
+    """What a search may spend: steps (partial kernels extended), and wall-clock time as a safety net.
+
+    Steps do not depend on the machine, so neither does what is found with them.
+    """
+
+    steps: float = math.inf
+    deadline: float = math.inf
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is left."""
+        return self.steps <= 0 or time.perf_counter() > self.deadline
+
+
+@dataclass
 class _Partial:
     cost: float
     starts: list[int | None]
@@ -57,14 +73,15 @@ def beam_search(
     reserved: Mapping[int, int],
     effort: Effort,
     *,
-    deadline: float = math.inf,
+    budget: Budget,
 ) -> Kernel | None:
     """A kernel of this length, or None. `reserved` fixes the offsets of blocks that span several devices."""
     beam = _Beam(problem, length, reserved, effort)
     partials = [beam.empty()]
     for step in _steps(problem, placing, reserved):
-        if time.perf_counter() > deadline:
+        if budget.spent:
             return None
+        budget.steps -= len(partials)
         best: dict[object, _Partial] = {}
         for partial in partials:
             for extended in beam.extensions(partial, step):

@@ -7,7 +7,7 @@ found any more; then each device's limit is what the slimmest kernel really uses
 from __future__ import annotations
 
 from gemini.schedule.block import Number
-from gemini.schedule.search.beam import Effort
+from gemini.schedule.search.beam import Budget, Effort
 from gemini.schedule.search.kernel import Kernel, normalised, steady_peak
 from gemini.schedule.search.sequential import least_memory_order
 from gemini.schedule.search.steady import SteadySearch
@@ -40,7 +40,7 @@ def _below(search: SteadySearch, best: Kernel, target: Number) -> Kernel | None:
     caps = [min(cap, float(target)) for cap in search.problem.caps]
     tighter = search.under(search.problem.with_caps(caps))
     for effort in _EFFORTS:
-        kernel = tighter.at_length(best.length, best.copies, effort)
+        kernel = tighter.at_length(best.length, best.copies, effort, None, Budget(deadline=search.deadline))
         if kernel is not None:
             return kernel
     return None

@@ -9,7 +9,6 @@ time, so that results do not depend on the machine's speed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,6 @@ _FINEST = 4096  # ticks a kernel in the model: finer grids only slow the solver 
 _MEMORY_STEPS = 10_000
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A kernel, or whether it is proven that none of this length exists."""
-
-    kernel: Kernel | None
-    impossible: bool = False
-
-
 def solver_installed() -> bool:
     """Whether OR-tools can be imported."""
     try:
@@ -40,15 +31,15 @@ def solver_installed() -> bool:
         return False
 
 
-def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, seed: int) -> Verdict:
+def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, seed: int) -> Kernel | None:
     """A kernel of `length` within `effort` units of deterministic time and `seconds` of wall-clock time."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        return Verdict(None)
+        return None
     coarse = _coarsened(problem, length)
     if coarse is None:
-        return Verdict(None)
+        return None
     grain, spans, delays = coarse
     ticks = length // grain
     model = _Model(cp_model, problem, ticks, spans, delays, turns=3 * (problem.critical_path // length + 2))
@@ -61,8 +52,8 @@ def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, s
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         starts = [solver.value(o) + ticks * solver.value(k) for o, k in zip(model.offset, model.turn)]
         kernel = Kernel(length, tuple(_refined(start, ticks, length, grain) for start in starts), problem.copies)
-        return Verdict(kernel if keeps_rules(problem, kernel) else None)
-    return Verdict(None, impossible=status == cp_model.INFEASIBLE and grain == 1)
+        return kernel if keeps_rules(problem, kernel) else None
+    return None
 
 
 def _refined(start: int, ticks: int, length: int, grain: int) -> int:
