@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -28,7 +29,7 @@ def composed() -> SchedPlan:
     plan.links = Links(((0, 0.5), (0.25, 0)), 100)
     plan.memory = (2, 1.5)
     plan.pattern = Pattern(4, 1, ((0, 1, 2.0, 5),))
-    plan.proof = Proof(4.0, 4.0, True, "dynamic programming", 0.01, ("solver not installed",))
+    plan.proof = Proof(4.0, 4.0, True, "dynamic programming", 0.01, ("solver not installed",), 33, 30.5)
     return plan
 
 
@@ -52,6 +53,12 @@ def test_round_trip_of_all_that_a_plan_carries(tmp_path):
     assert (back.pattern, back.proof, back.links, back.memory) == (plan.pattern, plan.proof, plan.links, plan.memory)
     assert back.placement is not None
     assert back.placement.placement is None
+
+
+def test_no_field_of_what_a_plan_carries_is_forgotten():
+    saved = to_dict(composed())
+    for name, value in (("pattern", Pattern), ("proof", Proof), ("links", Links)):
+        assert set(saved[name]) == {field.name for field in dataclasses.fields(value)}
 
 
 def test_one_block_a_line(tmp_path):
