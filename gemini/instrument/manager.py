@@ -92,20 +92,24 @@ class PassManager:
 
     def run(self, source: SourceFile) -> Instrumented:
         """Apply the passes to `source`. Raises only what Python itself would: the file's own `SyntaxError`."""
-        scheduled = self._scheduled()
         with collector_paused():
-            state = self._run(source, scheduled, strict=False)
-            done = _finish(state, scheduled)
-            if done.changed:
-                try:
-                    done.code()
-                except (SyntaxError, ValueError, RecursionError):
-                    state = self._run_strictly(source, scheduled)
-                    done = _finish(state, scheduled)
+            # All that is only needed on the way is gone before the collector looks at what there is.
+            done, notices = self._instrument(source, self._scheduled())
         if self._notice is not None:
-            for line in state.notices:
+            for line in notices:
                 self._notice(line)
         return done
+
+    def _instrument(self, source: SourceFile, scheduled: list[list[Pass]]) -> tuple[Instrumented, list[str]]:
+        state = self._run(source, scheduled, strict=False)
+        done = _finish(state, scheduled)
+        if done.changed:
+            try:
+                done.code()
+            except (SyntaxError, ValueError, RecursionError):
+                state = self._run_strictly(source, scheduled)
+                done = _finish(state, scheduled)
+        return done, state.notices
 
     def _unit(self, source: SourceFile) -> Unit:
         return Unit(source, self._given_modules or self._own_modules.beside(source))
