@@ -144,3 +144,12 @@ def test_values_that_are_no_ones_pass_through() -> None:
         assert managed.loss(value) is value
         assert managed.step(value) is value
     assert managed.sites() == ()
+
+
+def test_instrumenting_again_changes_nothing() -> None:
+    text = IMPORTS + "net = Net().cuda()\n" + "\n".join(before for before, _ in REWRITES) + "\n"
+    text += "x = torch.zeros(1, device=d).to(d)\ntorch.cuda.synchronize()\ntorch.load(f)\ntorch.device('cuda', 0)\n"
+    manager = PassManager([TrainingSites(), DevicePlacement()])
+    once = manager.run(SourceFile.from_text(text, "script.py", "__main__"))
+    assert once.changed
+    assert manager.run(SourceFile.from_text(once.text, "script.py", "__main__")).text == once.text

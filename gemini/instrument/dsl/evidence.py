@@ -18,7 +18,7 @@ from gemini.instrument.dsl.pytorch import PYTORCH
 from gemini.instrument.dsl.tensorflow import TENSORFLOW
 from gemini.instrument.dsl.vocabulary import Vocabulary
 from gemini.instrument.names import ModuleLookup, Names
-from gemini.instrument.prelude import RESERVED
+from gemini.instrument.passes.inserted import is_inserted_call
 from gemini.instrument.source import SourceFile
 from gemini.instrument.unit import Unit
 
@@ -112,6 +112,8 @@ class Evidence:
 
     def __init__(self, sources: Iterable[SourceFile]) -> None:
         self.files = [FileEvidence.of(source, self._names_of) for source in sources]
+        self._by_module = {file.source.module: file for file in self.files if file.source.module}
+        self._anywhere: dict[str, set[str]] = {}
         self._bases = {
             name: [base for base in map(file.resolve, node.bases) if base]
             for file in self.files
@@ -125,10 +127,14 @@ class Evidence:
             for file in self.files:
                 self._collect_holders(file)
             self._collect_returns()
+        for file in self.files:
+            for name, held in file.holders.items():
+                self._anywhere.setdefault(name, set()).update(held)
 
     def _names_of(self, module: str) -> Names | None:
         """The names of a module of the program, so that a re-exported class is found where it is defined."""
-        return next((file.unit.names for file in self.files if module and file.source.module == module), None)
+        file = self._by_module.get(module)
+        return file.unit.names if file is not None else None
 
     def kind_of_class(self, name: str) -> str | None:
         """What the class of the program called `name` is, by the classes it derives from; None for other names."""
@@ -158,7 +164,7 @@ class Evidence:
         name = last_name(expr)
         if name is None:
             return isinstance(expr, ast.Call) and self.kind_of_value(file, expr) == kind
-        known = file.holders.get(name) or self._holders_anywhere(name)
+        known = file.holders.get(name) or self._anywhere.get(name)
         return kind in known if known else is_called_like(name, kind)
 
     def kind_of_value(self, file: FileEvidence, value: ast.expr) -> str | None:
@@ -208,9 +214,6 @@ class Evidence:
                 return kind
         return self.kind_of_class(base)
 
-    def _holders_anywhere(self, name: str) -> set[str]:
-        return set().union(*(file.holders.get(name, ()) for file in self.files))
-
     def _collect_holders(self, file: FileEvidence) -> None:
         for target, value in _assignments(file.source.tree):
             name = last_name(target)
@@ -237,13 +240,7 @@ def last_name(expr: ast.expr) -> str | None:
 
 def unmarked(expr: ast.expr) -> ast.expr:
     """`x` of `__gemini__.on(x)` and the other calls that passes put around the script's own expressions."""
-    while (
-        isinstance(expr, ast.Call)
-        and len(expr.args) == 1
-        and isinstance(expr.func, ast.Attribute)
-        and isinstance(expr.func.value, ast.Name)
-        and expr.func.value.id == RESERVED
-    ):
+    while isinstance(expr, ast.Call) and len(expr.args) == 1 and is_inserted_call(expr):
         expr = expr.args[0]
     return expr
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
+from gemini.instrument.passes.inserted import is_inserted
 from gemini.instrument.passes.spelling import last_word, mentions, spellings
 from gemini.instrument.unit import Unit
 from gemini.managed.stand_ins import NAMES as STAND_INS
@@ -68,7 +69,7 @@ class DevicePlacement(Pass):
         """Route every device the file names."""
         scripted = _scripted(unit)
         for edit in (*self._methods(unit), *self._calls(unit), *self._references(unit)):
-            if not scripted or edit.node is None or not _lies_in(unit, edit.node, scripted):
+            if not is_inserted(unit, edit.node) and not _lies_in(unit, edit.node, scripted):
                 yield edit
 
     def _methods(self, unit: Unit) -> Iterator[Edit]:
@@ -221,5 +222,5 @@ def _decorator(node: ast.expr) -> ast.expr:
     return node.func if isinstance(node, ast.Call) else node
 
 
-def _lies_in(unit: Unit, node: ast.AST, blocks: list[ast.AST]) -> bool:
-    return any(around in blocks for around in unit.ancestors(node))
+def _lies_in(unit: Unit, node: ast.AST | None, blocks: list[ast.AST]) -> bool:
+    return bool(blocks) and node is not None and any(around in blocks for around in unit.ancestors(node))

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
+from gemini.instrument.passes.inserted import is_inserted
 from gemini.instrument.passes.spelling import last_word
 from gemini.instrument.unit import Unit
 
@@ -36,9 +37,9 @@ class TrainingSites(Pass):
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Mark every site of the file."""
         classes = _own_classes(unit)
-        yield from self._optimizers(unit, classes)
-        yield from self._models(unit, classes)
-        yield from self._method_sites(unit)
+        for edit in (*self._optimizers(unit, classes), *self._models(unit, classes), *self._method_sites(unit)):
+            if not is_inserted(unit, edit.node):
+                yield edit
 
     def _optimizers(self, unit: Unit, classes: dict[str, str]) -> Iterator[Edit]:
         renamed = {alias.asname for alias in unit.nodes(ast.alias) if alias.asname and alias.name[:1].isupper()}
