@@ -76,7 +76,7 @@ class Names:
         )
         self._chains: dict[ast.AST, str | None] = {}
         self._sole: dict[str, Binding | None] = {}
-        self._overwritten: dict[str, list[ast.Attribute]] | None = None
+        self._overwritten: dict[str, list[ast.expr]] | None = None
 
     def resolve(self, expr: ast.AST) -> str | None:
         """The qualified name of what `expr` means, or None where it may be something else."""
@@ -166,7 +166,7 @@ class Names:
         # The name may not be bound here yet: what it means outside must be the same.
         outside = self._outside(name, reached.scope, use)
         if meaning == _ABSENT:
-            return outside
+            return outside or None
         return meaning if outside in (meaning, _ABSENT) else None
 
     def _outside(self, name: str, scope: ast.AST, use: ast.AST) -> str | None:
@@ -350,13 +350,25 @@ class Names:
     def _is_overwritten(self, node: ast.Attribute, name: str) -> bool:
         """Whether this module assigns to the very attribute that `node` reads: ``torch.device = fake``."""
         if self._overwritten is None:
-            self._overwritten = {}
-            for target in self._index.nodes(ast.Attribute):
-                if target.ctx.__class__ is not ast.Load:
-                    self._overwritten.setdefault(target.attr, []).append(target)
-        if node.attr not in self._overwritten or not isinstance(node.ctx, ast.Load):
+            self._overwritten = self._find_overwritten()
+        owners = self._overwritten.get(node.attr)
+        if not owners or not isinstance(node.ctx, ast.Load):
             return False
-        return any(self._chain(target) == name for target in self._overwritten[node.attr])
+        bases = (self._chain(owner) for owner in owners)
+        return any(base is not None and self._member(base, node.attr) == name for base in bases)
+
+    def _find_overwritten(self) -> dict[str, list[ast.expr]]:
+        """Attributes that are assigned to or deleted, also by `setattr`, with the objects they are attributes of."""
+        found: dict[str, list[ast.expr]] = {}
+        for target in self._index.nodes(ast.Attribute):
+            if target.ctx.__class__ is not ast.Load:
+                found.setdefault(target.attr, []).append(target.value)
+        for call in self._index.nodes(ast.Call):
+            if getattr(call.func, "id", "") in ("setattr", "delattr") and len(call.args) > 1:
+                name = call.args[1]
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    found.setdefault(name.value, []).append(call.args[0])
+        return found
 
 
 def _matching(targets: list[ast.expr], value: ast.expr, at: int) -> ast.expr | None:
