@@ -97,9 +97,9 @@ class Names:
             return known
         base = self._chain(node.value)
         found = None if base is None else self._member(base, node.attr)
+        self._chains[node] = found  # already here, for attributes that are overwritten through each other
         if found is not None and self._is_overwritten(node, found):
-            found = None
-        self._chains[node] = found
+            found = self._chains[node] = None
         return found
 
     def builtin(self, name: str) -> str | None:

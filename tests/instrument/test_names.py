@@ -153,6 +153,7 @@ MAY_BE_ELSE = {
     "monkey-patched": "import torch\ntorch.device = fake\nUSE(torch.device)",
     "monkey-patched by setattr": "import torch\nsetattr(torch, 'device', fake)\nUSE(torch.device)",
     "monkey-patched by a loop": "import torch\nfor torch.device in x: pass\nUSE(torch.device)",
+    "overwritten through each other": "import torch\ntorch.a.b = 1\ntorch.b.a = 2\ntorch.a = torch.b = 3\nUSE(torch.a.b)",
     "used before it is imported": "USE(torch.device)\nimport torch",
     "monkey-patched on the way": "import torch\ntorch.cuda = fake\nUSE(torch.cuda.device)",
     "monkey-patched through an alias": "import torch, torch as t\nt.device = fake\nUSE(torch.device)",
