@@ -13,6 +13,7 @@ know at once registers a handler with `watch`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Callable
@@ -83,7 +84,7 @@ def sites() -> tuple[Site, ...]:
 
 def marked(kind: str) -> tuple[Any, ...]:
     """The living objects marked as `kind`, in the order of marking."""
-    found = (reference() for reference in _objects.get(kind, {}).values())
+    found = [reference() for reference in tuple(_objects.get(kind, {}).values())]
     return tuple(value for value in found if value is not None)
 
 
@@ -108,7 +109,8 @@ def _note(kind: str, value: Any, keep: bool = True) -> None:
     if keep:
         living = _objects.setdefault(kind, {})
         if id(value) not in living:
-            living[id(value)] = weakref.ref(value, _dropper(living, id(value)))
+            with contextlib.suppress(TypeError):  # a class with slots may allow no weak references
+                living[id(value)] = weakref.ref(value, _dropper(living, id(value)))
     for handler in tuple(_handlers):
         handler(value, site)
 

@@ -153,3 +153,17 @@ def test_instrumenting_again_changes_nothing() -> None:
     once = manager.run(SourceFile.from_text(text, "script.py", "__main__"))
     assert once.changed
     assert manager.run(SourceFile.from_text(once.text, "script.py", "__main__")).text == once.text
+
+
+def test_an_optimizer_without_weak_references_is_no_trouble() -> None:
+    class Slim:
+        __slots__ = ()
+
+        def step(self) -> None: ...
+
+        def zero_grad(self) -> None: ...
+
+    slim = Slim()
+    assert managed.step(slim) is slim
+    assert [site.kind for site in managed.sites()] == ["step"]
+    assert managed.marked("step") == ()
