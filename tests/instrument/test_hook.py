@@ -168,3 +168,30 @@ def test_a_program_with_its_own_gemini_runs_under_plain_python(tmp_path: Path) -
     assert gemini(tmp_path, script, "gemini.py").stdout == "plain __main__\n"
     folder: Files = {"main.py": "print('plain')", "gemini/results.txt": "no package"}
     assert gemini(tmp_path, folder).stdout == "instrumented\n"
+
+
+def test_threads_may_import_at_once(tmp_path: Path) -> None:
+    main = (
+        "import importlib, threading\nstart = threading.Barrier(8)\n"
+        "def load(n):\n    start.wait(); words[n] = importlib.import_module(f'own{n}').word\n"
+        "words = {}\nthreads = [threading.Thread(target=load, args=(n,)) for n in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\nprint(set(words.values()), len(words))\n"
+    )
+    done = gemini(tmp_path, {"main.py": main, **{f"own{n}.py": SAY for n in range(8)}})
+    assert (done.stdout, done.stderr) == ("{'instrumented'} 8\n", "")
+
+
+def test_warnings_as_errors_do_not_reach_our_own_imports(tmp_path: Path) -> None:
+    files: Files = {"main.py": "import own, warnings\nprint(own.word, warnings.filters[0][0])", "own.py": SAY}
+    done = gemini(tmp_path, files, "-W", "error", "main.py")
+    assert (done.stdout, done.stderr) == ("instrumented error\n", "")
+
+
+def test_an_editable_install_is_the_users_own(tmp_path: Path) -> None:
+    finder = (
+        "import sys\nfrom importlib.util import spec_from_file_location\n"
+        "class Finder:\n    @staticmethod\n    def find_spec(name, path=None, target=None):\n"
+        "        if name == 'project':\n            return spec_from_file_location(name, 'src/project.py')\n"
+        "sys.meta_path.append(Finder)\nimport project\nprint(project.word)\n"
+    )
+    assert gemini(tmp_path, {"main.py": finder, "src/project.py": SAY}).stdout == "instrumented\n"

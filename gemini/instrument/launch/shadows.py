@@ -42,9 +42,10 @@ class LibraryFirst:
     def __init__(self, library: Sequence[str], users: Sequence[str] = ()) -> None:
         self._library = list(library)
         self._users = [*users, *(entry for entry in sys.path if entry not in self._library)]
+        self._places = tuple(os.path.join(_absolute(folder), "") for folder in self._users)
 
     def __enter__(self) -> None:
-        self._hidden = _hide(self._users)
+        self._hidden = self._hide()
         self._known = set(sys.modules)
         self._path = sys.path[:]
         sys.path[:] = [*self._library, *(entry for entry in self._path if entry not in self._library)]
@@ -52,28 +53,32 @@ class LibraryFirst:
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
         for name in set(sys.modules) - self._known:
-            top = name.partition(".")[0]
-            if top != "gemini" and any(_has_module(folder, top) for folder in self._users):
+            # Other threads may be importing modules of the user's meanwhile: those stay.
+            if self._is_shadowed(name.partition(".")[0]) and _file(name) and not self._is_users(name):
                 del sys.modules[name]
         sys.modules.update(self._hidden)
 
+    def _hide(self) -> dict[str, ModuleType]:
+        """Take modules of the user's that have the name of a library's out of `sys.modules`, and return them."""
+        names = [name for name in list(sys.modules) if name.partition(".")[0] in sys.stdlib_module_names]
+        return {name: sys.modules.pop(name) for name in names if self._is_users(name)}
 
-def _hide(folders: Sequence[str]) -> dict[str, ModuleType]:
-    """Take modules that lie in `folders` but have the name of a library's out of `sys.modules`, and return them."""
-    found = {}
-    places = tuple(os.path.join(_absolute(folder), "") for folder in folders)
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in sys.stdlib_module_names:
-            path = getattr(module, "__file__", None)
-            if isinstance(path, str) and _absolute(path).startswith(places) and not _is_library(path):
-                found[name] = sys.modules.pop(name)
-    return found
+    def _is_users(self, name: str) -> bool:
+        """Whether the module imported as `name` lies in a folder of the user's, and is not the library itself."""
+        file = _file(name)
+        return file.startswith(self._places) and not file.startswith(_LIBRARY)
 
-
-def _is_library(path: str) -> bool:
-    return _absolute(path).startswith(os.path.join(os.path.dirname(os.__file__), ""))
+    def _is_shadowed(self, name: str) -> bool:
+        paths = [os.path.join(folder, name) for folder in self._users]
+        return any(os.path.isfile(path + ".py") or os.path.isfile(path + "/__init__.py") for path in paths)
 
 
-def _has_module(folder: str, name: str) -> bool:
-    path = os.path.join(folder, name)
-    return os.path.isfile(path + ".py") or os.path.isfile(os.path.join(path, "__init__.py"))
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
+
+
+def _file(name: str) -> str:
+    """The file that a module was loaded from; empty for what is built or frozen into Python, which nothing shadows."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    return _absolute(file) if isinstance(file, str) and origin != "frozen" else ""
