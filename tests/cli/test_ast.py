@@ -64,7 +64,7 @@ def test_bad_input_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixt
         (str(binary), "a.svg"): "is not Python",
         (str(MNIST), "a.gif"): "it ends in '.gif'\n    → name a file ending in .svg, .png, .dot",
         (str(MNIST), "a"): "it has no suffix",
-        (str(MNIST), "none/a.svg"): "cannot write",
+        (str(MNIST), "none/a.dot"): "cannot write",
     }
     for (script, out), said in cases.items():
         assert main(["ast", script, "-o", str(tmp_path / out)]) == 2
