@@ -18,19 +18,20 @@ class DumpedModules:
     """A finder for the modules that a dump's marker file lists."""
 
     def __init__(self, folder: str, modules: dict[str, str]) -> None:
+        from importlib.util import spec_from_file_location
+
         self.folder = folder
         self.modules = modules
+        self._make_spec = spec_from_file_location
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """The module as dumped; None for all others."""
-        import importlib.util
-
+        """The module as dumped; None for all others. A finder imports nothing: it would have to find that first."""
         place = self.modules.get(name)
         if place is None:
             return None
         file = os.path.join(self.folder, place)
         package = [os.path.dirname(file)] if os.path.basename(file).startswith("__init__.") else None
-        return importlib.util.spec_from_file_location(name, file, submodule_search_locations=package)
+        return self._make_spec(name, file, submodule_search_locations=package)
 
 
 def prefer(file: str) -> None:
