@@ -98,14 +98,14 @@ class Hook:
 
 def install(hook: Hook) -> bool:
     """Let `hook` see the code of every source file that becomes a module; False where this Python does not allow it."""
-    source_to_code = SourceFileLoader.source_to_code
+    own = (SourceFileLoader.get_code, SourceFileLoader.source_to_code)
 
     def instrumented(loader: object, module: str, code: CodeType | None) -> CodeType | None:
         if not isinstance(loader, SourceFileLoader) or code is None:
             return code
         if module in hook.followers and not hook.ownership.owns(loader.path, module):
             return hook.follow(module, code)
-        if type(loader).source_to_code is not source_to_code:  # another hook's loader: its code stays
+        if (type(loader).get_code, type(loader).source_to_code) != own:  # another hook's loader: its code stays
             return code
         return hook.code(loader.path, module, lambda: loader.get_data(loader.path)) or code
 

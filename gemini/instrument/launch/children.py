@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gemini.instrument.hook import Hook
 
+_GREET = "with open(PLACE, encoding='utf-8') as file: exec(file.read())"
 _COMPILED = "compile(f.read(), fname, 'exec')"
 
 
@@ -32,8 +33,7 @@ class Greeting:
     """Installs the hook where it is unpickled; nothing happens there if that cannot be done."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = {"SESSION": session.current(), "PLACE": _PLACE}
-        return exec, ("try: exec(open(PLACE).read())\nexcept Exception: pass", names)
+        return exec, (f"try:\n    {_GREET}\nexcept Exception: pass", _names())
 
 
 def install(hook: Hook) -> None:
@@ -60,11 +60,14 @@ def _follow_spawn(spawn: Any) -> None:
 
 def _follow_forkserver(forkserver: Any) -> None:
     def greeting(program: str) -> str:
-        names = f"{{'SESSION': {session.current()!r}, 'PLACE': {_PLACE!r}}}"
-        return f"exec(open({_PLACE!r}).read(), {names}); {program}"
+        return f"exec({_GREET!r}, {_names()!r}); {program}"
 
     start = forkserver.ForkServer.ensure_running
     respell(start, "['-c', cmd]", "['-c', _greeting(cmd)]", _greeting=greeting)
+
+
+def _names() -> dict[str, Any]:
+    return {"SESSION": session.current(), "PLACE": _PLACE}
 
 
 _PLACE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawned.py")

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from gemini.instrument.launch.begin import Plan
 
 _FUNCTION = "_run_module_as_main"
-_LAST = "__import__('gemini.instrument.launch.begin', fromlist=['begin']).keep_main_file()"
+_LAST = """
+try: __import__("sys").modules["gemini.instrument.launch.begin"].keep_main_file()
+except Exception: pass
+"""
 
 
 def module_code(name: str, alter_argv: bool, plan: Plan, frozen: bool = True) -> CodeType:

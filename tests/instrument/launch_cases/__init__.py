@@ -3,8 +3,6 @@
 Add a `Case` to one of the lists: it runs under both, and output, exit status and files left must be the same.
 """
 
-
-
 from launch_cases import ends, imports, interpreter, main_module, programs, source_forms, starts
 
 ALL = [

@@ -1,7 +1,5 @@
 """All that `python` can be told to run."""
 
-
-
 import io
 import zipfile
 

@@ -52,6 +52,15 @@ CASES = [
         script(f"multiprocessing-{method}", MULTI.replace("METHOD", repr(method)), "x", "--y", unordered=True)
         for method in ("fork", "spawn", "forkserver")
     ),
+    *(
+        Case(
+            f"{method}-in-development-mode",
+            ["-X", "dev", "main.py"],
+            {"main.py": MULTI.replace("METHOD", repr(method))},
+            unordered=True,
+        )
+        for method in ("spawn", "forkserver")
+    ),
     Case(
         "spawn-from-module",
         ["-m", "pkg.main"],
