@@ -250,3 +250,34 @@ def test_model_functions() -> None:
 
 def test_every_kind_has_its_own_colour() -> None:
     assert len({kind.colour for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_device_arguments() -> None:
+    text = """
+    import torch
+    x = torch.zeros(3, device="cuda:0")
+    y = torch.zeros(3, device=None, dtype=torch.int8)
+    z = torch.nn.Linear(1, 1, device=args.device)
+    w = torch.load(f, map_location="cpu")
+    """
+    assert [(line, name) for line, kind, name in found(text) if kind == "device"] == [
+        (2, "torch.zeros(device=)"), (4, "torch.nn.Linear(device=)"), (5, "torch.load(map_location=)"),
+    ]  # fmt: skip
+
+
+def test_objects_of_other_modules() -> None:
+    text = """
+    from setup import net, optimizer, helper
+    for x in data:
+        loss = net(x).sum()
+        loss.backward()
+        optimizer.step()
+        helper(x)
+    """
+    other = """
+    import torch
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters())
+    def helper(x): ...
+    """
+    assert kinds(text, setup=other) == [(2, "train loop"), (3, "forward"), (4, "backward"), (5, "step")]

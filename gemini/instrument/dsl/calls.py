@@ -32,6 +32,8 @@ def meanings(evidence: Evidence, file: FileEvidence) -> Iterator[Meaning]:
         found = reader.call(call)
         if found:
             yield Meaning(call, *found)
+        if not found or found[0] != "device":
+            yield from reader.device_arguments(call)
     for attribute in file.unit.nodes(ast.Attribute):
         if reader.is_loss_of_output(attribute):
             yield Meaning(attribute, "loss", dotted(attribute))
@@ -50,7 +52,7 @@ class _Reader:
             kind = self.evidence.kind_of_call(name)
             if kind:
                 return self._in_place(call, kind, name)
-            if not self.evidence.is_users(name) and not isinstance(call.func, ast.Attribute):
+            if not self.evidence.may_be_users(name) and not isinstance(call.func, ast.Attribute):
                 return None
         if isinstance(call.func, ast.Attribute):
             found = self._method(call, call.func)
@@ -129,8 +131,15 @@ class _Reader:
             return "forward", name
         return None
 
+    def device_arguments(self, call: ast.Call) -> Iterator[Meaning]:
+        """`torch.zeros(3, device="cuda")`: the argument, as the call itself is something else."""
+        for keyword in call.keywords:
+            if keyword.arg in ("device", "map_location") and self._is_device(keyword.value):
+                yield Meaning(keyword.value, "device", f"{dotted(call.func)}({keyword.arg}=)")
+
     def _is_model(self, expr: ast.expr) -> bool:
-        return self.file.resolve(expr) is None and self._holds(expr, "model")
+        name = self.file.resolve(expr)
+        return (name is None or self.evidence.is_variable(name)) and self._holds(expr, "model")
 
     def is_loss_of_output(self, node: ast.Attribute) -> bool:
         """`outputs.loss`, the way transformers' models return it."""

@@ -158,6 +158,14 @@ class Evidence:
         """Whether `name` is a class or function of the program itself."""
         return name in self._bases or name in self._returns
 
+    def is_variable(self, name: str) -> bool:
+        """Whether `name` is in a module of the program, but neither a class nor a function there."""
+        return name.rpartition(".")[0] in self._by_module and not self.is_users(name)
+
+    def may_be_users(self, name: str) -> bool:
+        """Whether `name` is anything of the program's own."""
+        return self.is_users(name) or self.is_variable(name)
+
     def holds(self, file: FileEvidence, expr: ast.expr, kind: str) -> bool:
         """Whether the variable (or attribute) `expr` is taken to hold a `kind`."""
         expr = unmarked(expr)
