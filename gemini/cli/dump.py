@@ -70,11 +70,11 @@ def show(
     manager.schedule()
     tree = read_program(script, module, packages)
     made = dump.make(tree.own(), manager, module=module or "", argv0=script or "")
-    if diff:
-        _print_patch(made)
     if output is not None:
         dump.write(made, output)
         _say_what_was_written(made, output, to=sys.stderr if diff else sys.stdout)
+    if diff:
+        _print_patch(made)
     return 0
 
 
@@ -83,8 +83,12 @@ def _print_patch(made: Dump) -> None:
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     encoding = sys.stdout.encoding or "utf-8"
-    for line in unified(made.patches(), colour=colour):
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+    try:
+        for line in unified(made.patches(), colour=colour):
+            print(line.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as `head` does; nothing more is to be said, or flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_what_was_written(made: Dump, output: Path, to: TextIO) -> None:

@@ -22,6 +22,7 @@ from gemini.instrument.unit import Unit
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "os.path.join": os.path.join,
     "os.path.dirname": os.path.dirname,
+    "os.path.split": os.path.split,
     "os.path.abspath": os.path.abspath,
     "os.path.realpath": os.path.realpath,
     "os.path.normpath": os.path.normpath,
@@ -80,10 +81,18 @@ class _Value:
         if isinstance(expr, ast.Call):
             return self._call(expr)
         if isinstance(expr, ast.Subscript):
-            return self.of(expr.value)[self.of(expr.slice)]
+            return self._item(expr)
         if isinstance(expr, ast.Attribute):
             return self._attribute(expr)
         raise _Unknown
+
+    def _item(self, expr: ast.Subscript) -> Any:
+        known = {
+            "sys.argv": [self.unit.source.path],
+            "sys.path": [os.path.dirname(os.path.abspath(self.unit.source.path))],
+        }
+        values = known.get(self.unit.resolve(expr.value) or "")
+        return (self.of(expr.value) if values is None else values)[self.of(expr.slice)]
 
     def _attribute(self, expr: ast.Attribute) -> Any:
         name = self.unit.resolve(expr)

@@ -34,6 +34,7 @@ class Item:
     size: int  # AST nodes in it, itself included
     kind: str = ""  # of a finding
     changed: bool = False
+    line: int = 0  # where it stands in the file
     parts: list[Item] = field(default_factory=list)  # expressions, shown beside
     body: list[Item] = field(default_factory=list)  # statements, shown below
 
@@ -97,6 +98,7 @@ class _Outliner:
         text = self._text(node)
         item = Item(type(node).__name__, text, _size(node), self._kind(node), parts=parts, body=body)
         item.changed = self._is_changed(node, [*self._parts(node), *_inner_statements(node)])
+        item.line = getattr(node, "lineno", 0)
         return item
 
     def expression(self, node: ast.expr) -> Item:
@@ -104,6 +106,7 @@ class _Outliner:
         item = Item(type(node).__name__, self._text(node), _size(node), self._kind(node))
         item.parts = [self.expression(part) for part in inner]
         item.changed = self._is_changed(node, inner)
+        item.line = node.lineno
         return item
 
     def _expression_statement(self, node: ast.Expr) -> Item:

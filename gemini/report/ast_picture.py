@@ -196,8 +196,9 @@ class _Drawing:
             x, y = left + box.x, top - box.row * _ROW
             name = f"n{number}_{at}"
             colour = KINDS[box.item.kind].colour if box.item.kind else _PLAIN
+            hint = f"line {box.item.line}" if box.item.line else ""
             state = {"changed": box.item.changed, "folded": not box.item.type}
-            self._box(name, _label(box), (x, y), box.width, colour=colour, **state)
+            self._box(name, _label(box), (x, y), box.width, colour=colour, hint=hint, **state)
             if box.parent >= 0:
                 above = column.boxes[box.parent]
                 path = _path(box, above, left, top)
@@ -211,10 +212,13 @@ class _Drawing:
         width: float,
         *,
         colour: str,
+        hint: str = "",
         changed: bool = False,
         folded: bool = False,
     ) -> None:
-        extra = f', color="{_CHANGED}", penwidth=2' if changed else ""
+        extra = f', tooltip="{hint or " "}"'  # shown by a browser under the pointer
+        if changed:
+            extra += f', color="{_CHANGED}", penwidth=2'
         if folded:
             extra += ', style="rounded,dashed,filled", fontcolor="#666666"'
         self.lines.append(

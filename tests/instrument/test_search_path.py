@@ -30,6 +30,9 @@ def folders(tmp_path: Path, line: str) -> list[str]:
         "sys.path.extend([os.path.join(os.path.dirname(__file__), 'src')])",
         "if True:\n    site.addsitedir(os.path.join(os.path.dirname(__file__), 'src', os.pardir, 'src'))",
         "sys.path.append('src')",
+        "sys.path.append(os.path.join(os.path.dirname(sys.argv[0]), 'src'))",
+        "sys.path.append(sys.path[0] + '/src')",
+        "sys.path.append(os.path.join(os.path.split(__file__)[0], 'src'))",
     ],
 )
 def test_usual_expressions(tmp_path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
