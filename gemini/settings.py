@@ -82,8 +82,8 @@ def partitioner(value: Any) -> str | Wrong:
 
 def schedule(value: Any) -> str | Wrong:
     """`auto`, a schedule of the library, or the path of a plan's JSON file."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if text == "auto" or (isinstance(text, str) and text.endswith(".json")):
+    text = str(os.fspath(value)) if isinstance(value, os.PathLike) else value
+    if isinstance(text, str) and (text == "auto" or text.endswith(".json")):
         return text
     from gemini.schedule.library import LIBRARY
 

@@ -6,7 +6,6 @@ read_json(path)["blocks"].items()[3]["span"].number()
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 from gemini.errors import ArtifactError
 from gemini.schedule.block import Number, is_number
+from gemini.suggest import remedy
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,7 @@ class Field:
         """Refuse names other than `keys`: one misspelt must not be passed over in silence."""
         for key in self._mapping():
             if key not in keys:
-                near = difflib.get_close_matches(key, keys, 1)
-                raise self.error(
-                    f"unknown name {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
-                    f"names here are {', '.join(keys)}",
-                )
+                raise self.error(f"unknown name {key!r}", remedy(key, keys))
 
     def items(self) -> list[Field]:
         """The entries of a list."""

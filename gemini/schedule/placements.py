@@ -24,7 +24,6 @@ forward. With four devices (rows) and time to the right:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +31,7 @@ from gemini.errors import PlacementError
 from gemini.schedule.asap import asap
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number, plain_number
 from gemini.schedule.schedplan import SchedPlan
+from gemini.suggest import remedy
 
 PerStage = Number | Sequence[Number]
 
@@ -239,11 +239,7 @@ def _timed(ndevs: int, homes: dict[Block, tuple[int, ...]]) -> SchedPlan:
 def _shape(name: str, ndevs: int) -> Shape:
     shape = PLACEMENTS.get(name)
     if shape is None:
-        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), PLACEMENTS, 1)
-        raise PlacementError(
-            f"no placement is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + "\n"
-            f"    → choose one of {', '.join(PLACEMENTS)}"
-        )
+        raise PlacementError(f"no placement is called {name!r}\n    → {remedy(str(name), PLACEMENTS)}")
     if isinstance(ndevs, bool) or not isinstance(ndevs, int) or not shape.admits(ndevs):
         raise PlacementError(f"{name} does not exist for {ndevs!r} devices\n    → it does for {shape.counts}")
     return shape

@@ -105,7 +105,7 @@ def edited(tmp_path, change):
         (lambda d: d.update(ndevs=True), "ndevs: true is not an integer"),
         (lambda d: d.update(ndevs=1), r"blocks\[1\].*on devices \[1\] of a plan with 1|links"),
         (lambda d: d.update(memory=[1]), "memory: 1 limits for 2 devices"),
-        (lambda d: d.update(blocs=[]), "unknown name 'blocs'; did you mean 'blocks'?"),
+        (lambda d: d.update(blocs=[]), "unknown name 'blocs'\n    → did you mean 'blocks'?"),
         (lambda d: d["links"].update(latency=[[0]]), "links: latency between 1 devices for a plan on 2"),
         (lambda d: d["links"].update(latency=-1), "links: latency -1"),
         (lambda d: d["blocks"][2].pop("span"), r"blocks\[2\]: 'span' is missing"),

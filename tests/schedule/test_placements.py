@@ -98,7 +98,7 @@ def test_chunks_go_round_or_back_and_forth():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: placement("vshap", 4), r"did you mean 'vshape'\?\n    → choose one of vshape, xshape"),
+        (lambda: placement("vshap", 4), r"did you mean 'vshape'\? choose from vshape, xshape"),
         (lambda: placement("NN-shape", 4), "did you mean 'nnshape'?"),
         (lambda: placement("kshape", 5), "kshape does not exist for 5 devices\n    → it does for 2, 4, 6, …"),
         (lambda: placement("vshape", 0), "does not exist for 0 devices"),

@@ -8,7 +8,6 @@ Each is given by the order in which every device takes its blocks; times are the
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import replace
 
 from gemini.errors import InvalidPlanError, PlacementError
@@ -26,6 +25,7 @@ from gemini.schedule.orders import plan_from_orders
 from gemini.schedule.placements import PLACEMENTS, PerStage
 from gemini.schedule.placements import placement as named_placement
 from gemini.schedule.schedplan import SchedPlan
+from gemini.suggest import remedy
 
 __all__ = ["LIBRARY", "Known", "library", "library_for", "library_on"]
 
@@ -125,11 +125,7 @@ def library_for(placement: SchedPlan, nmicros: int | None = None) -> list[str]:
 def _known(name: str) -> Known:
     known = LIBRARY.get(name)
     if known is None:
-        near = difflib.get_close_matches(str(name).lower().replace("-", "_"), LIBRARY, 1)
-        raise PlacementError(
-            f"no schedule is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "") + "\n"
-            f"    → choose one of {', '.join(LIBRARY)}"
-        )
+        raise PlacementError(f"no schedule is called {name!r}\n    → {remedy(str(name), LIBRARY)}")
     return known
 
 
