@@ -66,7 +66,7 @@ def work_bound(problem: Problem) -> int:
 
 def makespan_bound(problem: Problem, nmicros: int) -> int:
     """The least possible time for `nmicros` micro-batches (rounded up to whole ticks)."""
-    bound = problem.critical_path
+    bound = max(problem.critical_path, _idle_beside_barriers(problem, nmicros))
     for blocks in problem.on_device:
         if blocks:
             bound = max(bound, _one_device_bound(problem, blocks, nmicros))
@@ -94,6 +94,27 @@ def _one_device_bound(problem: Problem, blocks: tuple[int, ...], nmicros: int) -
             work = sum(problem.span[b] for b in blocks if problem.head[b] >= head and problem.tail[b] >= tail)
             if work:
                 best = max(best, head + nmicros * work + tail)
+    return best
+
+
+def _idle_beside_barriers(problem: Problem, nmicros: int) -> int:
+    """Barriers cannot fill the wait of a device for its first own block, nor what runs after its last one: while a
+    barrier runs, the blocks it waits for do not. So that much of the device is idle, whatever the barriers do."""
+    barriers = set(_barriers(problem))
+    if not barriers:
+        return 0
+    bare = [0 if block in barriers else span for block, span in enumerate(problem.span)]
+    head, tail = [0] * problem.nblocks, [0] * problem.nblocks
+    for block in problem.topological:
+        head[block] = max((head[prev] + bare[prev] for prev, _ in problem.before[block]), default=0)
+    for block in reversed(problem.topological):
+        tail[block] = max((bare[later] + tail[later] for later, _ in problem.after[block]), default=0)
+    best = 0
+    for blocks, load in zip(problem.on_device, problem.load):
+        own = [block for block in blocks if block not in barriers]
+        if own:
+            idle = min(head[block] for block in own) + min(tail[block] for block in own)
+            best = max(best, idle + nmicros * load)
     return best
 
 

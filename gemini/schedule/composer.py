@@ -22,7 +22,7 @@ from gemini.schedule.search.kernel import Kernel, normalised
 from gemini.schedule.search.latency import latency_kernel
 from gemini.schedule.search.ramps import Ramps
 from gemini.schedule.search.sequential import Sequence as Order
-from gemini.schedule.search.sequential import least_memory_order, sequential_kernel
+from gemini.schedule.search.sequential import fitting_order, sequential_kernel
 from gemini.schedule.search.slim import slimmest
 from gemini.schedule.search.steady import Steady, SteadySearch
 from gemini.schedule.unroll import pattern_of, unroll
@@ -122,7 +122,7 @@ def _check_options(nmicros: int | None, time_limit: float, max_kernel: int) -> N
 
 def _feasible_order(problem: Problem, placement: SchedPlan) -> Order:
     """An order in which one micro-batch fits the memory; an error that says what would be enough otherwise."""
-    order = least_memory_order(problem)
+    order = fitting_order(problem)
     short = [dev for dev in range(problem.ndevs) if not fits(order.peaks[dev], problem.caps[dev])]
     if short:
         blocks = sorted(placement, key=lambda block: block.gid or 0)

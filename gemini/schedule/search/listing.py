@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gemini.schedule.block import Number
 from gemini.schedule.problem import Problem, fits
@@ -166,16 +167,19 @@ class _Vault:
             return True
         if not fits(self.held + amount, self.cap):
             return False
-        oldest = min(self.next_micro[other] for other in self.blocks)
-        newest = max(micro + 1, *(self.next_micro[other] for other in self.blocks))
+        # Flights between two of these counts have finished the same blocks and need the same to go on.
+        counts = sorted({micro, micro + 1, *(self.next_micro[other] for other in self.blocks)})
         spare = self.cap - self.held - amount
-        for flight in range(oldest, newest):
-            done: list[int] = []
+        for first, after in pairwise(counts):
+            kept: Number = 0
             left: list[int] = []
             for other in self.blocks:
-                finished = flight < self.next_micro[other] or (other == block and flight == micro)
-                (done if finished else left).append(other)
-            if left and not fits(self._need(left), spare):
+                if first < self.next_micro[other] or (other == block and first == micro):
+                    kept += self.memory[other]
+                else:
+                    left.append(other)
+            returned = (after - first) * kept
+            if left and not fits(self._need(left), spare + min(0, returned - kept)):
                 return False
-            spare += sum(self.memory[other] for other in done)
+            spare += returned
         return True

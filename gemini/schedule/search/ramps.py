@@ -21,13 +21,17 @@ from gemini.schedule.bounds import makespan_bound, work_bound
 from gemini.schedule.problem import Problem, fits
 from gemini.schedule.search.kernel import Kernel
 from gemini.schedule.search.listing import Listing, Starts, list_schedule
-from gemini.schedule.search.sequential import least_memory_order
+from gemini.schedule.search.sequential import fitting_order
 
-_ROUNDS = 3
 _PATIENCE = 100
-_MOST_BLOCKS = 150_000
-_MOST_BLOCKS_FOR_RULES = 8_000
 _MOST_LONGER_HORIZONS = 3
+_MOST_ROUNDS = 3
+# Blocks × micro-batches up to which a whole schedule is justified, for one and for all rounds together; started from
+# known rules too; and compared with longer horizons.
+_MOST_BLOCKS = 150_000
+_MOST_BLOCKS_IN_ALL_ROUNDS = 60_000
+_MOST_BLOCKS_FOR_RULES = 6_000
+_MOST_BLOCKS_FOR_HORIZONS = 15_000
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Ramps:
     def __init__(self, problem: Problem, kernel: Kernel) -> None:
         self.problem = problem
         self.kernel = kernel
-        self.reference = least_memory_order(problem).order
+        self.reference = fitting_order(problem).order
         self.backwards = _reversed_in_time(problem)
         self._known: dict[int, Listing] = {}
 
@@ -58,7 +62,7 @@ class Ramps:
         best = self._direct(nmicros)
         longer = min(_MOST_LONGER_HORIZONS, (best.makespan - bound) // work_bound(self.problem))
         for more in range(nmicros + 1, nmicros + longer + 1):
-            if best.makespan <= bound or more * self.problem.nblocks > _MOST_BLOCKS:
+            if best.makespan <= bound or more * self.problem.nblocks > _MOST_BLOCKS_FOR_HORIZONS:
                 break
             cut = self._cut(self._direct(more), nmicros)
             if cut.makespan < best.makespan:
@@ -98,7 +102,8 @@ class Ramps:
 
     def _justified(self, listing: Listing, bound: int) -> Listing:
         best = listing
-        for _ in range(_ROUNDS):
+        size = self.problem.nblocks * len(listing.starts[0])
+        for _ in range(min(_MOST_ROUNDS, max(1, _MOST_BLOCKS_IN_ALL_ROUNDS // size))):
             back = list_schedule(
                 self.backwards, _mirrored(self.problem, listing).starts, self.reference[::-1], _PATIENCE
             )

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gemini.schedule.block import Number
-from gemini.schedule.problem import Problem
+from gemini.schedule.problem import Problem, fits
 from gemini.schedule.search.kernel import Kernel
 
 _MOST_SETS = 20_000
@@ -28,14 +28,18 @@ class Sequence:
 
 def least_memory_order(problem: Problem) -> Sequence:
     """The order of one micro-batch whose worst excess over the devices' memory is smallest."""
-    holders = [block for block in range(problem.nblocks) if problem.memory[block]]
-    if not problem.limited or not holders:
-        return Sequence(problem.topological, _peaks(problem, problem.topological), True)
     found = _best_first(problem)
-    if found is not None:
-        return Sequence(found, _peaks(problem, found), True)
-    order = _greedy(problem)
-    return Sequence(order, _peaks(problem, order), False)
+    order = found if found is not None else _greedy(problem)
+    return Sequence(order, _peaks(problem, order), found is not None)
+
+
+def fitting_order(problem: Problem) -> Sequence:
+    """An order of one micro-batch that fits the memory, or the one that comes closest where none does."""
+    for order in (problem.topological, _greedy(problem)):
+        peaks = _peaks(problem, order)
+        if all(fits(peak, cap) for peak, cap in zip(peaks, problem.caps)):
+            return Sequence(order, peaks, True)
+    return least_memory_order(problem)
 
 
 def sequential_kernel(problem: Problem, order: tuple[int, ...]) -> Kernel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from gemini.schedule.block import Number
 from gemini.schedule.search.beam import Budget, Effort
 from gemini.schedule.search.kernel import Kernel, normalised, steady_peak
-from gemini.schedule.search.sequential import least_memory_order
 from gemini.schedule.search.steady import SteadySearch
 
 _EFFORTS = (Effort(4, 4), Effort(64, 6))
@@ -24,7 +23,7 @@ def slimmest(search: SteadySearch) -> tuple[Kernel, tuple[Number, ...]]:
     if not amounts:
         return normalised(search.problem.times(best.copies), best), peaks
     step = amounts[0]
-    floor = max(least_memory_order(search.problem).peaks)
+    floor = amounts[-1]
     for _ in range(_MOST_STEPS):
         target = max(peaks) - step
         if target < floor:

@@ -35,6 +35,7 @@ _STEPS_DOWNWARDS = 20_000
 _FAILURES_IN_A_ROW = 2
 _KERNELS_AT_BOUND = 3
 _LARGEST_KERNEL = 1000
+_LARGEST_TO_TIGHTEN = 150
 _LARGEST_FOR_ALTERNATIVES = 256
 _LARGEST_FOR_SOLVER = 80
 _SOLVER_EFFORT = 0.5
@@ -67,8 +68,6 @@ class SteadySearch:
         self.deadline = deadline
         self.max_kernel = max_kernel
         self.best = Steady(fallback, "one micro-batch at a time", period_bound(problem))
-        if not self.best.optimal:
-            self._keep(fallback, self.best.method)
         self._kernels: dict[int, tuple[Problem, list[Placing]]] = {}
 
     def run(self) -> Steady:
@@ -76,6 +75,8 @@ class SteadySearch:
         at_bound, *others = [*self._at_bound(), None]
         if at_bound is not None and at_bound[1] == 1:
             self._ascend([at_bound], self._budget(math.inf), None)
+        if not self.best.optimal:
+            self._keep(self.best.kernel, self.best.method)
         self._ascend([(length, 1) for length in self._lengths(1)], self._budget(_STEPS_UPWARDS), _QUICK_RESERVATIONS)
         self._ask_solver()
         multiple = [kernel for kernel in (at_bound, *others) if kernel is not None and kernel[1] > 1]
@@ -155,7 +156,9 @@ class SteadySearch:
                         self._keep(kernel, "beam search")
 
     def _keep(self, kernel: Kernel, method: str) -> None:
-        self.best.kernel = tightest(self.problem.times(kernel.copies), kernel, 2 * self.max_kernel)
+        if kernel.period > self.best.bound and len(kernel.starts) <= _LARGEST_TO_TIGHTEN:
+            kernel = tightest(self.problem.times(kernel.copies), kernel, 2 * self.max_kernel)
+        self.best.kernel = kernel
         self.best.method = method
 
     def _at_bound(self) -> list[tuple[int, int]]:
