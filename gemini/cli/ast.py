@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemini.errors import UsageError
+from gemini.errors import InstrumentError, UsageError
 
 if TYPE_CHECKING:
     from gemini.instrument.source import SourceFile
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "draw the syntax tree of a script, before or after a pass (.svg, .png, .dot)"
 _ALL = "all passes"
+_MOST_BOXES = 400
+_DEEPEST = 8000  # Python frames; the stack of a process holds them on every version we support
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--depth", type=_positive, metavar="N", help="fold what is nested deeper than N")
     parser.add_argument(
-        "--max-nodes", type=_positive, default=400, metavar="N",
-        help="fold what is not recognised until about N boxes are left (default 400)",
+        "--max-nodes", type=_positive, metavar="N",
+        help=f"fold what is not recognised until about N boxes are left (default {_MOST_BOXES}; with --full, all)",
     )  # fmt: skip
     parser.add_argument("--full", action="store_true", help="a box for every expression, however small")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the picture."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _DEEPEST))  # trees are walked as deep as they are nested
+    try:
+        return _draw(args)
+    except RecursionError:
+        raise InstrumentError(
+            f"{args.script} is nested too deeply to be drawn\n    → gemini inspect lists what is in it"
+        ) from None
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _draw(args: argparse.Namespace) -> int:
     from gemini.cli.sources import read_source
     from gemini.instrument.unit import Unit
     from gemini.report import graphviz
@@ -56,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         source, changed = _after(source, args.after)
         note = f"the syntax tree after {args.after}"
     root = outline(Unit(source), _kinds(source), changed, title=args.script, full=args.full)
-    most = None if args.full and args.max_nodes == 400 else args.max_nodes
+    most = args.max_nodes or (None if args.full else _MOST_BOXES)
     nodes = sum(1 for _ in ast.walk(source.tree))
     fold(root, depth=args.depth, most=most)
     graphviz.write(to_dot(root, title=Path(args.script).name, note=note), args.output)
