@@ -137,7 +137,7 @@ def _second_equals(two: torch.Tensor, one: torch.Tensor) -> bool | None:
         return False
     length = one.shape[dims[0]]
     half = two.narrow(dims[0], length, length)
-    if not one.is_floating_point():
+    if not one.is_floating_point() or not one.numel():
         return bool(torch.equal(half, one))
     return bool(torch.allclose(half, one, rtol=1e-3, atol=1e-4 * (1 + float(one.abs().max())), equal_nan=True))
 

@@ -35,6 +35,7 @@ def find_caches(model: nn.Module) -> list[Any]:
 
 
 def _caches(value: Any) -> Iterator[Any]:
+    value = getattr(value, "__func__", value)  # a static or class method
     if hasattr(value, "cache_clear") and hasattr(value, "cache_info"):
         yield value
         return

@@ -176,8 +176,6 @@ class Execution:
             return value.shape[expr.operands[1]]
         if expr.op == "stride":
             return value.stride(expr.operands[1])
-        if expr.op == "value":
-            return value
         return {"numel": torch.Tensor.numel, "item": torch.Tensor.item, "storage_offset": torch.Tensor.storage_offset}[
             expr.op
         ](value)

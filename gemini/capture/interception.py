@@ -4,7 +4,7 @@
     torch function mode           every torch function called between modules (in the tracer)
     autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
     ScriptFunction.__call__       scripted functions, which no Python frame shows
-    builtins.len                  which would turn the size of a tensor into a plain number
+    builtins.len, range           which would turn traced sizes into plain numbers unseen
     torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
 
 Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
@@ -25,8 +25,11 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
 
+from gemini.capture.numbers import TracedInt
+
 ORIGINAL_CALL = nn.Module.__call__
 ORIGINAL_LEN = len
+ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
 ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
 
@@ -45,6 +48,21 @@ class Watcher(Protocol):
 
     def checkpointed(self, kind: str) -> Any:
         """A context manager around what runs inside a checkpoint."""
+
+
+class _LikeRange(type):
+    """`isinstance(value, range)` keeps its meaning."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, ORIGINAL_RANGE)
+
+
+class TracedRange(metaclass=_LikeRange):
+    """Stands in for `range`, which sees through traced numbers without asking: a loop bound is a fact to guard."""
+
+    def __new__(cls, *bounds: Any) -> Any:
+        """A real range; traced bounds are logged."""
+        return ORIGINAL_RANGE(*(int(bound) if isinstance(bound, TracedInt) else bound for bound in bounds))
 
 
 @contextmanager
@@ -88,6 +106,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
 
     with ExitStack() as stack:
         _swap(stack, builtins, "len", length)
+        _swap(stack, builtins, "range", TracedRange)
         _swap(stack, nn.Module, "__call__", call)
         _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
         _swap(stack, checkpointing, "CheckpointFunction", Reentrant)

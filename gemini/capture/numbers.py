@@ -9,7 +9,7 @@ So the tracer hands out subclasses of `int` and `float` that carry an expression
 
 Arithmetic builds expressions. A comparison decides a branch of the model's Python, so its outcome is logged as
 a guard. Whatever turns the number into a plain one (`int()`, `math.sqrt`, indexing) logs a guard on its value.
-What C code can see through without asking (`range(n)`, `math.cos(f)`) is caught later, by comparing the
+What C code can see through without asking (`math.cos(f)`, `items[:n]`) is caught later, by comparing the
 traces of two batch sizes.
 """
 

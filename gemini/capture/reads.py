@@ -7,7 +7,8 @@ alone. What hands the memory to other libraries is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -105,6 +106,8 @@ STATIC = frozenset(
         "is_inference_mode_enabled",
     ]
 )
+PARTS = frozenset({"unbind", "split", "chunk", "tensor_split"})
+_METADATA = frozenset({"is_contiguous"})  # facts about memory, not about contents
 _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
 
 
@@ -135,36 +138,49 @@ def short_name(name: str) -> str:
     return f"{owner}=" if last == "__set__" else last
 
 
-def expr_data_refs(expr: Any, dynamic: Collection[int]) -> Iterator[Ref]:
+@dataclass(frozen=True)
+class Dynamic:
+    """Sizes that depend on contents, and the tensors whose contents decide them."""
+
+    sizes: frozenset[int]
+    causes: tuple[Ref, ...]
+
+
+def expr_data_refs(expr: Any, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
     """The tensors whose contents, not only sizes, an expression depends on.
 
-    `dynamic` are the nodes whose sizes depend on contents: reading such a size is reading contents.
+    `dynamic` are the nodes whose sizes depend on contents: reading such a size is reading those contents.
     """
     if not isinstance(expr, Expr):
         return
-    if expr.op in ("item", "value") or (expr.op in _TENSOR_READS and expr.operands[0].node in dynamic):
+    if expr.op == "item":
         yield expr.operands[0]
+    elif expr.op in _TENSOR_READS:
+        if expr.operands[0].node in dynamic:
+            yield from dynamic[expr.operands[0].node].causes
     elif expr.op == "call":
-        for part in expr.operands[1:]:
-            yield from refs(part)
+        if short_name(expr.operands[0]) not in _METADATA:
+            for part in expr.operands[1:]:
+                yield from refs(part)
     else:
         for part in expr.operands:
             yield from expr_data_refs(part, dynamic)
 
 
-def makes_dynamic(short: str, args: Any, output: Any) -> bool:
-    """Whether the sizes of an op's result depend on the contents of its arguments."""
-    if short in ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "bincount"):
-        return True
-    if short == "where":
-        return isinstance(output, tuple)
-    if short in ("repeat_interleave", "__getitem__") and len(args) > 1:
-        wanted = (torch.bool, torch.uint8) if short == "__getitem__" else None
-        return any(wanted is None or tensor.dtype in wanted for _, tensor in tensors(args[1]))
-    return False
+def size_causes(short: str, args: Any, output: Any) -> list[torch.Tensor]:
+    """The arguments whose contents decide the sizes of an op's result."""
+    if short in ("nonzero", "argwhere", "unique", "unique_consecutive", "_unique2", "bincount"):
+        return [args[0]]
+    if short == "where" and isinstance(output, tuple):
+        return [args[0]]
+    if short in ("repeat_interleave", "masked_select") and len(args) > 1:
+        return [tensor for _, tensor in tensors(args[1])]
+    if short == "__getitem__":
+        return [tensor for _, tensor in tensors(args[1]) if tensor.dtype in (torch.bool, torch.uint8)]
+    return []
 
 
-def data_refs(form: Form, dynamic: Collection[int]) -> Iterator[Ref]:
+def data_refs(form: Form, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
     """The tensors whose contents a form depends on."""
     for leaf in leaves(form):
         if isinstance(leaf, Ref):
@@ -207,8 +223,8 @@ def read_value(recorder: Recorder, short: str, func: Any, args: Any) -> Any:
     if isinstance(value, bool):
         recorder.guard(Expr("bool", (expr,)), value)
         return value
-    if short == "item":
-        return traced(value, expr, recorder)
+    if short == "item" and isinstance(value, int):
+        return traced(value, expr, recorder)  # a float would be seen through by `math` without asking
     recorder.guard(expr, value, concrete=True)
     return value
 

@@ -16,7 +16,7 @@ from gemini.capture.forms import Form, Path, Ref
 from gemini.capture.granularity import Granularity
 from gemini.capture.location import call_candidates, source_line
 from gemini.capture.node import Guard, Node, TensorMeta
-from gemini.capture.numbers import Expr, traced
+from gemini.capture.numbers import Expr
 from gemini.capture.origins import Origins
 from gemini.capture.regions import Region
 from gemini.capture.state import python_randomness
@@ -59,7 +59,7 @@ class Recording:
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
         self.encoder = Encoder(self.origin, self.origins.owner, self.array)
-        self.dynamic: dict[int, set[int]] = {}  # nodes whose sizes depend on contents, with these sizes
+        self.dynamic: dict[int, reads.Dynamic] = {}  # nodes whose sizes depend on contents
         self.storages = Storages()
         self.last_call: dict[str, int] = {}
         self.names: dict[str, int] = {}
@@ -143,10 +143,12 @@ class Recording:
 
     def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
         """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
-        sizes = {size for index in read & self.dynamic.keys() for size in self.dynamic[index]}
-        found = {size for tensor in made if id(tensor) not in self.known for size in tensor.shape} & sizes
+        sources = [self.dynamic[index] for index in sorted(read & self.dynamic.keys())]
+        sizes = {size for tensor in made if id(tensor) not in self.known for size in tensor.shape}
+        found = [source for source in sources if source.sizes & sizes]
         if found:
-            self.dynamic[node.id] = found
+            causes = dict.fromkeys(cause for source in found for cause in source.causes)
+            self.dynamic[node.id] = reads.Dynamic(frozenset().union(*(s.sizes & sizes for s in found)), tuple(causes))
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> None:
         """From now on `tensor` is known as this result of `node`."""
@@ -168,18 +170,6 @@ class Recording:
         """Refuse glue that drew from Python's or NumPy's generator since the last check."""
         if self.drawn != python_randomness():
             raise Coarsen(tuple(self.scope), DRAWS, source_line())
-
-    def number_results(self, node: Node, output: Any) -> Any:
-        """The result with its integers traced."""
-
-        def number(part: Any, path: Path) -> Any:
-            return traced(part, Expr("value", (Ref(node.id, "ret", path),)), self) if type(part) is int else part
-
-        if type(output) is int:
-            return number(output, ())
-        if type(output) in (tuple, list) and any(type(part) is int for part in output):
-            return type(output)(number(part, (("i", index),)) for index, part in enumerate(output))
-        return output
 
     # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
     def compared(self, expr: Expr, outcome: bool) -> None:

@@ -1,9 +1,9 @@
 """Sketches: the structure of a value as a short text.
 
 A graph is valid as long as every node returns what it returned when it was captured, up to the contents of
-tensors and traced integers. A sketch is that structure: `T` a tensor, `N` an integer, everything else spelled out.
+tensors. A sketch is that structure: `T` a tensor, plain values spelled out (the caller's Python may branch on them).
 
-    (hidden, None, {"n": 3})   →   tuple(T,None,dict(n=N))
+    (hidden, None, {"n": 3})   →   tuple(T,None,dict(n=3))
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ def sketch(value: Any, depth: int = 0) -> str:
     """The structure of a value."""
     if isinstance(value, torch.Tensor):
         return "T"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "N"
     if isinstance(value, LITERALS):
         return repr(value)
     parts = children(value)

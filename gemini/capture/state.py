@@ -39,6 +39,13 @@ class Generators:
         np.random.set_state(self.numpy)
 
 
+def seed_all(seed: int) -> None:
+    """Seed torch's, Python's and NumPy's generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def python_randomness() -> tuple[Any, ...]:
     """The states of Python's and NumPy's generators, comparable."""
     numpy = np.random.get_state(legacy=True)

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from gemini.capture import reads
 from gemini.capture.granularity import Granularity
 from gemini.capture.interception import intercepted
+from gemini.capture.numbers import Expr
 from gemini.capture.sketch import sketch
 from gemini.capture.targets import op_name
 from gemini.capture.values import strip, tensors
@@ -93,6 +94,12 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         node.random = not torch.equal(random, torch.get_rng_state())
         self.effects(node, given, before)
         self.append(node, made, heavy=False)
-        if reads.makes_dynamic(reads.short_name(name), args, output):
-            self.dynamic[node.id] = {tensor.shape[0] for _, tensor in made if tensor.dim()}
-        return self.number_results(node, output)
+        if isinstance(output, (tuple, list)) and reads.short_name(name) in reads.PARTS:
+            ref = self.origin(given[0])
+            if ref.node in self.dynamic:  # how many parts there are depends on contents
+                self.guard(Expr("size", (ref, 0)), given[0].shape[0])
+        causes = reads.size_causes(reads.short_name(name), args, output)
+        if causes:
+            sizes = frozenset(tensor.shape[0] for _, tensor in made if tensor.dim())
+            self.dynamic[node.id] = reads.Dynamic(sizes, tuple(self.origin(cause) for cause in causes))
+        return output

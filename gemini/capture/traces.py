@@ -22,7 +22,7 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.hooks import with_hooks
 from gemini.capture.node import MODULES, Node, TensorMeta
 from gemini.capture.recording import DRAWS, Coarsen
-from gemini.capture.state import Saved
+from gemini.capture.state import Saved, seed_all
 from gemini.capture.tracer import Tracer
 
 
@@ -44,12 +44,17 @@ class Trace:
         self.nodes = tracer.nodes
 
 
-def trace(subject: Subject, given: Sequence[torch.Tensor], granularity: Granularity) -> Trace:
-    """Trace one call. Raises Coarsen, or the model's own error where it fails without us too."""
+def trace(subject: Subject, given: Sequence[torch.Tensor], granularity: Granularity, seed: int | None = None) -> Trace:
+    """Trace one call, from the saved generators or from a seed.
+
+    Raises Coarsen, or the model's own error where it fails without us too.
+    """
     model, call, saved, caches = subject.model, subject.call, subject.saved, subject.caches
     saved.restore()
     clear(caches)
     args, kwargs = call.arguments(given)
+    if seed is not None:
+        seed_all(seed)
     tracer = Tracer(model, granularity)
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))
@@ -96,6 +101,15 @@ def _rerun_eagerly(model: nn.Module, call: Call, given: Sequence[torch.Tensor], 
         model(*args, **kwargs)
     finally:
         saved.restore()
+
+
+def other_way(a: Trace, b: Trace) -> bool:
+    """Whether contents or random numbers, not sizes, led two traces apart: a guard on data came out differently."""
+    outcomes = {str(guard.expr): guard.expected for guard in b.tracer.guards.values() if guard.data}
+    return any(
+        guard.data and outcomes.get(str(guard.expr), guard.expected) != guard.expected
+        for guard in a.tracer.guards.values()
+    )
 
 
 def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:

@@ -152,7 +152,6 @@ class WholeCalls(Recording):
         self.append(node, list(tensors(output)), heavy=has_parameters)
         self._side_results(node, job.module, leaf, (args, kwargs))
         self._arrays(node, output)
-        output = self.number_results(node, output)
         self.busy = False
         return output
 

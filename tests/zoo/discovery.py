@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tests.zoo.inputs import make_inputs
-from tests.zoo.shrinking import RECIPES, Recipe, shrink
+from tests.zoo.shrinking import RECIPES, Recipe, rebuilt, shrink
 
 TASKS = (
     "CAUSAL_LM",
@@ -39,7 +39,7 @@ TASKS = (
     "IMAGE",
     "",
 )
-MAX_PARAMETERS = 12_000_000
+MAX_PARAMETERS = 30_000_000
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def build(one: Species, batch: int = 4) -> Specimen:
         raise NotBuildable(f"{one.class_name} is not exported")
     for recipe in RECIPES:
         try:
-            config = shrink(CONFIG_MAPPING[one.model_type](), recipe)
+            config = _small_config(CONFIG_MAPPING[one.model_type], recipe)
             with torch.device("meta"):
                 size = sum(p.numel() for p in cls(config).parameters())
             if size > MAX_PARAMETERS:
                 raise NotBuildable(f"{size / 1e6:.0f} M parameters after shrinking")
-            config = shrink(CONFIG_MAPPING[one.model_type](), recipe)
+            config = _small_config(CONFIG_MAPPING[one.model_type], recipe)
             torch.manual_seed(0)
             model = cls(config).float().train()
             kwargs = make_inputs(model, config, one.task, batch)
@@ -101,3 +101,8 @@ def build(one: Species, batch: int = 4) -> Specimen:
         except Exception as error:
             reasons.append(f"{type(error).__name__}: {error!s:.160}".replace("\n", " "))
     raise NotBuildable(reasons[0] if len(set(reasons)) == 1 else f"{reasons[0]} | {reasons[-1]}")
+
+
+def _small_config(cls: Any, recipe: Recipe) -> Any:
+    config = shrink(cls(), recipe)
+    return shrink(rebuilt(config), recipe) if recipe.rebuild else config

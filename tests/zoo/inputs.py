@@ -74,6 +74,9 @@ def _labels(task: str, config: Any, batch: int, inputs: dict[str, Any]) -> dict[
 def _main(name: str, config: Any, batch: int) -> Iterator[dict[str, Any]]:
     """Guesses for the main input."""
     if name in ("pixel_values", "image"):
+        frames = int(_get(config, "num_frames", 0) or 0)
+        if frames:
+            yield {name: torch.randn(batch, frames, *_image(config, 1).shape[1:])}
         yield {name: _image(config, batch)}
         for size in (64, 128, 224):
             yield {name: _image(config, batch, size)}
@@ -129,9 +132,15 @@ def _with_company(base: dict[str, Any], accepted: Any, config: Any, task: str, b
         masked["attention_mask"] = torch.ones_like(base["input_ids"])
     labels = {name: value for name, value in _labels(task, config, batch, base).items() if name in accepted}
     decoder = {"decoder_input_ids": _tokens(config, batch, 8)} if "decoder_input_ids" in accepted else {}
+    boxes = (
+        {"bbox": torch.zeros(*base["input_ids"].shape, 4, dtype=torch.long)}
+        if "bbox" in accepted and "input_ids" in base
+        else {}
+    )
+    uncached = {**masked, "use_cache": False} if "use_cache" in accepted else base
     for extra in (labels, {**labels, **decoder}, decoder, {}):
-        for start in (masked, base):
-            yield {**start, **extra}
+        for start in (masked, base, uncached):
+            yield {**start, **boxes, **extra}
 
 
 def make_inputs(model: Any, config: Any, task: str, batch: int) -> dict[str, Any]:

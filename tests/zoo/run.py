@@ -54,11 +54,11 @@ def judge(
 ) -> Verdict:
     """Build, capture and check one model."""
     started = time.perf_counter()
-    verdict = Verdict(name, cls, "failed")
+    verdict = Verdict(name, cls, "not buildable")
     try:
         with at_most(limit):
             model, args, kwargs = make()
-            built = time.perf_counter()
+            built, verdict.status = time.perf_counter(), "failed"
             graph = capture(model, args, kwargs)
             verdict.seconds = round(time.perf_counter() - built, 2)
             verdict.nodes = len(graph.compute_nodes)

@@ -7,6 +7,7 @@ another relation, a second recipe with other values is tried.
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ class Recipe:
     image: int = 32
     patch: int = 8
     widen_lists: bool = True
+    gentle: bool = False  # only fewer layers and tokens: widths stay, for architectures with relations of their own
+    rebuild: bool = False  # make the configuration anew from the small fields, so that derived ones follow
 
     @property
     def head(self) -> int:
@@ -33,10 +36,12 @@ class Recipe:
 
 RECIPES = (
     Recipe(),
+    Recipe(rebuild=True),
     Recipe(key_heads=4),
     Recipe(width=64, heads=4, key_heads=4, feedforward=64, image=64, patch=16),
     Recipe(width=64, heads=2, key_heads=2, feedforward=128, image=64, patch=8, widen_lists=False),
     Recipe(width=128, heads=4, key_heads=4, feedforward=128, layers=2, image=64, patch=8),
+    Recipe(layers=2, gentle=True),
 )
 
 _RULES: tuple[tuple[str, str], ...] = (
@@ -87,6 +92,8 @@ def _shrunk_int(name: str, value: int, recipe: Recipe) -> int:
         return value if 0 <= value < recipe.vocabulary else value % recipe.vocabulary if value >= 0 else value
     for pattern, kind in _RULES:
         if re.search(pattern, name):
+            if recipe.gentle and kind not in ("layers", "vocabulary", "positions", "experts", "active"):
+                return value
             small = _value(kind, recipe)
             return (
                 min(value, small)
@@ -95,7 +102,11 @@ def _shrunk_int(name: str, value: int, recipe: Recipe) -> int:
                 if value > 0
                 else value
             )
-    if value >= 256 and not re.search(r"(theta|window|rate|length|sample|_base|scal|position)", name):
+    if (
+        value >= 256
+        and not recipe.gentle
+        and not re.search(r"(theta|window|rate|length|sample|_base|scal|position)", name)
+    ):
         return recipe.width * (value // 256 if value < 512 else 2) if value < 512 else recipe.feedforward
     return value
 
@@ -103,6 +114,8 @@ def _shrunk_int(name: str, value: int, recipe: Recipe) -> int:
 def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
     if "depth" in name or "layers" in name or "blocks" in name:
         return [min(value, 2) for value in values] if "index" not in name and "indices" not in name else values
+    if recipe.gentle:
+        return values
     if re.search(r"(heads|num_attention)", name):
         return [min(value, recipe.heads) for value in values]
     if re.search(r"(size|dim|channel|width|embed)", name) and max(values) >= 32 and "kernel" not in name:
@@ -111,6 +124,21 @@ def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
         smallest = min(value for value in values if value > 0)
         return [max(1, value * recipe.width // smallest // 2) if value > 4 else value for value in values]
     return values
+
+
+def _covering(kinds: list[Any], count: int) -> list[Any]:
+    """The first layers of a list, with every kind of layer among them."""
+    chosen = kinds[:count]
+    for kind in dict.fromkeys(kinds):
+        if kind not in chosen and chosen:
+            chosen[-1 - list(dict.fromkeys(kinds)).index(kind) % len(chosen)] = kind
+    return chosen
+
+
+def rebuilt(config: Any) -> Any:
+    """The configuration made anew by its constructor from its own fields."""
+    accepted = inspect.signature(type(config)).parameters
+    return type(config)(**{name: value for name, value in vars(config).items() if name in accepted})
 
 
 def shrink(config: Any, recipe: Recipe, seen: set[int] | None = None) -> Any:
@@ -126,8 +154,12 @@ def shrink(config: Any, recipe: Recipe, seen: set[int] | None = None) -> Any:
             shrink(value, recipe, seen)
             continue
         small = _shrunk(name, value, recipe)
-        if name in ("layer_types", "mlp_layer_types", "layers_block_type") and isinstance(value, list):
-            small = value[: recipe.layers]
+        if isinstance(value, list) and name.endswith(("layer_types", "block_type")):
+            small = _covering(value, recipe.layers)
+        if isinstance(value, dict) and "mrope_section" in value:
+            parts = len(value["mrope_section"])
+            rest = recipe.head // 2 - (parts - 1) * (recipe.head // 2 // parts)
+            small = {**value, "mrope_section": [rest, *[recipe.head // 2 // parts] * (parts - 1)]}
         if small != value:
             try:
                 setattr(config, name, small)
