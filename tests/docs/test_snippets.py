@@ -1,4 +1,4 @@
-"""Every ```python block of the README and the docs runs, in order, one program for each file.
+"""Every ```python block of the README and the docs runs, in order, one program for each file; every command too.
 
 The program has the lines of the document, blank where there is no code, so that an error names the line to mend.
 """
@@ -46,17 +46,49 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{document.name}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_gemini_schedule_lines_run(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from gemini.cli.main import main
+TRAIN = """
+import argparse
 
-    monkeypatch.chdir(tmp_path)
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+torch.manual_seed(0)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(parser.parse_args().epochs):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(2, (8,)))
+    loss.backward()
+    optimizer.step()
+    print(epoch, loss.item())
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """What the commands of the documents name: a script, a package with one, settings."""
+    (tmp_path / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "gemini.json").write_text('{"mode": "pipeline"}', encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_run(document: Path, project: Path) -> None:
     text = document.read_text(encoding="utf-8")
-    lines = [line for _, code in blocks(text, "sh") for line in code if line.startswith("gemini schedule ")]
+    lines = [line for _, code in blocks(text, "sh") for line in code if line.startswith(("gemini ", "gemini_python "))]
+    if not lines:
+        pytest.skip("no command in it")
+    programs = {"gemini": "gemini.cli.main", "gemini_python": "gemini.cli.python"}
     for line in lines:
-        assert main(shlex.split(line, comments=True)[1:]) == 0, f"{line}\n{capsys.readouterr().err}"
+        name, *arguments = shlex.split(line, comments=True)
+        command = [sys.executable, "-m", programs[name], *arguments]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=SECONDS, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 
 
 def test_every_link_between_documents_leads_somewhere() -> None:
