@@ -19,10 +19,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemini.instrument.instrumented import Instrumented
-from gemini.instrument.manager import PassManager
-from gemini.instrument.registry import select
-from gemini.instrument.source import SourceFile
+from gemini.instrument.applying.instrumented import Instrumented
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.applying.registry import select
+from gemini.instrument.text.source import SourceFile
 
 LIMIT = 2.0
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from gemini.errors import InstrumentError, UsageError
 
 if TYPE_CHECKING:
-    from gemini.instrument.source import SourceFile
+    from gemini.instrument.text.source import SourceFile
     from gemini.report.ast_outline import Place
 
 SUMMARY = "draw the syntax tree of a script, before or after a pass (.svg, .png, .dot)"
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(args: argparse.Namespace) -> int:
     from gemini.cli.sources import read_source
-    from gemini.instrument.unit import Unit
+    from gemini.instrument.passes.unit import Unit
     from gemini.report import graphviz
     from gemini.report.ast_folding import fold
     from gemini.report.ast_outline import outline
@@ -83,9 +83,9 @@ def _draw(args: argparse.Namespace) -> int:
 
 def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
     """The source after the passes, and the nodes of its tree that they brought."""
-    from gemini.instrument.comparison import new_nodes
-    from gemini.instrument.manager import PassManager
-    from gemini.instrument.registry import select
+    from gemini.instrument.applying.manager import PassManager
+    from gemini.instrument.applying.registry import select
+    from gemini.instrument.output.comparison import new_nodes
 
     passes = select() if chosen == _ALL else select([chosen])
     done = PassManager(passes, notice=lambda line: print(f"gemini ast: {line}", file=sys.stderr)).run(source)

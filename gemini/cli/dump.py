@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
-    from gemini.instrument.dump import Dump
+    from gemini.instrument.output.dump import Dump
 
 SUMMARY = "write a program's instrumented sources, or show the changes as a patch"
 
@@ -60,9 +60,9 @@ def show(
 ) -> int:
     """Write the dump of a program to `output`, print the patch with `diff`; returns the exit code."""
     from gemini.cli.sources import read_program
-    from gemini.instrument import dump
-    from gemini.instrument.manager import PassManager
-    from gemini.instrument.registry import select
+    from gemini.instrument.applying.manager import PassManager
+    from gemini.instrument.applying.registry import select
+    from gemini.instrument.output import dump
 
     if output is not None:
         dump.check_folder(output)  # before any work
@@ -79,7 +79,7 @@ def show(
 
 
 def _print_patch(made: Dump) -> None:
-    from gemini.instrument.diff import unified
+    from gemini.instrument.output.diff import unified
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     encoding = sys.stdout.encoding or "utf-8"

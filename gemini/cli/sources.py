@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemini.errors import InstrumentError, UsageError
-from gemini.instrument.code_tree import CodeTree
-from gemini.instrument.parsing import parser_warnings_muted
-from gemini.instrument.search_path import added_folders
-from gemini.instrument.source import SourceFile
+from gemini.instrument.program.code_tree import CodeTree
+from gemini.instrument.program.search_path import added_folders
+from gemini.instrument.text.parsing import parser_warnings_muted
+from gemini.instrument.text.source import SourceFile
 
 
 def read_source(path: str, module: str = "__main__") -> SourceFile:

@@ -2,12 +2,14 @@
 
 In the order of the flow:
 
-    lines, source      bytes → text, tree, positions
-    index, names, unit what a pass sees: nodes by type, parents, scopes, resolved names
-    passes/            the passes; `pattern` for the declarative ones; `registry` finds them all
-    edits, splice      what passes ask for, made in the text; `positions` is the way back
-    prelude            the one import that instrumented files carry
-    manager            schedules the passes, runs them over a file, verifies what they did
+    program/     the user's own files: the code tree, which files are theirs, instrumented when imported
+    text/        one file: bytes → text → tree; edits on the same lines, and the way back to the original positions
+    naming/      what its names mean
+    dsl/         what is recognised of PyTorch and TensorFlow
+    passes/      what is changed: the passes, and the declarative form (`Rewrite`)
+    applying/    passes found, put in order, run over a file, and verified
+    launch/      the program run as `python` would run it
+    output/      the result for people: dumps, patches
 
 Nothing here imports a framework.
 """
@@ -16,17 +18,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gemini.instrument.edits import Edit
-    from gemini.instrument.manager import PassManager
+    from gemini.instrument.applying.manager import PassManager
     from gemini.instrument.passes.base import Pass
-    from gemini.instrument.pattern import Rewrite
-    from gemini.instrument.source import SourceFile
-    from gemini.instrument.unit import Unit
+    from gemini.instrument.passes.pattern import Rewrite
+    from gemini.instrument.passes.unit import Unit
+    from gemini.instrument.text.edits import Edit
+    from gemini.instrument.text.source import SourceFile
 
 __all__ = ["Edit", "Pass", "PassManager", "Rewrite", "SourceFile", "Unit"]
 
-_HOMES = {"Edit": "edits", "Pass": "passes.base", "PassManager": "manager", "Rewrite": "pattern"}
-_HOMES |= {"SourceFile": "source", "Unit": "unit"}
+_HOMES = {"Edit": "text.edits", "Pass": "passes.base", "PassManager": "applying.manager", "Rewrite": "passes.pattern"}
+_HOMES |= {"SourceFile": "text.source", "Unit": "passes.unit"}
 
 
 def __getattr__(name: str) -> object:

@@ -11,8 +11,8 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from gemini.instrument.headline import headline
-from gemini.instrument.unit import Unit
+from gemini.instrument.output.headline import headline
+from gemini.instrument.passes.unit import Unit
 
 Place = tuple[int, int, int, int]  # line, column, end line, end column
 

@@ -8,7 +8,7 @@ from launching import Case
 
 _PASS = """
 import ast
-from gemini.instrument.edits import Edit
+from gemini.instrument.text.edits import Edit
 from gemini.instrument.passes.base import Pass
 
 class Shout(Pass):

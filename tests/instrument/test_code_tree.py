@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from launching import PYTHON, Case, run
 
-from gemini.instrument.code_tree import CodeTree
-from gemini.instrument.imports import absolute, imported_names
-from gemini.instrument.ownership import Ownership
+from gemini.instrument.program.code_tree import CodeTree
+from gemini.instrument.program.imports import absolute, imported_names
+from gemini.instrument.program.ownership import Ownership
 
 PROJECT: dict[str, str | bytes] = {
     "main.py": "import json, models\nfrom lazy import x\ndef f():\n    import inner.deep\n    from space import part\n",
@@ -96,7 +96,7 @@ def test_installed_packages_are_read_when_named(tmp_path: Path) -> None:
 
 def test_the_tree_holds_all_that_is_imported_when_the_program_runs(project: Path, tmp_path: Path) -> None:
     report = (
-        "import json, sys\nfrom gemini.instrument.ownership import Ownership\no = Ownership()\n"
+        "import json, sys\nfrom gemini.instrument.program.ownership import Ownership\no = Ownership()\n"
         "own = [n for n, m in sys.modules.items() if getattr(m, '__file__', None) and o.owns(m.__file__, n)]\n"
         "print(json.dumps([n for n in own if n != '__main__']))\n"
     )

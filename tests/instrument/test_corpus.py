@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from corpus import files, parses
 
-from gemini.instrument.edits import Edit
-from gemini.instrument.instrumented import Instrumented
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.instrumented import Instrumented
+from gemini.instrument.applying.manager import PassManager
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.pattern import Rewrite
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.pattern import Rewrite
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
+from gemini.instrument.text.source import SourceFile
 
 MARK = "__corpus_wrap__"
 

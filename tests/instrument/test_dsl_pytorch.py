@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from gemini.instrument.dsl import KINDS, Finding, recognise
-from gemini.instrument.source import SourceFile
+from gemini.instrument.text.source import SourceFile
 
 
 def found(text: str, **others: str) -> list[tuple[int, str, str]]:

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from gemini.instrument.dsl import recognise
-from gemini.instrument.source import SourceFile
+from gemini.instrument.text.source import SourceFile
 
 
 def found(text: str) -> list[tuple[int, str, str]]:
@@ -114,7 +114,7 @@ def test_no_framework_is_imported() -> None:
     code = """
     import sys
     from gemini.instrument.dsl import recognise
-    from gemini.instrument.source import SourceFile
+    from gemini.instrument.text.source import SourceFile
     assert recognise([SourceFile.from_text("import torch\\nimport tensorflow as tf\\ntorch.nn.Linear(1, 1)", "a.py")])
     assert not {"torch", "tensorflow", "numpy"} & set(sys.modules)
     """

@@ -11,12 +11,12 @@ import pytest
 from assert_pass import assert_pass
 
 from gemini.errors import EditError, PassError
-from gemini.instrument.edits import Edit
-from gemini.instrument.instrumented import Instrumented
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.instrumented import Instrumented
+from gemini.instrument.applying.manager import PassManager
 from gemini.instrument.passes.base import Changed, Failed, Pass, Skipped
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
+from gemini.instrument.text.source import SourceFile
 
 
 class Given(Pass):

@@ -6,9 +6,9 @@ import pytest
 from assert_pass import assert_pass
 
 from gemini.errors import PatternError
-from gemini.instrument.manager import PassManager
-from gemini.instrument.pattern import Rewrite
-from gemini.instrument.source import SourceFile
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.passes.pattern import Rewrite
+from gemini.instrument.text.source import SourceFile
 
 LINEAR = Rewrite("torch.nn.Linear($args)", "mylib.Linear($args)")
 LAYERS = Rewrite("torch.nn.Linear($args)", "mylib.layers.Linear($args, tracked=True)")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemini.instrument.edits import Edit
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.applying.prelude import IMPORT, INLINE
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.prelude import IMPORT, INLINE
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
+from gemini.instrument.text.source import SourceFile
 
 
 class Mark(Pass):

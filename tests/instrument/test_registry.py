@@ -8,9 +8,9 @@ import pytest
 
 from gemini.cli.main import main
 from gemini.errors import PassError
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.applying.registry import BUILT_IN, Registered, available, select
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.registry import BUILT_IN, Registered, available, select
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "acme-wrong = acme_passes:wrong\ndevice-placement = acme_passes:linear\n"
     )
     (tmp_path / "acme_passes.py").write_text(
-        "from gemini.instrument.pattern import Rewrite\n"
+        "from gemini.instrument.passes.pattern import Rewrite\n"
         "def linear(): return Rewrite('torch.nn.Linear($args)', 'acme.Linear($args)')\n"
         "def wrong(): return 3\n"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gemini.instrument.search_path import added_folders
-from gemini.instrument.source import SourceFile
+from gemini.instrument.program.search_path import added_folders
+from gemini.instrument.text.source import SourceFile
 
 HEAD = "import os, sys, pathlib, site\nfrom os.path import dirname, join as j\nfrom pathlib import Path\n"
 

@@ -8,8 +8,8 @@ from corpus import files, parses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini.instrument.lines import Lines
-from gemini.instrument.source import SourceFile
+from gemini.instrument.text.lines import Lines
+from gemini.instrument.text.source import SourceFile
 
 ODD = {
     "latin-1": "# -*- coding: latin-1 -*-\nx = 'é'; y = x\n".encode("latin-1"),

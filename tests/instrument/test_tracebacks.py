@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemini.instrument.edits import Edit
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.manager import PassManager
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
+from gemini.instrument.text.source import SourceFile
 
 
 class Marks(Pass):
@@ -65,7 +65,6 @@ def test_the_same_traceback(text: str, tmp_path: Path) -> None:
             """
         )
     )
-
 
     done = PassManager([Marks()]).run(SourceFile(str(script), script.read_bytes(), "__main__"))
     assert done.changed

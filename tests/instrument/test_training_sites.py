@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from gemini import managed
-from gemini.instrument.manager import PassManager
+from gemini.instrument.applying.manager import PassManager
 from gemini.instrument.passes.device_placement import DevicePlacement
 from gemini.instrument.passes.training_sites import TrainingSites
-from gemini.instrument.source import SourceFile
+from gemini.instrument.text.source import SourceFile
 
 IMPORTS = "import torch, torch.nn as nn\nfrom torch import optim\nclass Net(nn.Module): ...\n"
 

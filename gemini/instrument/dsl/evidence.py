@@ -17,10 +17,10 @@ from functools import cached_property
 from gemini.instrument.dsl.pytorch import PYTORCH
 from gemini.instrument.dsl.tensorflow import TENSORFLOW
 from gemini.instrument.dsl.vocabulary import Vocabulary
-from gemini.instrument.names import ModuleLookup, Names
+from gemini.instrument.naming.names import ModuleLookup, Names
 from gemini.instrument.passes.inserted import is_inserted_call
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.source import SourceFile
 
 VOCABULARIES: tuple[Vocabulary, ...] = (PYTORCH, TENSORFLOW)
 

@@ -9,8 +9,8 @@ from gemini.instrument.dsl.calls import meanings
 from gemini.instrument.dsl.evidence import Evidence, FileEvidence
 from gemini.instrument.dsl.finding import Finding
 from gemini.instrument.dsl.loops import statements
-from gemini.instrument.headline import headline
-from gemini.instrument.source import SourceFile
+from gemini.instrument.output.headline import headline
+from gemini.instrument.text.source import SourceFile
 
 
 def recognise(sources: Iterable[SourceFile]) -> tuple[Finding, ...]:

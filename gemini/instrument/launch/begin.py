@@ -56,9 +56,9 @@ def begin_child(session: Session) -> None:
 
 def install(session: Session, library: list[str]) -> None:
     """Enter `session`: hook imports, `runpy`, and the start of other processes."""
-    from gemini.instrument import hook
     from gemini.instrument.launch import children
     from gemini.instrument.launch import session as sessions
+    from gemini.instrument.program import hook
 
     sessions.enter(session)
     installed = hook.Hook(session, library)

@@ -12,10 +12,10 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from gemini.instrument.manager import PassManager
-from gemini.instrument.parsing import parser_warnings_muted
-from gemini.instrument.registry import Registered, available, select
-from gemini.instrument.source import SourceFile
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.applying.registry import Registered, available, select
+from gemini.instrument.text.parsing import parser_warnings_muted
+from gemini.instrument.text.source import SourceFile
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.session import Session

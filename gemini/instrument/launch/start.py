@@ -13,7 +13,7 @@ import gemini
 from gemini.instrument.launch import process
 from gemini.instrument.launch.pack import pyc, with_prologue
 from gemini.instrument.launch.program import Program, Request, read
-from gemini.instrument.search import find
+from gemini.instrument.program.search import find
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.begin import Plan
@@ -97,7 +97,7 @@ def _code(program: Program, request: Request, plan: Plan, instrumenter: Instrume
         is_module = program.kind == "module"
         frozen = not any("frozen_modules=off" in flag for flag in request.flags)
         return module_code(request.target if is_module else "__main__", is_module, plan, frozen)
-    from gemini.instrument.source import SourceFile
+    from gemini.instrument.text.source import SourceFile
 
     def compiled() -> CodeType:
         return compile(with_prologue(tree, plan), program.filename, "exec", dont_inherit=True, optimize=level)

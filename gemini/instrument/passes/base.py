@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemini.instrument.edits import Edit
+from gemini.instrument.text.edits import Edit
 
 if TYPE_CHECKING:
-    from gemini.instrument.unit import Unit
+    from gemini.instrument.passes.unit import Unit
 
 
 class Pass(ABC):

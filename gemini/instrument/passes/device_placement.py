@@ -15,11 +15,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
 from gemini.instrument.passes.inserted import is_inserted
 from gemini.instrument.passes.spelling import last_word, mentions, spellings
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
 from gemini.managed.stand_ins import NAMES as STAND_INS
 
 # Methods that place their receiver, which the source does not tell the type of.

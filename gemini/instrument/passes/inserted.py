@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from gemini.instrument.prelude import RESERVED
-from gemini.instrument.unit import Unit
+from gemini.instrument.applying.prelude import RESERVED
+from gemini.instrument.passes.unit import Unit
 
 
 def is_inserted_call(node: ast.AST | None) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Set
 
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
 
 
 def spellings(unit: Unit, names: Set[str]) -> set[str]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gemini.instrument.edits import Edit
 from gemini.instrument.passes.base import Pass
 from gemini.instrument.passes.inserted import is_inserted
 from gemini.instrument.passes.spelling import last_word
-from gemini.instrument.unit import Unit
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.edits import Edit
 
 _NOT_OPTIMIZERS = frozenset({"torch.optim.Optimizer", "torch.optim.lr_scheduler", "torch.optim.swa_utils"})
 _OPTIMIZERS = ("torch.optim.", "torch.distributed.optim.", "transformers.Adafactor", "bitsandbytes.optim.")

@@ -1,0 +1,1 @@
+"""Passes found, put in order, run over a file, and verified."""

@@ -1,0 +1,1 @@
+"""What the names in a file mean: scopes, imports and what other modules export."""

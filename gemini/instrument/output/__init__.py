@@ -1,0 +1,1 @@
+"""Instrumented source for people: dumps with a header, patches, and what is new in a tree."""

@@ -1,0 +1,1 @@
+"""The user's own files that a program is made of, and how they are instrumented when imported."""
