@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.instrument.comparison import new_nodes
+from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.applying.registry import select
 from gemini.instrument.dsl import KINDS, recognise
-from gemini.instrument.manager import PassManager
-from gemini.instrument.registry import select
-from gemini.instrument.source import SourceFile
-from gemini.instrument.unit import Unit
+from gemini.instrument.output.comparison import new_nodes
+from gemini.instrument.passes.unit import Unit
+from gemini.instrument.text.source import SourceFile
 from gemini.report.ast_folding import fold
 from gemini.report.ast_outline import Item, outline
 from gemini.report.ast_picture import SCREEN_WIDTH, columns_of, shortened, to_dot

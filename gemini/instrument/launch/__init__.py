@@ -11,7 +11,7 @@ its own, and our modules among its own. So the launcher prepares the program and
     ─────────────────────────────────────────────────────────────────────────  same process id, new interpreter
         boot.py        the statement of ours: closes that file, finds Gemini, and calls
         begin.py       which makes __main__, sys.argv, sys.path … what they are under `python train.py --epochs 3`
-                       and installs the import hook (../hook.py) and children.py for processes that it starts
+                       and installs the import hook (../program/hook.py) and children.py for processes that it starts
         train.py       the user's own statements, in the real __main__, nothing below them on the stack
 
 `python -m module` has two frames of the standard library's `runpy` below the module; runpy_frame.py reproduces them.

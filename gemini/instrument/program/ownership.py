@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import sys
 
+import gemini
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +58,7 @@ class Ownership:
 def _installed_roots() -> tuple[str, ...]:
     """Folders, each ending in a separator, below which nothing is the user's own."""
     library = sys.platlibdir
-    roots = {os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    roots = {os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(gemini.__file__))}
     for prefix in {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}:
         roots.update(os.path.join(prefix, name) for name in {"lib", library})
     roots |= {os.path.realpath(root) for root in roots}
