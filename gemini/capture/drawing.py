@@ -53,7 +53,7 @@ def draw_graph(
 def fold_for(graph: Graph) -> int:
     """The deepest fold that leaves a readable number of boxes."""
     deepest = max((len(_levels(node)) for node in graph.nodes), default=1)
-    for fold in range(deepest, 1, -1):
+    for fold in range(deepest + 1, 1, -1):
         if len({_box(node, fold) for node in graph.compute_nodes}) <= _MANY:
             return fold
     return 1

@@ -10,14 +10,6 @@ from tests.zoo.checking import differences
 from tests.zoo.classics import CLASSICS
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", sorted(CLASSICS))
 def test_graph_equals_model(name):
     model, args, kwargs = CLASSICS[name]()
@@ -34,7 +26,9 @@ def test_capture_leaves_the_model_and_the_generators_as_they_were():
         capture(model, args, kwargs)
         assert torch.equal(generator, torch.get_rng_state()), name
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in state.items()), name
-        assert plain == [{k: v for k, v in vars(m).items() if isinstance(v, (int, float, str))} for m in model.modules()]
+        assert plain == [
+            {k: v for k, v in vars(m).items() if isinstance(v, (int, float, str))} for m in model.modules()
+        ]
         assert all(p.grad is None for p in model.parameters()), name
 
 
