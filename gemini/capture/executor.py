@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 class GuardBroken(Exception):
     """The call took another way through the model's Python than the captured one."""
 
+    def __init__(self, text: str, guard: Guard | None = None) -> None:
+        super().__init__(text)
+        self.guard = guard
+
 
 class NodeFailed(Exception):
     """A node raised; carries it and what it raised."""
@@ -74,9 +78,9 @@ class Execution:
             try:
                 value = evaluate(guard.expr, self.read_number)
             except (RuntimeError, IndexError, ZeroDivisionError, ValueError, TypeError) as error:
-                raise GuardBroken(f"{guard}: {error}") from error
+                raise GuardBroken(f"{guard}: {error}", guard) from error
             if value != guard.expected:
-                raise GuardBroken(f"{guard}, now {value!r}")
+                raise GuardBroken(f"{guard}, now {value!r}", guard)
 
     def _step(self, node: Node) -> None:
         if node.is_source:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -50,6 +51,13 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
         config = own.get("config")
         if config is not None and hasattr(config, "__dict__"):
             configurations[id(config)] = config
+    facts.append(
+        (
+            ("default", str(torch.get_default_dtype())),
+            *((name, f"{p.dtype} {p.device} {p.requires_grad}") for name, p in model.named_parameters()),
+            *((name, f"{b.dtype} {b.device}") for name, b in model.named_buffers()),
+        )
+    )
     for config in configurations.values():
         facts.append(tuple((key, value) for key, value in vars(config).items() if isinstance(value, _PLAIN)))
     return tuple(facts)
@@ -70,5 +78,5 @@ def readable(found: tuple[Any, ...]) -> list[str]:
             plain = [(key, value) for key, value in plain if not key.startswith("_output_capturing")]
             texts.append(f"{name or 'model'}: {plain} {[key for key, _ in children]} {rest[:2]} {rest[2] is None}")
         else:
-            texts.append(f"configuration: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
+            texts.append(f"state: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
     return texts

@@ -114,6 +114,8 @@ _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
 class Recorder(Protocol):
     """The tracer, as far as reads need it."""
 
+    dynamic: dict[int, Dynamic]
+
     def origin(self, tensor: torch.Tensor) -> Ref:
         """The node a tensor came from."""
 
@@ -198,6 +200,8 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
     """A size, as traced numbers."""
     value = func(*strip(args), **strip(kwargs))
     ref = recorder.origin(args[0] if args else kwargs.get("input"))
+    if ref.node in recorder.dynamic:
+        return _read_dynamic(recorder, ref, value, args)
     if short == "__len__":
         recorder.guard(Expr("size", (ref, 0)), value, concrete=True)
         return value
@@ -213,7 +217,14 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
     return torch.Size(parts) if isinstance(value, torch.Size) else tuple(parts)
 
 
-def read_value(recorder: Recorder, short: str, func: Any, args: Any) -> Any:
+def _read_dynamic(recorder: Recorder, ref: Ref, value: Any, args: Any) -> Any:
+    """A size that depends on contents: plain numbers, with a guard on each."""
+    for dim, size in enumerate(args[0].shape):
+        recorder.guard(Expr("size", (ref, dim)), size, concrete=True)
+    return value
+
+
+def read_value(recorder: Recorder, func: Any, args: Any) -> Any:
     """The contents of a one-element tensor."""
     ref = recorder.origin(args[0])
     if args[0].device.type == "meta":
@@ -223,8 +234,7 @@ def read_value(recorder: Recorder, short: str, func: Any, args: Any) -> Any:
     if isinstance(value, bool):
         recorder.guard(Expr("bool", (expr,)), value)
         return value
-    if short == "item" and isinstance(value, int):
-        return traced(value, expr, recorder)  # a float would be seen through by `math` without asking
+    # A plain number with a guard on it: C code (a slice of a list, `math`) would see through a traced one unasked.
     recorder.guard(expr, value, concrete=True)
     return value
 

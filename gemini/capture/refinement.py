@@ -27,7 +27,7 @@ from gemini.capture.fingerprint import fingerprint, glue_modules
 from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
 from gemini.capture.hooks import with_hooks
-from gemini.capture.node import MODULES, Node
+from gemini.capture.node import MODULES, Guard, Node
 from gemini.capture.observation import Differences, Observation, compare, observe, tensor_difference
 from gemini.capture.recording import Coarsen
 from gemini.capture.regions import Region
@@ -201,6 +201,7 @@ class Refinement:
         except GuardBroken as broken:
             if first is not None:
                 raise Coarsen(("",), f"it does not repeat itself: {broken}", "") from None
+            self._refuse_numbers(broken.guard)
             self.checked[what] = f"takes another way: {broken}"
             return False
         except NodeFailed as failed:
@@ -213,6 +214,15 @@ class Refinement:
         extent = "outputs, buffers, gradients" if gradients else "outputs, buffers"
         self.checked[what] = extent if expected.finite else f"{extent} (not all finite)"
         return True
+
+    def _refuse_numbers(self, guard: Guard | None) -> None:
+        """Keep whole what reads a number that is another one in every batch: variants would never end."""
+        if guard is None or not guard.data or not guard.concrete or isinstance(guard.expected, bool):
+            return
+        name = guard.scope[-1] if guard.scope else ""
+        module = self.model.get_submodule(name) if name else self.model
+        if isinstance(guard.expected, float) or _layers(module) * 2 <= _layers(self.model):
+            raise Coarsen(guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line)
 
     def _begin(self, what: str) -> None:
         """The state before a run; a second batch also gets other random numbers, so that baked-in ones show."""

@@ -148,6 +148,8 @@ class Saved:
         self.model = model
         self.attributes = Attributes(model)
         self.generators = Generators()
+        own = (value for module in model.modules() for value in vars(module).values())
+        self.own_generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
         size = sum(p.numel() * p.element_size() for p in model.parameters())
         held = [*model.buffers(), *(model.parameters() if size <= _PARAMETER_BYTES else ())]
         self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
@@ -164,6 +166,8 @@ class Saved:
                 if not torch.equal(_bits(tensor), _bits(saved)):
                     tensor.data.copy_(saved)
         self.generators.restore()
+        for generator, state in self.own_generators:
+            generator.set_state(state)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -75,7 +75,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         if short in reads.REFUSED or not name:
             self.refuse(f"{short or func!r} leaves the tensor world")
         if short in reads.READS:
-            return reads.read_value(self, short, func, args)
+            return reads.read_value(self, func, args)
         return self._record(func, name, args, kwargs)
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -128,6 +128,7 @@ class WholeCalls(Recording):
         node = self.start(job.kind, job.stem, job.target, *forms)
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
+        self._check_swapped(job.module)
         leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
         held, random = sketch((args, kwargs)), torch.get_rng_state()
         self.leaf, self.recording, self.busy = leaf, False, False
@@ -154,6 +155,13 @@ class WholeCalls(Recording):
         self._arrays(node, output)
         self.busy = False
         return output
+
+    def _check_swapped(self, module: nn.Module | None) -> None:
+        """Refuse a module whose parameters were swapped for results of other nodes (`functional_call`)."""
+        for part in module.modules() if module is not None else ():
+            for held in (*part._parameters.values(), *part._buffers.values()):
+                if held is not None and id(held) in self.known and self.origins.held(held) is None:
+                    self.refuse("a module runs with parameters that other code put in their place")
 
     def _side_results(self, node: Node, module: nn.Module | None, leaf: Leaf, arguments: Any) -> None:
         """Tensors that come back otherwise than in the result."""

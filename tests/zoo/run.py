@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
     parser.add_argument("--seconds", type=int, default=90, help="limit for one model")
     parser.add_argument("--every", type=int, default=1, help="only every n-th model")
+    parser.add_argument("--reverse", action="store_true", help="from the last model to the first")
     parser.add_argument("--table", action="store_true", help="write docs/zoo.md from the results and stop")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -108,7 +109,8 @@ def main() -> None:
     known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     done = {row["name"]: row for row in known}
     if not options.table:
-        for index, (name, cls, make) in enumerate(zoo()):
+        models = list(enumerate(zoo()))
+        for index, (name, cls, make) in reversed(models) if options.reverse else models:
             wanted = name in options.only if options.only else index % options.every == 0
             if not wanted or (name in done and not options.fresh):
                 continue
