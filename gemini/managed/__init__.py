@@ -12,7 +12,7 @@ The passes stay thin because these functions decide with the real objects in han
 framework: without torch in `sys.modules` everything passes through unchanged.
 """
 
-from gemini.managed.devices import device, device_type, map_location, pin_memory, set_managed_device
+from gemini.managed.devices import device, device_type, keywords, map_location, pin_memory, set_managed_device
 from gemini.managed.imports import prefer
 from gemini.managed.marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
 from gemini.managed.receivers import on
@@ -23,6 +23,7 @@ __all__ = [
     "device",
     "device_type",
     "forget",
+    "keywords",
     "loss",
     "map_location",
     "marked",

@@ -92,10 +92,27 @@ def pin_memory(value: Any) -> Any:
     return value if not value or any_accelerator() else False
 
 
+def keywords(options: Any) -> Any:
+    """The ``**options`` of a call of torch's, absent devices replaced; the very same object where there are none."""
+    if not isinstance(options, dict):
+        return options
+    routed = {name: route(options[name]) for name, route in KEYWORDS.items() if name in options}
+    return options if all(options[name] is value for name, value in routed.items()) else {**options, **routed}
+
+
 def any_accelerator() -> bool:
     """Whether torch sees any accelerator here."""
     torch = torch_module()
     return torch is not None and (is_present("cuda") or is_present("xpu") or is_present("mps"))
+
+
+# The keywords by which torch's functions are told a device, and what routes their values.
+KEYWORDS: dict[str, Callable[[Any], Any]] = {
+    "device": device,
+    "device_type": device_type,
+    "map_location": map_location,
+    "pin_memory": pin_memory,
+}
 
 
 def managed_for(kind: str, index: int = 0) -> str | None:

@@ -82,7 +82,7 @@ def cuda(value: Any, *args: Any, **kwargs: Any) -> Any:
     if torch is not None and isinstance(value, torch.nn.Module):
         # The base's method: an overridden `to` was not what the script called.
         return torch.nn.Module.to(value, managed_device(), **kwargs)
-    return value.to(managed_device(), **kwargs)
+    return value.to(device=managed_device(), **kwargs)  # by keyword: a storage takes it no other way
 
 
 def is_torchs(value: Any, name: str) -> bool:

@@ -18,8 +18,8 @@ from gemini.instrument.text.source import SourceFile
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="these devices are absent only without CUDA")
 
 
-def instrumented(text: str) -> str:
-    done = PassManager([DevicePlacement()]).run(SourceFile.from_text(textwrap.dedent(text), "script.py", "__main__"))
+def instrumented(text: str, path: str | Path = "script.py") -> str:
+    done = PassManager([DevicePlacement()]).run(SourceFile.from_text(textwrap.dedent(text), str(path), "__main__"))
     assert not done.failures, done.failures
     return done.text.replace("import gemini.managed as __gemini__; ", "")
 
@@ -48,6 +48,8 @@ REWRITES = [
     ("torch.set_default_device('cuda')", "torch.set_default_device(__gemini__.device('cuda'))"),
     ("torch.Generator('cuda')", "torch.Generator(__gemini__.device('cuda'))"),
     ("torch.load(f)", "torch.load(f, map_location=__gemini__.map_location())"),
+    ("torch.load(f, **options)", "torch.load(f, **__gemini__.keywords(options))"),
+    ("torch.zeros(3, **options)", "torch.zeros(3, **__gemini__.keywords(options))"),
     ("torch.load((f),)", "torch.load((f), map_location=__gemini__.map_location(),)"),
     (
         "torch.load(f, weights_only=(True))",
@@ -78,7 +80,8 @@ UNTOUCHED = [
     "torch.zeros(3, device='cpu')",
     "torch.device('cpu')",
     "torch.load(*args)",
-    "torch.load(f, **options)",
+    "x.to('local')",
+    "DataLoader(data, **options)",
     "DataLoader(data, pin_memory=True)",
     "torch.cuda.is_available()",
     "build(device='cuda')",
@@ -112,6 +115,32 @@ def test_names_are_resolved_not_spelled() -> None:
 def test_a_file_that_only_moves_what_it_is_given() -> None:
     text = "import os\ndef move(batch, device):\n    return [x.to(device) for x in batch], zone.to('local')\n"
     assert instrumented(text) == text.replace("x.to(device)", "__gemini__.on(x).to(device)")
+
+
+def test_files_that_have_torch_from_a_module_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from torch import nn, zeros, device as Place\nfrom torch.cuda import synchronize\n"
+    )
+    text = """\
+    from own import *
+    net = nn.Linear(2, 2, device=where)
+    Place("cuda", 0), zeros(1, device=where), synchronize()
+    """
+    wanted = """\
+    from own import *
+    net = nn.Linear(2, 2, device=__gemini__.device(where))
+    __gemini__.device(Place("cuda", 0)), zeros(1, device=__gemini__.device(where)), __gemini__.stand_in(synchronize)()
+    """
+    renamed = ("from own import *", "from own import nn, Place as P, zeros, synchronize"), ('Place("', 'P("')
+    through = (
+        ("from own import *", "import own"), (" nn.", " own.nn."), ("Place(", "own.Place("), (" zeros(", " own.zeros("),
+        (" synchronize(", " own.synchronize("), ("(synchronize)", "(own.synchronize)"),
+    )  # fmt: skip
+    for changes in ((), renamed, through):
+        before, after = text, wanted
+        for old, new in changes:
+            before, after = before.replace(old, new), after.replace(old, new)
+        assert instrumented(before, tmp_path / "script.py") == textwrap.dedent(after)
 
 
 def test_functions_that_torch_reads_as_text_stay_as_they_are() -> None:
@@ -188,9 +217,15 @@ SCRIPTS = {
         import io, torch
         file = io.BytesIO()
         torch.save({"w": torch.arange(3)}, file)
-        for where in ("cuda", torch.device("cuda:0"), {"cuda:1": "cuda:0"}, lambda s, l: s):
+        for where in ("cuda", torch.device("cuda:0"), {"cuda:1": "cuda:0"}, lambda s, l: s, lambda s, l: s.cuda(0)):
             file.seek(0)
             print(torch.load(file, map_location=where))
+    """,
+    "options": """
+        import torch
+        options = {"device": "cuda", "dtype": torch.float64}
+        print(torch.zeros(2, **options), torch.nn.Linear(2, 1, **options).weight.device, options["dtype"])
+        print(torch.ones(1).new_zeros(2, **options).to(**options))
     """,
 }
 
@@ -204,7 +239,7 @@ def test_results_equal_the_script_with_cpu_written_in(name: str) -> None:
     plain = (
         plain.replace(".cuda(", ".to('cpu', ").replace(".pin_memory()", "").replace('torch.device("cpu", 0)', "'cpu'")
     )
-    plain = plain.replace("to('cpu', )", "to('cpu')").replace("torch.cuda.", "torch.")
+    plain = plain.replace("to('cpu', )", "to('cpu')").replace("s.to('cpu', 0)", "s").replace("torch.cuda.", "torch.")
     done = PassManager([DevicePlacement()]).run(SourceFile.from_text(script, "script.py", "__main__"))
     assert done.changed
     assert output_of(done.text) == output_of(plain)

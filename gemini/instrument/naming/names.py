@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Protocol
 
 from gemini.instrument.naming import frameworks
@@ -146,6 +146,26 @@ class Names:
             for use in self._index.nodes(ast.Name)
         )
         return frozenset(texts) if len(texts) == len(value.elts) and not grown else None
+
+    def foreign(self) -> frozenset[str]:
+        """The names that come from other modules of the program's own, which may have renamed what they stand for."""
+        found = {
+            alias.asname or alias.name.partition(".")[0]
+            for statement in (*self._index.nodes(ast.Import), *self._index.nodes(ast.ImportFrom))
+            for alias in statement.names
+            if any(isinstance(self._modules(module), Names) for module in self._origins(statement, alias.name))
+        }
+        if "*" in found:
+            found |= {use.id for use in self._index.nodes(ast.Name) if not self._scopes.bound(use.id)} - _BUILTINS
+        return frozenset(found)
+
+    def _origins(self, statement: ast.Import | ast.ImportFrom, name: str) -> Iterator[str]:
+        """The modules that `name` of an import may be, or come from; none for a framework's."""
+        base = name if isinstance(statement, ast.Import) else self._import_base(statement)
+        if base and not frameworks.is_framework(base):
+            yield base
+            if isinstance(statement, ast.ImportFrom):
+                yield f"{base}.{name}"
 
     # Lookup of the root of a chain.
 

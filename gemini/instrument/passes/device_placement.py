@@ -3,6 +3,7 @@
     x.cuda(), x.to(device), x.pin_memory()       __gemini__.on(x).cuda()      what x is, is known when it runs
     torch.zeros(3, device="cuda")                torch.zeros(3, device=__gemini__.device("cuda"))
     torch.device("cuda")                         torch.device(__gemini__.device("cuda"))
+    torch.zeros(3, **options)                    torch.zeros(3, **__gemini__.keywords(options))
     torch.load(path)                             torch.load(path, map_location=__gemini__.map_location())
     torch.cuda.synchronize()                     __gemini__.stand_in(torch.cuda.synchronize)()
 
@@ -13,26 +14,25 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gemini.instrument.passes.base import Pass
 from gemini.instrument.passes.inserted import is_inserted
 from gemini.instrument.passes.spelling import last_word, mentions, spellings
 from gemini.instrument.passes.unit import Unit
 from gemini.instrument.text.edits import Edit
+from gemini.managed.devices import ACCELERATORS, KEYWORDS
 from gemini.managed.stand_ins import NAMES as STAND_INS
 
 # Methods that place their receiver, which the source does not tell the type of.
 _PLACING = ("cuda", "to", "to_empty", "pin_memory")
 # Methods of a tensor that make another, with a `device=`.
 _MAKING = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-# Keyword → the function that routes its value, in calls of torch's own functions and classes.
-_KEYWORDS = {
-    "device": "device",
-    "device_type": "device_type",
-    "map_location": "map_location",
-    "pin_memory": "pin_memory",
-}
+_Routes = Mapping[str | None, str]
+# Keyword → the function that routes its value, in calls of torch's own functions and classes. None is ``**options``.
+_KEYWORDS: _Routes = {None: "keywords", **{name: name for name in KEYWORDS}}
+# Of these, keywords do not say where anything is put: a DataLoader warns about pin_memory and goes on.
+_UNPLACED = ("torch.utils.data.", "torch.optim.", "torch.distributed.")
 # Calls that take a device by position: name → (position, routing function).
 _POSITIONS = {
     "torch.device": (0, "device"),
@@ -51,7 +51,6 @@ _PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
 _STANDING_IN = frozenset(name.rpartition(".")[2] for name in STAND_INS)
 # For these, `device` says what kind of arithmetic to set up, not where to put something.
 _KINDS = {"torch.amp.GradScaler": "device_type", "torch.amp.grad_scaler.GradScaler": "device_type"}
-_EVERYWHERE = frozenset({"cpu", "meta"})
 _GAP = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\r\n]*)*")  # blanks, line ends and comments
 _TELLING_TYPES = frozenset({"builtins.isinstance", "builtins.issubclass"})
 # Compiled from their source text by torch: they must read as written.
@@ -63,7 +62,8 @@ class DevicePlacement(Pass):
 
     name = "device-placement"
     description = "route hard-coded devices (.cuda(), .to('cuda:0'), torch.device, device=) to ones that exist"
-    triggers = ("torch", ".cuda(", ".to(")
+    # A file may have torch from a module of the program's own, without saying its name.
+    triggers = ("torch", "cuda", ".to(", "device=", ".pin_memory(", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Route every device the file names."""
@@ -73,17 +73,16 @@ class DevicePlacement(Pass):
                 yield edit
 
     def _methods(self, unit: Unit) -> Iterator[Edit]:
-        uses_torch = "torch" in unit.text
         for call in unit.methods(*_PLACING):
             assert isinstance(call.func, ast.Attribute)
-            if _is_torchs(unit, call) or not _may_place(unit, call, uses_torch):
+            if _is_torchs(unit, call) or not _may_place(unit, call):
                 continue
             yield Edit.wrap(call.func.value, "__gemini__.on(", ")", f".{call.func.attr}() on a device of this machine")
         for call in unit.methods("type"):
             if call.args and _is_text(call.args[0], "torch.cuda."):
                 yield _route(call.args[0], "tensor_type")
         for call in unit.methods(*_MAKING):
-            yield from self._keywords(unit, call, {"device": "device"})
+            yield from self._keywords(unit, call, {"device": "device", None: "keywords"})
 
     def _calls(self, unit: Unit) -> Iterator[Edit]:
         for call, name in _torch_calls(unit):
@@ -98,9 +97,9 @@ class DevicePlacement(Pass):
             elif function == "map_location" and not _is_given(call, "map_location", position):
                 yield _with_keyword(unit, call, "map_location=__gemini__.map_location()")
 
-    def _keywords(self, unit: Unit, call: ast.Call, routes: dict[str, str]) -> Iterator[Edit]:
+    def _keywords(self, unit: Unit, call: ast.Call, routes: _Routes) -> Iterator[Edit]:
         for keyword in call.keywords:
-            function = routes.get(keyword.arg or "")
+            function = routes.get(keyword.arg)
             if function and not _is_plain(unit, keyword.value):
                 yield _route(keyword.value, function)
 
@@ -135,13 +134,11 @@ def _with_keyword(unit: Unit, call: ast.Call, text: str) -> Edit:
     return Edit.insert(line, column, f", {text}", "devices in the file that are not on this machine")
 
 
-def _keywords_of(name: str) -> dict[str, str]:
+def _keywords_of(name: str) -> _Routes:
     kind = _KINDS.get(name)
     if kind:
         return {"device": kind}
-    if name.startswith("torch.utils.data."):
-        return {}  # DataLoader's pin_memory is torch's to decide: it warns and goes on
-    return _KEYWORDS
+    return {} if name.startswith(_UNPLACED) else _KEYWORDS
 
 
 def _is_torchs(unit: Unit, call: ast.Call) -> bool:
@@ -149,14 +146,11 @@ def _is_torchs(unit: Unit, call: ast.Call) -> bool:
     return (unit.resolve(call.func) or "").startswith("torch.")
 
 
-def _may_place(unit: Unit, call: ast.Call, uses_torch: bool) -> bool:
-    """Whether a method call of that name may be torch's and may name a device that is not here."""
-    assert isinstance(call.func, ast.Attribute)
-    if call.func.attr != "to":
-        return uses_torch or call.func.attr == "cuda"
+def _may_place(unit: Unit, call: ast.Call) -> bool:
+    """Whether a method call of that name may name a device that is not here."""
+    if last_word(call.func) != "to":
+        return True
     values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("device", None))]
-    if not uses_torch:  # a file of the program that only moves tensors it is given
-        return any(_looks_like_device(value) for value in values)
     return any(not _is_plain(unit, value) for value in values)
 
 
@@ -164,18 +158,11 @@ def _is_text(value: ast.expr, start: str) -> bool:
     return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith(start)
 
 
-def _looks_like_device(value: ast.expr) -> bool:
-    if isinstance(value, ast.Constant):
-        return _is_text(value, "cuda")
-    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
-    return "dev" in name.lower()
-
-
 def _is_plain(unit: Unit, value: ast.expr) -> bool:
     """Whether `value` certainly needs no routing: no device, or one that every machine has."""
     if isinstance(value, ast.Constant):
         if isinstance(value.value, str):
-            return value.value.partition(":")[0] in _EVERYWHERE
+            return value.value.partition(":")[0] not in ACCELERATORS and not _is_text(value, "torch.cuda.")
         return value.value is None or value.value is False or isinstance(value.value, (bytes, float))
     name = unit.resolve(value)
     return name is not None and name.startswith("torch.")  # torch.float16

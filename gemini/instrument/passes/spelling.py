@@ -5,6 +5,7 @@ Resolving a name costs much more than reading it. A pass that wants `torch.devic
 
     from torch import device as D        D
     make = torch.device                  make
+    from mine import Place               Place, whatever that module calls so
 """
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ def spellings(unit: Unit, names: Set[str]) -> set[str]:
     for node in unit.nodes(ast.Assign):
         if last_word(node.value) in names:
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    foreign = unit.names.foreign()
+    if foreign:
+        found |= foreign
+        found.update(node.attr for node in unit.nodes(ast.Attribute) if _first_word(node) in foreign)
     return found
+
+
+def _first_word(expr: ast.expr) -> str:
+    while isinstance(expr, ast.Attribute):
+        expr = expr.value
+    return expr.id if isinstance(expr, ast.Name) else ""
 
 
 def last_word(expr: ast.expr) -> str:
@@ -36,10 +47,10 @@ def last_word(expr: ast.expr) -> str:
 
 def mentions(unit: Unit, names: Set[str]) -> Iterator[ast.Attribute | ast.Name]:
     """The names and attributes, being read, that may mean an object called one of `names`."""
-    for attribute in unit.nodes(ast.Attribute):
-        if attribute.attr in names and attribute.ctx.__class__ is ast.Load:
-            yield attribute
     spelled = spellings(unit, names)
+    for attribute in unit.nodes(ast.Attribute):
+        if attribute.attr in spelled and attribute.ctx.__class__ is ast.Load:
+            yield attribute
     for name in unit.nodes(ast.Name):
         if name.id in spelled and name.ctx.__class__ is ast.Load:
             yield name

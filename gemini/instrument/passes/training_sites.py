@@ -32,7 +32,8 @@ class TrainingSites(Pass):
 
     name = "training-sites"
     description = "mark models, optimizers, backward passes and optimizer steps for the run time"
-    triggers = ("torch", ".backward(")
+    # A file may have torch from a module of the program's own, without saying its name.
+    triggers = ("torch", ".backward(", ".step(", ".parameters(", ".Module", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Mark every site of the file."""
