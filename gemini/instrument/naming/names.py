@@ -149,14 +149,16 @@ class Names:
 
     def foreign(self) -> frozenset[str]:
         """The names that come from other modules of the program's own, which may have renamed what they stand for."""
+        nodes = self._index.nodes
+        imports: list[ast.Import | ast.ImportFrom] = [*nodes(ast.Import), *nodes(ast.ImportFrom)]
         found = {
             alias.asname or alias.name.partition(".")[0]
-            for statement in (*self._index.nodes(ast.Import), *self._index.nodes(ast.ImportFrom))
+            for statement in imports
             for alias in statement.names
             if any(isinstance(self._modules(module), Names) for module in self._origins(statement, alias.name))
         }
         if "*" in found:
-            found |= {use.id for use in self._index.nodes(ast.Name) if not self._scopes.bound(use.id)} - _BUILTINS
+            found |= {use.id for use in nodes(ast.Name) if not self._scopes.bound(use.id)} - _BUILTINS
         return frozenset(found)
 
     def _origins(self, statement: ast.Import | ast.ImportFrom, name: str) -> Iterator[str]:
