@@ -14,7 +14,9 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from gemini.capture.forms import Form, Number, Ref, leaves, refs
+from gemini.capture.node import Node
 from gemini.capture.numbers import Expr, traced
+from gemini.capture.shadow import NoShadow, shadow
 from gemini.capture.values import LITERALS, strip, tensors, walk
 
 SIZES = frozenset({"size", "shape", "numel", "nelement", "stride", "storage_offset", "__len__"})
@@ -114,6 +116,7 @@ _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
 class Recorder(Protocol):
     """The tracer, as far as reads need it."""
 
+    nodes: list[Node]
     dynamic: dict[int, Dynamic]
 
     def origin(self, tensor: torch.Tensor) -> Ref:
@@ -227,9 +230,7 @@ def _read_dynamic(recorder: Recorder, ref: Ref, value: Any, args: Any) -> Any:
 def read_value(recorder: Recorder, func: Any, args: Any) -> Any:
     """The contents of a one-element tensor."""
     ref = recorder.origin(args[0])
-    if args[0].device.type == "meta":
-        recorder.refuse("its Python code reads a value of a tensor on the meta device")
-    value = func(args[0])
+    value = func(_with_contents(recorder, ref, args[0]))
     expr = Expr("item", (ref,))
     if isinstance(value, bool):
         recorder.guard(Expr("bool", (expr,)), value)
@@ -237,6 +238,15 @@ def read_value(recorder: Recorder, func: Any, args: Any) -> Any:
     # A plain number with a guard on it: C code (a slice of a list, `math`) would see through a traced one unasked.
     recorder.guard(expr, value, concrete=True)
     return value
+
+
+def _with_contents(recorder: Recorder, ref: Ref, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "meta":
+        return tensor
+    try:
+        return shadow(recorder.nodes, ref)
+    except NoShadow as cause:
+        recorder.refuse(f"its Python code reads a tensor on the meta device that depends on {cause}")
 
 
 def record_read(recorder: Recorder, name: str, args: Form, kwargs: Form, value: Any) -> Any:

@@ -46,7 +46,9 @@ class Refinement:
 
     def __init__(self, model: nn.Module, call: Call, granularity: Granularity) -> None:
         self.model, self.call, self.granularity = model, call, granularity
-        self.saved: Saved = settle(model, self._first_call)
+        held = (*call.tensors, *model.parameters(), *model.buffers())
+        self.without_weights = any(tensor.device.type == "meta" for tensor in held)
+        self.saved = Saved(model) if self.without_weights else settle(model, self._first_call)
         self.subject = Subject(model, call, self.saved, find_caches(model))
         self.plan: BatchPlan | None = None
         self.checked: dict[str, str] = {}
@@ -93,6 +95,9 @@ class Refinement:
         resized = None if self.pinned else self._resized(first, graph)
         if self.pinned:
             self.checked["half batch"] = f"the graph holds for this batch size only: {self.pinned}"
+        if self.without_weights:
+            graph.checked = {**self.checked, "batch": "sizes only: the model has no weights"}
+            return graph
         self._check("batch", graph, self.call.tensors, first, gradients=self.thorough)
         if resized is not None:
             self._check("half batch", graph, resized, None, gradients=True)
