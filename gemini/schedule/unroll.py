@@ -7,8 +7,10 @@ pass in the placement's own numbers, in which every block starts as soon as its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 from gemini.errors import ScheduleError
 from gemini.schedule.block import Block, Number
@@ -36,7 +38,8 @@ def unroll(plan: SchedPlan, nmicros: int) -> SchedPlan:
         unrolled = build_plan(plan, placement, wished)
         bound = None
     else:
-        ramp = Ramps(problem, kernel_of(problem, pattern)).schedule(nmicros)
+        known = partial(_library_starts, placement)
+        ramp = Ramps(problem, kernel_of(problem, pattern), known).schedule(nmicros)
         unrolled = build_plan(plan, placement, real_times(placement, plan, ramp.listing.starts))
         bound = problem.real(ramp.bound)
     if plan.proof is not None:
@@ -44,6 +47,21 @@ def unroll(plan: SchedPlan, nmicros: int) -> SchedPlan:
         bound = None if bound is None else min(bound, unrolled.nsteps)
         unrolled.proof = replace(plan.proof, makespan=unrolled.nsteps, makespan_bound=bound)
     return unrolled
+
+
+def _library_starts(placement: SchedPlan, nmicros: int) -> Iterator[list[list[Number]]]:
+    """The known schedules that run on this placement: a composed plan is to be no worse than any of them."""
+    from gemini.schedule.library import library_for, library_on
+
+    for name in library_for(placement):
+        try:
+            plan = library_on(name, placement, nmicros)
+        except ScheduleError:  # it does not exist for this number of micro-batches
+            continue
+        starts: list[list[Number]] = [[0] * nmicros for _ in range(len(placement))]
+        for block in plan:
+            starts[block.gid or 0][block.mid] = plan.step(block)
+        yield starts
 
 
 def kernel_of(problem: Problem, pattern: Pattern) -> Kernel:

@@ -14,9 +14,10 @@ Each pass is a list schedule under the same memory limits.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gemini.schedule.block import Number
 from gemini.schedule.bounds import makespan_bound, work_bound
 from gemini.schedule.problem import Problem, fits
 from gemini.schedule.search.kernel import Kernel
@@ -34,6 +35,10 @@ _MOST_BLOCKS_FOR_RULES = 6_000
 _MOST_BLOCKS_FOR_HORIZONS = 15_000
 
 
+Known = Callable[[int], Iterable[Sequence[Sequence[Number]]]]
+"""Start times (only their order counts) of schedules known from elsewhere, for a number of micro-batches."""
+
+
 @dataclass(frozen=True)
 class Ramp:
     """A whole schedule and the least makespan that is possible."""
@@ -45,12 +50,13 @@ class Ramp:
 class Ramps:
     """Whole schedules of one problem around one kernel, for any number of micro-batches."""
 
-    def __init__(self, problem: Problem, kernel: Kernel) -> None:
+    def __init__(self, problem: Problem, kernel: Kernel, known: Known | None = None) -> None:
         self.problem = problem
         self.kernel = kernel
+        self.known = known
         self.reference = fitting_order(problem).order
         self.backwards = _reversed_in_time(problem)
-        self._known: dict[int, Listing] = {}
+        self._found: dict[int, Listing] = {}
 
     def schedule(self, nmicros: int) -> Ramp:
         """The shortest schedule found; never shorter than that of fewer micro-batches.
@@ -82,9 +88,9 @@ class Ramps:
         return compacted(self.problem, wished)
 
     def _direct(self, nmicros: int) -> Listing:
-        if nmicros not in self._known:
-            self._known[nmicros] = self._search(nmicros)
-        return self._known[nmicros]
+        if nmicros not in self._found:
+            self._found[nmicros] = self._search(nmicros)
+        return self._found[nmicros]
 
     def _search(self, nmicros: int) -> Listing:
         best = self.follow(nmicros)
@@ -92,6 +98,11 @@ class Ramps:
         size = nmicros * self.problem.nblocks
         if best.makespan > bound and size <= _MOST_BLOCKS:
             best = self._justified(best, bound)
+        if best.makespan > bound and self.known is not None and size <= _MOST_BLOCKS_FOR_RULES:
+            for starts in self.known(nmicros):
+                listing = compacted(self.problem, starts)
+                if listing.makespan < best.makespan and within_memory(self.problem, listing.starts):
+                    best = listing
         if best.makespan > bound and size <= _MOST_BLOCKS_FOR_RULES:
             for priority in _rules(self.problem, nmicros):
                 start = list_schedule(self.problem, priority, self.reference, _PATIENCE)
@@ -123,7 +134,7 @@ class Ramps:
         return compacted(self.problem, [row[:nmicros] for row in listing.starts])
 
 
-def compacted(problem: Problem, wished: Starts) -> Listing:
+def compacted(problem: Problem, wished: Sequence[Sequence[Number]]) -> Listing:
     """Every block as early as the order of these (feasible) starts allows on each device."""
     starts = [[0] * len(row) for row in wished]
     free = [0] * problem.ndevs
