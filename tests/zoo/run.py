@@ -56,8 +56,9 @@ def judge(
     started = time.perf_counter()
     verdict = Verdict(name, cls, "not buildable")
     try:
-        with at_most(limit):
+        with at_most(max(1, limit // 3)):
             model, args, kwargs = make()
+        with at_most(limit):
             built, verdict.status = time.perf_counter(), "failed"
             graph = capture(model, args, kwargs)
             verdict.seconds = round(time.perf_counter() - built, 2)
