@@ -50,6 +50,7 @@ REWRITES = [
     ("torch.load(f)", "torch.load(f, map_location=__gemini__.map_location())"),
     ("torch.load(f, **options)", "torch.load(f, **__gemini__.keywords(options))"),
     ("torch.zeros(3, **options)", "torch.zeros(3, **__gemini__.keywords(options))"),
+    ("partial(torch.zeros, device=d)", "partial(torch.zeros, device=__gemini__.device(d))"),
     ("torch.load((f),)", "torch.load((f), map_location=__gemini__.map_location(),)"),
     (
         "torch.load(f, weights_only=(True))",
@@ -82,6 +83,7 @@ UNTOUCHED = [
     "torch.load(*args)",
     "x.to('local')",
     "DataLoader(data, **options)",
+    "partial(build, device='cuda'), partial(DataLoader, **options)",
     "DataLoader(data, pin_memory=True)",
     "torch.cuda.is_available()",
     "build(device='cuda')",
@@ -94,6 +96,7 @@ IMPORTS = """\
 import torch, torch.nn as nn
 from torch.cuda import synchronize as sync
 from torch.utils.data import DataLoader
+from functools import partial
 """
 
 

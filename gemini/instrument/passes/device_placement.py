@@ -117,6 +117,13 @@ def _torch_calls(unit: Unit) -> Iterator[tuple[ast.Call, str]]:
             name = unit.resolve(call.func)
             if name is not None and name.startswith("torch."):
                 yield call, name
+            elif name == "functools.partial" and call.args and _is_factory(unit, call.args[0]):
+                yield call, name
+
+
+def _is_factory(unit: Unit, function: ast.expr) -> bool:
+    name = unit.resolve(function) or ""
+    return name.startswith("torch.") and _keywords_of(name) is _KEYWORDS
 
 
 def _route(value: ast.expr, function: str) -> Edit:
