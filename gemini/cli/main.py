@@ -24,6 +24,7 @@ from gemini.errors import GeminiError
 from gemini.suggest import nearest
 
 COMMANDS = {
+    "profile": "gemini.cli.profile",
     "schedule": "gemini.cli.schedule",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",

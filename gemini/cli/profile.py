@@ -1,0 +1,187 @@
+"""Profile a model: time and memory of every node, measured here or estimated for another device.
+
+gemini profile my_package.models:make_bert
+gemini profile model.py:make --depth 2 --json > profile.json
+gemini profile model.py:make --device cuda --basic-block BertLayer --save profile.json
+gemini profile model.py:make --analytic h100
+gemini profile --link                                          the link between two workers on this machine
+
+The function returns (model, args) or (model, args, kwargs): a model and one batch for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gemini.errors import ProfileError, UsageError
+from gemini.suggest import remedy
+
+if TYPE_CHECKING:
+    from gemini.profiling.result import Profile
+
+SUMMARY = "measure or estimate the time and memory of every part of a model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gemini profile`."""
+    parser.add_argument(
+        "target", nargs="?", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; makes model and batch"
+    )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: where the model is)")
+    parser.add_argument("--analytic", metavar="NAME", help="estimate for a described device such as h100; runs nothing")
+    parser.add_argument("--depth", type=int, metavar="N", help="keep modules nested deeper than N whole")
+    parser.add_argument("--basic-block", action="append", default=[], metavar="CLASS", help="keep this class whole")
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="rounds of measuring (3)")
+    parser.add_argument("--rows", type=_positive, default=40, metavar="N", help="rows of the table (40)")
+    parser.add_argument("--no-cache", action="store_true", help="measure everything anew")
+    parser.add_argument("--link", action="store_true", help="measure the link between two worker processes instead")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the profile as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Profile, and show or write the result."""
+    if args.link:
+        return _link(args)
+    if args.target is None:
+        raise UsageError("nothing to profile\n    → gemini profile package.module:function, or --link")
+    from gemini.report.profile_table import profile_text
+
+    found = _profile(args)
+    if args.save:
+        found.save(args.save)
+    print(json.dumps(found.to_json(), indent=1) if args.json else profile_text(found, args.rows))
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> Profile:
+    from gemini.capture import capture
+    from gemini.profiling import find_device, profile
+    from gemini.profiling.specs import find_spec
+
+    if args.device is not None:
+        find_device(args.device)  # a wrong name is told before the model is built
+    if args.analytic is not None:
+        find_spec(args.analytic)
+    model, batch, keywords = make_model(args.target)
+    with _Bar() as bar:
+        bar.tell(0, 1, "capture")
+        graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
+        return profile(
+            graph, batch, keywords, device=args.device, analytic=args.analytic, rounds=args.rounds,
+            cache=not args.no_cache, progress=bar.tell,
+        )  # fmt: skip
+
+
+def _link(args: argparse.Namespace) -> int:
+    from gemini.profiling.links import profile_link
+
+    link = profile_link()
+    if args.save:
+        link.save(args.save)
+    if args.json:
+        print(json.dumps({"backend": link.backend, "latency_ms": link.latency_ms, "bandwidth": link.bandwidth,
+                          "sizes": link.sizes, "times_ms": link.times_ms}, indent=1))  # fmt: skip
+        return 0
+    for size, ms in zip(link.sizes, link.times_ms, strict=True):
+        print(f"{size / 1024:10.0f} KB  {ms:9.3f} ms")
+    print(
+        f"latency {link.latency_ms:.3f} ms, bandwidth {link.bandwidth / 1e6:.2f} GB/s ({link.backend}, two processes)"
+    )
+    return 0
+
+
+# ---------------------------------------------------------------- the model
+
+
+def make_model(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Call the function named on the command line; its own errors pass through."""
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise UsageError(f"{target!r} names no function\n    → write module:function or file.py:function")
+    module = _load(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UsageError(f"{where} has no function {name!r}\n    → {remedy(name, sorted(functions))}")
+    return _unpack(target, function)
+
+
+def _load(where: str) -> ModuleType:
+    if not where.endswith(".py"):
+        sys.path.insert(0, "")
+        try:
+            return importlib.import_module(where)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+                raise
+            raise UsageError(
+                f"there is no module {where!r}\n    → for a file write path/to/file.py:function"
+            ) from error
+    path = Path(where)
+    if not path.is_file():
+        raise UsageError(f"there is no file {where}\n    → name an existing file, or module:function")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{where} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # classes of the file are looked up by module name
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _unpack(target: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    from torch import nn
+
+    made = function()
+    if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
+        batch, keywords = made[1], made[2] if len(made) == 3 else {}
+        if isinstance(batch, dict) and len(made) == 2:
+            batch, keywords = (), batch
+        if isinstance(batch, (tuple, list)) and isinstance(keywords, dict):
+            return made[0], tuple(batch), keywords
+    shape = f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
+    raise ProfileError(f"{target} returned {shape}\n    → return (model, args) or (model, args, kwargs)")
+
+
+# ---------------------------------------------------------------- progress
+
+
+class _Bar:
+    """A progress bar on a terminal; nothing elsewhere."""
+
+    def __enter__(self) -> _Bar:
+        self.progress: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.progress = Progress(console=Console(stderr=True), transient=True)
+            self.progress.start()
+            self.task = self.progress.add_task("")
+        return self
+
+    def tell(self, done: int, total: int, what: str) -> None:
+        """Show how far profiling is."""
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, total=total, description=what)
+
+    def __exit__(self, *_: Any) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value

@@ -1,0 +1,61 @@
+"""Node costs: what one node of a graph costs, in the units every later step uses (ms and MB)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """The cost of a node.
+
+    Peaks count beyond the node's parameters, buffers and inputs. `saved_mb` is the memory kept from forward to
+    backward, parameters excluded; `saved_values` names the part of it that is a value of the graph, by its place in
+    `Profile.values_mb`, since nodes that keep the same value share it; `input_values` likewise for its inputs.
+    """
+
+    id: int
+    name: str
+    kind: str
+    node_class: str  # equal nodes share it
+    pooled: int  # how many nodes do
+    forward_ms: float
+    backward_ms: float
+    noise: float  # relative standard deviation of the two times together
+    samples: int
+    rejected: int
+    forward_peak_mb: float
+    backward_peak_mb: float
+    parameter_mb: float
+    buffer_mb: float
+    input_mb: float
+    output_mb: float
+    saved_mb: float
+    saved_own_mb: float
+    flops: int  # forward and backward
+    moved_mb: float  # bytes read and written by all kernels
+    source: str = "measured"
+    reason: str = ""  # why it is not measured
+    recomputed: bool = False
+    parameters: tuple[str, ...] = ()  # names of parameters and buffers
+    saved_values: tuple[int, ...] = ()
+    input_values: tuple[int, ...] = ()
+
+    @property
+    def ms(self) -> float:
+        """Forward and backward."""
+        return self.forward_ms + self.backward_ms
+
+    def with_recomputation(self) -> NodeCost:
+        """The cost if the node keeps only its inputs and runs forward again before backward."""
+        if self.recomputed or not self.backward_ms:
+            return self
+        return replace(
+            self,
+            recomputed=True,
+            backward_ms=self.forward_ms + self.backward_ms,
+            backward_peak_mb=max(self.forward_peak_mb, self.backward_peak_mb),
+            saved_mb=self.input_mb,
+            saved_own_mb=0.0,
+            saved_values=self.input_values,
+        )

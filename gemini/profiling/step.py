@@ -1,0 +1,68 @@
+"""The whole step: the model's own forward and backward, timed for comparison with the sum of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemini.capture.binding import Call
+from gemini.capture.graph import Graph
+from gemini.capture.values import decode, tensors
+from gemini.profiling.device import Device
+from gemini.profiling.walk import Walk
+
+
+class Step:
+    """A training step without the optimizer; `run` times one."""
+
+    def __init__(self, graph: Graph, device: Device, inputs: dict[int, torch.Tensor], call: Call | None) -> None:
+        self.graph, self.device, self.inputs, self.call = graph, device, inputs, call
+        self.model = graph.bound_model()
+
+    def run(self) -> float:
+        """One step (ms). Gradients are made anew and dropped."""
+        forward = self._forward()
+        try:
+            return self.device.time_step(lambda: _backward(forward()))
+        finally:
+            for parameter in self.model.parameters():
+                parameter.grad = None
+
+    def _forward(self) -> Callable[[], Any]:
+        """The forward call on fresh inputs: of the model where its arguments are known, else of the graph."""
+        if self.call is not None:
+            args, kwargs = self.call.arguments()
+            return lambda: self.model(*args, **kwargs)
+        walk = _GraphRun(self.graph, self.inputs, self.device.torch_device)
+        return walk.output
+
+
+class _GraphRun(Walk):
+    """The graph run as the model would run, with history."""
+
+    def _source(self, node: Any) -> torch.Tensor:
+        found = super()._source(node)
+        return found.requires_grad_(self.given[node.id].requires_grad) if node.kind == "input" else found
+
+    def _advance(self, node: Any) -> None:
+        with self.place(node):
+            args, kwargs = self.decoded(node, self.read)
+            self.results[node.id] = self._call(node, args, kwargs)
+        if any(source == "arg" for source, _ in node.outputs):
+            self.arguments[node.id] = (args, kwargs)
+
+    def output(self) -> Any:
+        """Run all nodes; the model's output."""
+        self.visit(lambda *_: None)
+        return decode(self.graph.result, self.read)
+
+
+def _backward(output: Any) -> None:
+    """Backward from the scalars of an output, or from all of it where there are none."""
+    found = [tensor for _, tensor in tensors(output) if tensor.requires_grad and tensor.grad_fn is not None]
+    roots = list({id(tensor): tensor for tensor in found}.values())
+    roots = [tensor for tensor in roots if tensor.numel() == 1] or roots
+    if roots:
+        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

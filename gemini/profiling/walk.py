@@ -1,0 +1,156 @@
+"""The walk: one run of a graph that stops at every node, so that it can be measured on its real inputs.
+
+Values are plain numbers without history: nothing links a node to the ones before it, and a value is dropped after
+its last reader. When profiling on another device than the model's, parameters visit that device a node at a time.
+
+    values ──► node: the visitor measures it alone, on copies of its inputs that can take gradients
+                     then it runs once more, without gradients, for the values of its readers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gemini.capture.executor import Execution
+from gemini.capture.forms import Literal, Mapping, Ref, Sequence
+from gemini.capture.graph import Graph
+from gemini.capture.node import Node
+from gemini.capture.regions import RegionSwitch
+from gemini.capture.values import decode
+from gemini.errors import ProfileError
+from gemini.profiling.device import is_out_of_memory
+from gemini.profiling.held import held_tensors
+
+Visitor = Callable[["Walk", Node], None]
+
+
+class Walk(Execution):
+    """One run of a graph; `missing` has the nodes whose values could not be computed, with the reason."""
+
+    def __init__(self, graph: Graph, inputs: dict[int, torch.Tensor], device: torch.device) -> None:
+        super().__init__(graph, graph.bound_model(), {})
+        self.given, self.device = inputs, device
+        self.away = any(tensor.device.type != device.type for tensor in self.model.parameters())
+        self.stand_ins: dict[Ref, torch.Tensor] = {}
+        self.missing: dict[int, str] = {}
+
+    def visit(self, visitor: Visitor) -> None:
+        """Run all nodes; `visitor` comes to each before it runs."""
+        dead_after = self.graph.liveness()
+        for node in self.graph.nodes:
+            if node.is_source:
+                self.results[node.id] = self._source(node)
+            else:
+                visitor(self, node)
+                self._advance(node)
+            for dead in dead_after.get(node.id, ()):
+                for held in (self.results, self.arguments, self.inner):
+                    held.pop(dead, None)
+                for ref in [ref for ref in self.stand_ins if ref.node == dead]:
+                    del self.stand_ins[ref]
+
+    def _source(self, node: Node) -> torch.Tensor:
+        if node.kind == "input":
+            return self.given[node.id].detach().to(self.device, copy=True)  # the model may write to it
+        return super()._source(node)
+
+    # ── one node ───────────────────────────────────────────────────────────────────────────────────────────────
+    def _advance(self, node: Node) -> None:
+        """Compute the values of a node; where that is impossible its readers get empty tensors of the right size."""
+        if self.lacks_input(node):
+            self._stand_in(node, "an input of it could not be computed")
+            return
+        try:
+            with self.place(node), torch.no_grad():
+                args, kwargs = self.decoded(node, self.read)
+                self.results[node.id] = self._call(node, args, kwargs)
+            if any(source == "arg" for source, _ in node.outputs):
+                self.arguments[node.id] = (args, kwargs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise ProfileError(
+                    f"{node.kind} {node.name} ({node.line}) fails: {type(error).__name__}: {error}"
+                ) from error
+            self._stand_in(node, "out of memory")
+
+    def _stand_in(self, node: Node, reason: str) -> None:
+        self.missing[node.id] = reason
+        self.results[node.id] = None
+        for (source, path), meta in node.outputs.items():
+            dtype = getattr(torch, meta.dtype)
+            try:
+                made = torch.zeros(meta.shape, dtype=dtype, device=self.device)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                made = torch.empty(meta.shape, dtype=dtype, device="meta")
+            self.stand_ins[Ref(node.id, source, path)] = made
+
+    def lacks_input(self, node: Node) -> bool:
+        """Whether a value it needs has no contents."""
+        if self.device.type == "meta":
+            return False
+        return any(self.stand_ins[ref].is_meta for ref in node.inputs() if ref in self.stand_ins)
+
+    def _value(self, ref: Ref) -> Any:
+        if ref in self.stand_ins:
+            return self.stand_ins[ref]
+        return super()._value(ref)
+
+    def call(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Run a node on these arguments."""
+        return self._call(node, args, kwargs)
+
+    def decoded(self, node: Node, read: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The arguments of a node, references answered by `read`."""
+        if not self.away:
+            return decode(node.args, read), decode(node.kwargs, read)
+        return decode(_redirect(node.args, self.device), read), decode(_redirect(node.kwargs, self.device), read)
+
+    @contextmanager
+    def place(self, node: Node) -> Iterator[None]:
+        """The modes a node runs in, and its parameters on the device."""
+        with ExitStack() as stack:
+            if self.away:
+                stack.enter_context(resident(self.held_by(node), self.device))
+                stack.enter_context(torch.device(self.device))
+            if node.region is not None:
+                stack.enter_context(RegionSwitch()).to(node.region)
+            yield
+
+    def stand_in_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What takes the place of a tensor of the model in this walk."""
+        return tensor
+
+    def held_by(self, node: Node) -> list[torch.Tensor]:
+        """The tensors of the model that a node uses."""
+        return held_tensors(self.graph, self.model, node)
+
+
+@contextmanager
+def resident(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
+    """The contents of tensors on another device for a while; the tensors stay the same objects."""
+    moved = [(tensor, tensor.data) for tensor in tensors if tensor.device.type != device.type]
+    try:
+        for tensor, data in moved:
+            tensor.data = data.to(device)
+        yield
+    finally:
+        for tensor, data in moved:
+            tensor.data = data
+
+
+def _redirect(form: Any, device: torch.device) -> Any:
+    """A form whose literal devices are another one."""
+    if isinstance(form, Literal) and isinstance(form.value, torch.device):
+        return Literal(device)
+    if isinstance(form, Sequence):
+        return replace(form, items=tuple(_redirect(part, device) for part in form.items))
+    if isinstance(form, Mapping):
+        return replace(form, items=tuple((key, _redirect(part, device)) for key, part in form.items))
+    return form
