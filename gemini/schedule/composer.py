@@ -128,11 +128,16 @@ def _feasible_order(problem: Problem, placement: SchedPlan) -> Order:
         blocks = sorted(placement, key=lambda block: block.gid or 0)
         lines = []
         for dev in short:
-            holders = [str(blocks[b]) for b in problem.on_device[dev] if problem.memory[b] > 0]
-            lines.append(
-                f"device {dev} has memory {problem.caps[dev]:g}, but even one micro-batch at a time needs "
-                f"{order.peaks[dev]:g} there (taken by {', '.join(holders[:12])})"
-            )
+            takers = [blocks[index] for index in problem.on_device[dev] if problem.memory[index] > 0]
+            large = [block for block in takers if not fits(block.memory, problem.caps[dev])]
+            if large:
+                what = ", ".join(f"block {block} takes {block.memory:g}" for block in large[:12])
+                lines.append(f"{what} on device {dev}, which has {problem.caps[dev]:g}")
+            else:
+                lines.append(
+                    f"device {dev} has memory {problem.caps[dev]:g}, but even one micro-batch at a time needs "
+                    f"{order.peaks[dev]:g} there (taken by {', '.join(map(str, takers[:12]))})"
+                )
         word = "the least that works is" if order.proven else "this much works:"
         least = ", ".join(f"{order.peaks[dev]:g} on device {dev}" for dev in short)
         raise InfeasibleError("\n".join(lines) + f"\n    → give more memory; {word} {least}")

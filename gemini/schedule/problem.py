@@ -259,11 +259,11 @@ def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: L
     devices = tuple(placement.device(block) for block in blocks)
     caps = tuple(math.inf if limits is None else float(limits[dev]) for dev in range(placement.ndevs))
     memory = tuple(block.memory for block in blocks)
-    _check_blocks_fit(blocks, devices, caps)
     if any(taken < 0 for taken in memory):
         _check_balance(blocks, devices, caps)
-    if not any(taken < 0 for taken in memory):
+    else:
         # Forward only: nothing is ever given back, so a limit can only mean what a single block may take.
+        _check_blocks_fit(blocks, devices, caps)
         caps = (math.inf,) * placement.ndevs
     return Problem(placement.ndevs, tuple(ticks[block.span] for block in blocks), memory, devices, before, caps, unit)
 

@@ -78,9 +78,9 @@ class SteadySearch:
         if not self.best.optimal:
             self._keep(self.best.kernel, self.best.method)
         self._ascend([(length, 1) for length in self._lengths(1)], self._budget(_STEPS_UPWARDS), _QUICK_RESERVATIONS)
-        self._ask_solver()
         multiple = [kernel for kernel in (at_bound, *others) if kernel is not None and kernel[1] > 1]
         self._ascend(multiple, self._budget(_STEPS_AT_BOUND), None)
+        self._ask_solver()
         for effort, variants, largest in _DOWNWARDS:
             self._descend(effort, variants, largest)
         if not self.best.optimal:
