@@ -169,7 +169,7 @@ def placement(
     input_gradient: PerStage = 1,
     weight_gradient: PerStage = 1,
     memory: PerStage | None = None,
-    input_release: Number = 0,
+    input_release: Number = 0.5,
     nbytes: Number = 0,
 ) -> SchedPlan:
     """The blocks of one micro-batch for a shape of `PLACEMENTS` on `ndevs` devices; forward only unless `train`.
@@ -177,7 +177,7 @@ def placement(
     `split` makes two blocks of each backward: the input gradient, which the stage before waits for, and the weight
     gradient, which nobody waits for. Spans and memory are the shape's own unless given, one number for all stages
     (for memory: all that hold any) or one a stage. Memory is taken by the forward and given back by the backward,
-    or by the weight gradient less the share `input_release` that the input gradient gives back. `nbytes` travel
+    or half by the input gradient and half by the weight gradient (`input_release` is the former's share). `nbytes` travel
     along every edge.
     """
     shape = _shape(name, ndevs)

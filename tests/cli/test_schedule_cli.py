@@ -161,7 +161,7 @@ def test_bytes_and_bandwidth_make_transfers_take_time(capsys: pytest.CaptureFixt
         ("--placement vshape --ndevs 2 --latency inf", "finite"),
         ("--ndevs 2", "--placement"),
         ("--placement vshape --ndevs 2 --nmicros 0 --memory 2", "0 is not between 1 and"),
-        ("--placement vshape --ndevs 2 --memory 0", "give device 0 at least 1"),
+        ("--placement vshape --ndevs 2 --memory 0", "the least that works is 1 on device 0"),
         ("--placement vshape --ndevs 2 --memory 0.5,4", "block 0F0 takes 1 on device 0, which has 0.5"),
     ],
 )

@@ -60,7 +60,7 @@ def library(
     input_gradient: PerStage = 1,
     weight_gradient: PerStage = 1,
     memory: PerStage = 1,
-    input_release: Number = 0,
+    input_release: Number = 0.5,
     nbytes: Number = 0,
 ) -> SchedPlan:
     """The schedule `name` of `LIBRARY` with the given spans and memory, one number for all stages or one a stage."""
