@@ -177,8 +177,8 @@ def placement(
     `split` makes two blocks of each backward: the input gradient, which the stage before waits for, and the weight
     gradient, which nobody waits for. Spans and memory are the shape's own unless given, one number for all stages
     (for memory: all that hold any) or one a stage. Memory is taken by the forward and given back by the backward,
-    or half by the input gradient and half by the weight gradient (`input_release` is the former's share). `nbytes` travel
-    along every edge.
+    or half by the input gradient and half by the weight gradient (`input_release` is the former's share).
+    `nbytes` travel along every edge.
     """
     shape = _shape(name, ndevs)
     stages = shape.stages(ndevs, _chunks(name, shape, chunks))
