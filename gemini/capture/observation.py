@@ -49,22 +49,38 @@ def observe(
     model: nn.Module,
     call: Call,
     given: Sequence[torch.Tensor],
+    *,
     gradients: bool,
+    digest: bool = False,
 ) -> Observation:
     """Run one step. The caller sets the generators before and restores the model after."""
     args, kwargs = call.arguments(given)
-    output = run(args, kwargs)
+    return look(model, run(args, kwargs), (args, kwargs), gradients, digest)
+
+
+def look(model: nn.Module, output: Any, arguments: Any, gradients: bool, digest: bool) -> Observation:
+    """What a step that just ran shows. With `digest`, gradients are kept as a few numbers each, to save memory."""
+    given = [tensor for _, tensor in tensors(arguments)]
     made = [tensor for _, tensor in tensors(output)]
     seen = Observation(
         sketch(output),
         [tensor.detach().clone() for tensor in made],
         {name: buffer.detach().clone() for name, buffer in model.named_buffers()},
-        [tensor.detach() for _, tensor in tensors((args, kwargs))],
+        [tensor.detach() for tensor in given],
     )
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if t.is_floating_point() and t.device.type != "meta")
     if gradients:
-        seen.grads = _gradients(model, made, [tensor for _, tensor in tensors((args, kwargs))])
+        grads = _gradients(model, made, given)
+        seen.grads = {name: _digest(grad) for name, grad in grads.items()} if digest else grads
     return seen
+
+
+def _digest(grad: torch.Tensor | None) -> torch.Tensor | None:
+    """Norms and two sums of a gradient: equal for equal gradients, and hardly ever for others."""
+    if grad is None:
+        return None
+    flat = grad.detach().reshape(-1).float()
+    return torch.stack([flat.norm(), flat.abs().sum(), flat.sum() + flat.norm(), flat[::7].sum() + flat.norm()])
 
 
 def _objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:

@@ -67,6 +67,11 @@ class Recording:
         self.smuggled: dict[int, Smuggled] = {}
         self.drawn = python_randomness()
 
+    def release(self) -> None:
+        """Let go of all tensors; the nodes remain."""
+        for held in (self.known, self.kept, self.values, self.arrays, self.smuggled):
+            held.clear()
+
     # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
     def origin(self, tensor: torch.Tensor) -> Ref:
         """The node a tensor came from; brings in what the model holds; refuses what is unknown."""

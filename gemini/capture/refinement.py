@@ -28,7 +28,7 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
 from gemini.capture.hooks import with_hooks
 from gemini.capture.node import MODULES, Guard, Node
-from gemini.capture.observation import Differences, Observation, compare, observe, tensor_difference
+from gemini.capture.observation import Differences, Observation, compare, look, observe, tensor_difference
 from gemini.capture.recording import Coarsen
 from gemini.capture.regions import Region
 from gemini.capture.state import Saved, seed_all, settle
@@ -87,6 +87,7 @@ class Refinement:
 
     def _attempt(self) -> Graph:
         first = trace(self.subject, self.call.tensors, self.granularity)
+        self._reuse("batch", first, gradients=False)
         graph = self._graph(first)
         self.checked = {}
         if "" in self.granularity.blocks:  # the model itself runs: nothing can differ
@@ -104,6 +105,17 @@ class Refinement:
         self._check_second(graph)
         graph.checked = dict(self.checked)
         return graph
+
+    def _reuse(self, what: str, traced: Trace, gradients: bool) -> None:
+        """For a large model, a trace is also the run of the model that the graph is compared with."""
+        if (
+            not self.thorough
+            and not self.without_weights
+            and not traced.tracer.saw_checkpoint
+            and what not in self.expected
+        ):
+            self.expected[what] = look(self.model, traced.output, traced.arguments, gradients, digest=True)
+        traced.release()
 
     def _graph(self, first: Trace) -> Graph:
         tracer = first.tracer
@@ -170,6 +182,7 @@ class Refinement:
             other = trace(self.subject, given, self.granularity, seed)
             if not other_way(first, other):
                 self.seeds["half batch"] = seed
+                self._reuse("half batch", other, gradients=True)
                 return other
         return None
 
@@ -185,6 +198,9 @@ class Refinement:
     def _check_second(self, graph: Graph) -> None:
         for contents, given in second_batches(self.call, self.plan):
             what = f"second batch ({contents})"
+            if not self.thorough and self.plan is not None and graph.batch_size is not None:
+                given, _ = self.plan.resized(given)  # a large model: half of it, for speed
+                what = f"half of a second batch ({contents})"
             try:
                 for seed in _SEEDS:
                     self.seeds[what] = seed
@@ -202,7 +218,14 @@ class Refinement:
         expected = self._expected(what, given, gradients)
         self._begin(what)
         try:
-            found = observe(lambda a, k: self._run(graph, a, k), self.model, self.call, given, gradients)
+            found = observe(
+                lambda a, k: self._run(graph, a, k),
+                self.model,
+                self.call,
+                given,
+                gradients=gradients,
+                digest=not self.thorough,
+            )
         except GuardBroken as broken:
             if first is not None:
                 raise Coarsen(("",), f"it does not repeat itself: {broken}", "") from None
@@ -240,7 +263,14 @@ class Refinement:
         if what not in self.expected:
             self._begin(what)
             try:
-                self.expected[what] = observe(lambda a, k: self.model(*a, **k), self.model, self.call, given, gradients)
+                self.expected[what] = observe(
+                    lambda a, k: self.model(*a, **k),
+                    self.model,
+                    self.call,
+                    given,
+                    gradients=gradients,
+                    digest=not self.thorough,
+                )
             except Exception:
                 if what == "batch":
                     raise

@@ -43,6 +43,11 @@ class Trace:
         self.tracer, self.output, self.arguments = tracer, output, arguments
         self.nodes = tracer.nodes
 
+    def release(self) -> None:
+        """Let go of all tensors; the nodes remain."""
+        self.output, self.arguments = None, ((), {})
+        self.tracer.release()
+
 
 def trace(subject: Subject, given: Sequence[torch.Tensor], granularity: Granularity, seed: int | None = None) -> Trace:
     """Trace one call, from the saved generators or from a seed.
