@@ -24,8 +24,9 @@ _replaced: set[str] = set()
 
 
 def torch_module() -> ModuleType | None:
-    """Torch, when the script has imported it."""
-    return sys.modules.get("torch")
+    """Torch, when the script has imported it; not some other module of that name."""
+    module = sys.modules.get("torch")
+    return module if hasattr(module, "Tensor") else None
 
 
 def set_managed_device(name: str) -> str:

@@ -28,6 +28,7 @@ class Mark(Pass):
 
 PLACES = {
     "first statement": ("import os\nf(1)\n", f"{IMPORT}; import os\n__gemini__.mark(f(1))\n"),
+    "the name is the user's": ("__gemini__ = 5\nf(1)\n", f"__gemini__ = 5\n{INLINE}.mark(f(1))\n"),
     "the use itself": ("f(1)\n", f"{IMPORT}; __gemini__.mark(f(1))\n"),
     "after the docstring": ('"""Doc."""\nimport os\nf(1)\n', f'"""Doc."""\n{IMPORT}; import os\n__gemini__.mark(f(1))\n'),
     "after the future": (

@@ -7,8 +7,8 @@ stand without moving a line and before anything that may use it:
     \"\"\"Doc.\"\"\"  (then a def)      \"\"\"Doc.\"\"\"; import gemini.managed as __gemini__
     (blank line, then a def)       import gemini.managed as __gemini__
 
-A file with no such place (its first line begins a compound statement) gets no import; each use becomes an expression
-that imports on the spot, see `inline`.
+A file with no such place (its first line begins a compound statement), or with another use for the name, gets no
+import; each use becomes an expression that imports on the spot, see `inline`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def is_present(source: SourceFile) -> bool:
 
 def place(source: SourceFile) -> Edit | None:
     """The edit that adds the import; None where the file has no place for it."""
+    if RESERVED in source.text:
+        return None  # the user's own name: what they bind to it is theirs
     reason = "the import that instrumented code uses"
     before: ast.stmt | None = None
     for node in _after_docstring(source.tree):

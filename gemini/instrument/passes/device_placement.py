@@ -114,15 +114,14 @@ def _torch_calls(unit: Unit) -> Iterator[tuple[ast.Call, str]]:
     spelled = spellings(unit, _PLACED)
     for call in unit.nodes(ast.Call):
         if last_word(call.func) in spelled or any(keyword.arg in _KEYWORDS for keyword in call.keywords):
-            name = unit.resolve(call.func)
-            if name is not None and name.startswith("torch."):
-                yield call, name
-            elif name == "functools.partial" and call.args and _is_factory(unit, call.args[0]):
+            name = unit.resolve(call.func) or ""
+            if name.startswith("torch.") or (name == "functools.partial" and _is_of_torchs(unit, call)):
                 yield call, name
 
 
-def _is_factory(unit: Unit, function: ast.expr) -> bool:
-    name = unit.resolve(function) or ""
+def _is_of_torchs(unit: Unit, partial: ast.Call) -> bool:
+    """Whether the function that `partial` gives arguments to is one of torch's that may be given a device."""
+    name = (unit.resolve(partial.args[0]) or "") if partial.args else ""
     return name.startswith("torch.") and _keywords_of(name) is _KEYWORDS
 
 

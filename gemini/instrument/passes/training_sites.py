@@ -33,7 +33,7 @@ class TrainingSites(Pass):
     name = "training-sites"
     description = "mark models, optimizers, backward passes and optimizer steps for the run time"
     # A file may have torch from a module of the program's own, without saying its name.
-    triggers = ("torch", ".backward(", ".step(", ".parameters(", ".Module", "import *")
+    triggers = ("torch", ".backward(", ".parameters(", ".Module", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Mark every site of the file."""

@@ -205,4 +205,13 @@ CASES = [
         "safe-path-environment", ["main.py"], {"main.py": "import sys; print(sys.path)\n"}, env={"PYTHONSAFEPATH": "1"}
     ),
     script("sys-path", "import sys; print(sys.path)"),
+    Case(
+        "another-torch",
+        ["main.py"],
+        {
+            "main.py": "import torch\nprint(torch.device('cuda'), torch.zeros(1, device='cuda'), torch.X().cuda())",
+            "torch.py": "def device(*a): return a\ndef zeros(*a, **k): return a, k\nclass X:\n    def cuda(self): return 3",
+        },
+    ),
+    script("reserved-name", "__gemini__ = 5\nclass M:\n    def cuda(self): return __gemini__\nprint(M().cuda())"),
 ]
