@@ -22,7 +22,7 @@ from gemini.capture.forms import Ref
 from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
 from gemini.capture.node import Node
 from gemini.capture.origins import own_tensors
-from gemini.capture.recording import Coarsen, Recording, Smuggled
+from gemini.capture.recording import Recording, Smuggled
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness
 from gemini.capture.symbols import symbol_of
@@ -138,7 +138,7 @@ class WholeCalls(Recording):
             self.leaf, self.recording = None, True
         self.busy = True
         if job.kind == "call" and reads.holds_decision(output):
-            raise Coarsen(tuple(self.scope), "its Python code branches on values the model computes", node.line)
+            self.refuse("its Python code branches on values the model computes")  # or a function further out
         node.random = not torch.equal(random, torch.get_rng_state())
         self.drawn = python_randomness()
         node.uses = tuple(sorted(leaf.uses))
