@@ -71,6 +71,17 @@ class Rounds:
 
         walk.visit(visit)
 
+    def look(self, walk: Walk) -> None:
+        """Count the work and memory of classes on real values, without timing them."""
+
+        def visit(_: Walk, node: Node) -> None:
+            found = self.of.get(node.id)
+            if found is not None and node.id == found.members[0]:
+                self._guarded(walk, node, found, lambda: self._examine(walk, node, found))
+                found.guess = found.guess if found.failure else ""
+
+        walk.visit(visit)
+
     def survey(self, walk: Walk) -> None:
         """Measure the first node of every class."""
 

@@ -74,7 +74,8 @@ class Walk(Execution):
         except Exception as error:
             if not is_out_of_memory(error):
                 raise ProfileError(
-                    f"{node.kind} {node.name} ({node.line}) fails: {type(error).__name__}: {error}"
+                    f"{node.kind} {node.name} ({node.line}) fails: {type(error).__name__}: {error}\n"
+                    "    → give a batch that the model accepts, as profile(graph, args, kwargs)"
                 ) from error
             self._stand_in(node, "out of memory")
 

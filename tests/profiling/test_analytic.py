@@ -78,15 +78,18 @@ def test_half_precision_is_faster_on_matrix_units():
     assert half.forward_ms < single.forward_ms / 4
 
 
-def test_data_dependent_nodes_are_known_by_their_sizes():
+def test_data_dependent_nodes_are_counted_on_real_values():
     class Chosen(nn.Module):
         def forward(self, x):
             return x[x.sum(1) > -1e9] * 2 if x.sum() > -1e9 else x
 
     model = nn.Sequential(nn.Linear(4, 4), Chosen(), nn.Linear(4, 4))
     found = profile(capture(model, (torch.randn(3, 4),)), analytic="h100")
-    assert found["1"].forward_ms > 0
+    assert found["1"].reason == "analytic: h100"  # it ran once, to be counted
     assert found["2"].backward_ms > 0
+    with torch.device("meta"):
+        router = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert all(cost.flops for cost in profile(capture(router, (torch.empty(3, 4, device="meta"),)), analytic="h100"))
 
 
 def test_unknown_descriptions_list_the_known():
@@ -143,5 +146,11 @@ def test_nothing_measured_calibrates_nothing():
 def test_a_device_at_hand_calibrates_the_description():
     graph = capture(Tied(), (tokens(),))
     found = profile(graph, analytic="cpu", device="cpu")
-    assert found.notes[0].startswith("calibrated on")
+    assert "classes of nodes on" in found.notes[0]
     assert found.mode == "analytic"
+    with torch.device("meta"):
+        model, ids = Tied(), torch.empty(4, 6, dtype=torch.int64)
+    graph = capture(model, (ids,))
+    for found in (profile(graph, analytic="cpu", device="cpu"), profile(graph, device="cpu")):
+        assert found.notes[0].startswith("calibrated by probes on")
+        assert found.mode == "analytic"

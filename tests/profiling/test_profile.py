@@ -166,6 +166,15 @@ def test_without_a_batch_one_is_made_up():
     assert all(cost.source == "measured" for cost in found)
 
 
+def test_where_the_made_up_batch_is_wrong_a_real_one_is_asked_for():
+    model = torch.nn.EmbeddingBag(10, 4)
+    args = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 2])
+    graph = capture(torch.nn.ModuleDict({"bag": model})["bag"], args)
+    assert profile(graph, args, cache=False, rounds=1).check is not None
+    with pytest.raises(ProfileError, match=r"→ give a batch that the model accepts"):
+        profile(graph, cache=False, rounds=1)
+
+
 def test_only_the_loss_is_differentiated(tied):
     _, _, found = tied
     assert found["cross_entropy"].backward_ms > 0
