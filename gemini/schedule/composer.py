@@ -16,6 +16,7 @@ from dataclasses import replace
 from gemini.errors import InfeasibleError, ScheduleError
 from gemini.schedule.block import Number
 from gemini.schedule.links import Links
+from gemini.schedule.phases import find_phases
 from gemini.schedule.problem import Problem, fits, make_problem, memory_limits, numbered
 from gemini.schedule.schedplan import Proof, SchedPlan
 from gemini.schedule.search.kernel import Kernel, normalised
@@ -27,6 +28,8 @@ from gemini.schedule.search.slim import slimmest
 from gemini.schedule.search.steady import Steady, SteadySearch
 from gemini.schedule.unroll import pattern_of, unroll
 
+_MORE_TO_SHOW = (2, 4)
+_MOST_BLOCKS_TO_SHOW = 5_000
 OBJECTIVES = ("period", "makespan", "memory", "latency")
 Memory = Number | Sequence[Number] | None
 
@@ -89,8 +92,7 @@ class Composer:
                 kernel = _shortest_ramps(search)
             plan.pattern = pattern_of(problem, kernel)
         plan.proof = _proof(problem, steady, time.perf_counter() - began)
-        count = nmicros or _enough_to_show(problem, steady.kernel)
-        schedule = unroll(plan, count)
+        schedule = unroll(plan, nmicros) if nmicros else _shown(plan, _enough_to_show(problem, steady.kernel))
         if schedule.proof is not None:
             schedule.proof = replace(schedule.proof, seconds=time.perf_counter() - began)
         return schedule
@@ -155,6 +157,16 @@ def _shortest_ramps(search: SteadySearch) -> Kernel:
 
     options = [measured(best), *(measured(other) for other in search.alternatives())]
     return min(options, key=lambda option: option[0])[1]
+
+
+def _shown(plan: SchedPlan, count: int) -> SchedPlan:
+    """The plan for so many micro-batches, or as many more as it takes until its steady state is to be seen."""
+    schedule = unroll(plan, count)
+    for times in _MORE_TO_SHOW:
+        if len(schedule) * times > _MOST_BLOCKS_TO_SHOW or find_phases(schedule) is not None:
+            return schedule
+        schedule = unroll(plan, count * times)
+    return schedule
 
 
 def _enough_to_show(problem: Problem, kernel: Kernel) -> int:

@@ -1,38 +1,43 @@
 """The least memory at the shortest period.
 
-All limits are lowered together, as shares of what the best kernel so far needs, until no kernel of the same length is
-found any more; then each device's limit is what the slimmest kernel really uses.
+All limits are lowered together, halving the distance to the least that residence times allow, while kernels of the same
+length are found; in the end each device's limit is what the slimmest kernel really uses.
 """
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 from gemini.schedule.block import Number
+from gemini.schedule.bounds import least_memory
 from gemini.schedule.search.beam import Budget, Effort
 from gemini.schedule.search.kernel import Kernel, normalised, steady_peak
 from gemini.schedule.search.steady import SteadySearch
 
 _EFFORTS = (Effort(4, 4), Effort(64, 6))
-_MOST_STEPS = 200
+_FINEST = 256
 
 
 def slimmest(search: SteadySearch) -> tuple[Kernel, tuple[Number, ...]]:
     """The kernel of the best length with the smallest largest peak, and its peak on each device."""
-    best = search.best.kernel
+    problem, best = search.problem, search.best.kernel
     peaks = _peaks(search, best)
-    amounts = sorted({abs(amount) for amount in search.problem.memory if amount})
-    if not amounts:
-        return normalised(search.problem.times(best.copies), best), peaks
-    step = amounts[0]
-    floor = amounts[-1]
-    for _ in range(_MOST_STEPS):
-        target = max(peaks) - step
-        if target < floor:
-            break
-        kernel = _below(search, best, target)
+    amounts = [abs(amount) for amount in problem.memory if amount]
+    least = max(least_memory(problem, dev, best.period) for dev in range(problem.ndevs))
+    known = max(peaks)
+    # Peaks are sums of the blocks' amounts: steps smaller than all of these (or a small share of the peak) say nothing.
+    step = max(min(amounts, default=known), known / _FINEST) if known else 1
+    low, high = max(0, math.ceil(least / Fraction(step)) - 1), math.ceil(known / step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        kernel = _below(search, best, middle * step)
         if kernel is None:
-            break
-        best, peaks = kernel, _peaks(search, kernel)
-    return normalised(search.problem.times(best.copies), best), peaks
+            low = middle
+        else:
+            best, peaks = kernel, _peaks(search, kernel)
+            high = min(middle, math.ceil(max(peaks) / step))
+    return normalised(problem.times(best.copies), best), peaks
 
 
 def _below(search: SteadySearch, best: Kernel, target: Number) -> Kernel | None:
