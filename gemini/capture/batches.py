@@ -65,10 +65,14 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
             continue
         first = next(tensor.shape[dim] for tensor in given if tensor.dim() > dim)
         for size in dict.fromkeys((sizes.most_common(1)[0][0], first)):
-            plan = BatchPlan(tuple(_dim_of(tensor, dim, size) for tensor in given), size)
-            if plan.dims not in seen and size > 0:
-                seen.add(plan.dims)
-                yield plan
+            dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
+            # A tensor whose last two dimensions are of that size may be a table (a mask of all pairs of positions).
+            tables = [index for index, tensor in enumerate(given) if tensor.shape[-2:] == (size, size)]
+            without = tuple(None if index in tables else found for index, found in enumerate(dims))
+            for choice in (dims, without):
+                if choice not in seen and size > 0 and any(found is not None for found in choice):
+                    seen.add(choice)
+                    yield BatchPlan(choice, size)
 
 
 def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:

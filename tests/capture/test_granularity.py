@@ -114,3 +114,13 @@ def test_models_on_the_meta_device():
     assert len(graph.layers()[0]) == 4
     assert graph.meta(graph.outputs()[0]).shape == (4, 5)
     assert {meta.device for node in graph for meta in node.outputs.values()} == {"meta"}
+
+
+def test_a_square_mask_of_the_batch_size_is_no_batch():
+    model = nn.Transformer(16, 2, 1, 1, 32, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    graph = capture(model, (torch.randn(5, 5, 16), torch.randn(5, 5, 16)), {"tgt_mask": mask})
+    inputs = {node.target: node.outputs["ret", ()].batch_dim for node in graph.nodes if node.kind == "input"}
+    assert inputs == {"src": 0, "tgt": 0, "tgt_mask": None}
+    assert graph.run(torch.randn(3, 5, 16), torch.randn(3, 5, 16), tgt_mask=mask).shape == (3, 5, 16)
+    assert graph.variants.captured == 0
