@@ -50,12 +50,12 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
         invocation.kind = "stdin"
     if invocation.has("--no-gemini"):
         _plain(invocation)
-    _check(invocation)
+    quiet = _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
     from gemini.instrument.launch.start import start
 
-    start(invocation, _session(invocation))
+    start(invocation, _session(invocation, quiet))
 
 
 def _look_in_the_library_first() -> None:
@@ -74,7 +74,7 @@ def _plain(invocation: Invocation) -> NoReturn:
     process.become(invocation.arguments())
 
 
-def _session(invocation: Invocation) -> Session:
+def _session(invocation: Invocation, quiet: bool) -> Session:
     config = invocation.last("--config")
     return {
         "passes": invocation.names("--passes"),
@@ -84,19 +84,19 @@ def _session(invocation: Invocation) -> Session:
         "instrument": invocation.names("--instrument"),
         "flags": invocation.settings(),
         "config": None if config is None else os.path.abspath(config),
-        "quiet": invocation.has("--quiet"),
+        "quiet": quiet,
         "main": None,
     }
 
 
-def _check(invocation: Invocation) -> None:
-    """Find every fault of the configuration before the program starts."""
+def _check(invocation: Invocation) -> bool:
+    """Find every fault of the configuration before the program starts; whether it asks for quiet."""
     settings = invocation.settings()
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
-        return
+        return False
     from gemini.config import GeminiConfig
 
-    GeminiConfig.load(invocation.last("--config"), flags=settings)
+    return GeminiConfig.load(invocation.last("--config"), flags=settings).quiet
 
 
 def _show(invocation: Invocation) -> int:

@@ -163,6 +163,13 @@ _announced: set[tuple[str, int]] = set()
 
 def _announce(kind: str, index: int) -> None:
     _replaced.add(kind)
-    if (kind, index) not in _announced:
+    if (kind, index) not in _announced and not _is_quiet():
         _announced.add((kind, index))
         print(f"gemini: {kind}:{index} is not on this machine: using {_managed}", file=sys.stderr, flush=True)
+
+
+def _is_quiet() -> bool:
+    """Whether `gemini_python --quiet` started this process."""
+    module = sys.modules.get("gemini.instrument.launch.session")
+    session = module.current() if module is not None else None
+    return session is not None and bool(session["quiet"])

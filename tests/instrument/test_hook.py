@@ -195,3 +195,13 @@ def test_an_editable_install_is_the_users_own(tmp_path: Path) -> None:
         "sys.meta_path.append(Finder)\nimport project\nprint(project.word)\n"
     )
     assert gemini(tmp_path, {"main.py": finder, "src/project.py": SAY}).stdout == "instrumented\n"
+
+
+def test_quiet_leaves_only_the_programs_own_output(tmp_path: Path) -> None:
+    fake = "class Tensor: pass\nclass nn:\n    class Module: pass\ndef zeros(*_, device=None): return device\n"
+    main = "import torch\nprint(torch.zeros(1, device='cuda'))"
+    files: Files = {"main.py": main, "torch.py": fake + "class device: pass\n", "quiet.json": '{"quiet": true}'}
+    assert "cuda:0 is not on this machine" in gemini(tmp_path, files).stderr
+    for options in (["-q"], ["--config", "quiet.json"]):
+        done = gemini(tmp_path, files, *options, "main.py")
+        assert (done.stdout, done.stderr) == ("cpu\n", "")

@@ -321,3 +321,21 @@ def test_parsing_only_what_changed_gives_the_same_tree(text: str) -> None:
             done = run([Given("a", edits)], text)
             assert not done.failures
             assert ast.dump(done.tree) == ast.dump(ast.parse(done.text))
+
+
+def test_a_pass_that_exits_or_changes_the_tree_is_left_out() -> None:
+    def exits(_: Unit) -> Iterable[Edit]:
+        raise SystemExit(3)
+
+    def mutates(unit: Unit) -> Iterable[Edit]:
+        unit.nodes(ast.Constant)[0].value = 2
+        unit.tree.body.pop()
+        return ()
+
+    passes = [Given("exits", exits), Given("mutates", mutates), wrapping("a", "f", "A")]
+    done = run(passes, "f(1)\nx = 3\n")
+    assert done.text == "A(f(1))\nx = 3\n"
+    assert [type(result) for result in done.results] == [Failed, Failed, Changed]
+    assert "raised SystemExit: 3" in done.failures[0].notice
+    assert "changed the syntax tree itself" in done.failures[1].notice
+    assert run(passes[:2], "f(1)\nx = 3\n").code() == compile("f(1)\nx = 3\n", "<string>", "exec", dont_inherit=True)

@@ -12,7 +12,7 @@ from gemini.instrument.text.lines import caret
 from gemini.instrument.text.source import SourceFile
 
 
-def of_pass(name: str, source: SourceFile, error: Exception, made: Sequence[Edit]) -> Failed:
+def of_pass(name: str, source: SourceFile, error: BaseException, made: Sequence[Edit]) -> Failed:
     """A pass raised `error` after it had asked for the edits `made`."""
     line, column = _place_of(error)
     after = ""
@@ -22,7 +22,7 @@ def of_pass(name: str, source: SourceFile, error: Exception, made: Sequence[Edit
     return _failed(name, source, f"raised {_said(error)}{after}", (line, column), _raised_at(error))
 
 
-def of_edits(name: str, source: SourceFile, error: Exception, edits: Sequence[Edit]) -> Failed:
+def of_edits(name: str, source: SourceFile, error: BaseException, edits: Sequence[Edit]) -> Failed:
     """The edits of a pass could not be made, or did not leave a valid file."""
     line, column = _place_of(error)
     if not line and edits:
@@ -38,6 +38,11 @@ def of_edits(name: str, source: SourceFile, error: Exception, edits: Sequence[Ed
     return _failed(name, source, what, (line, column))
 
 
+def of_tree(name: str, source: SourceFile) -> Failed:
+    """A pass changed the shared tree in place."""
+    return _failed(name, source, "changed the syntax tree itself instead of asking for edits", (0, 0))
+
+
 def _failed(name: str, source: SourceFile, what: str, place: tuple[int, int], detail: str = "") -> Failed:
     line, column = place
     first, _, rest = what.partition("\n")
@@ -50,17 +55,17 @@ def _failed(name: str, source: SourceFile, what: str, place: tuple[int, int], de
     return Failed(name, "\n".join(shown), line)
 
 
-def _place_of(error: Exception) -> tuple[int, int]:
+def _place_of(error: BaseException) -> tuple[int, int]:
     line = getattr(error, "line", None)
     column = getattr(error, "column", None)
     return (line, column) if isinstance(line, int) and isinstance(column, int) else (0, 0)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     text = str(error).partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _raised_at(error: Exception) -> str:
+def _raised_at(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"raised at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import CodeType
 
 from gemini.errors import PassError
 from gemini.instrument.applying import failure, prelude
@@ -28,7 +29,7 @@ from gemini.instrument.passes.triggers import triggered
 from gemini.instrument.passes.unit import Unit
 from gemini.instrument.text.edits import Edit, apply
 from gemini.instrument.text.fstrings import fit
-from gemini.instrument.text.parsing import collector_paused, compile_tree
+from gemini.instrument.text.parsing import collector_paused, compile_tree, parser_warnings_muted
 from gemini.instrument.text.positions import PositionMap, restore
 from gemini.instrument.text.source import SourceFile
 
@@ -216,17 +217,23 @@ class PassManager:
     def _ask(self, one: Pass, state: _State) -> tuple[Edit, ...]:
         """The edits a pass wants; none, with the result noted, where it does not apply or raises."""
         found: list[Edit] = []
+        meant = None if _is_ours(one) else _meant(state.current)
         try:
             for edit in one.edits(state.unit):
                 if not isinstance(edit, Edit):
                     raise TypeError(f"a pass gives Edit values, not {type(edit).__name__}")
                 found.append(edit)
             found = self._as_they_can_be_made(found, state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a pass has no say in whether the program runs
             self._fail(state, failure.of_pass(one.name, state.current, error, found))
+            found = []
+        if meant is not None and meant != _meant(state.current):
+            del state.current.__dict__["tree"]  # it is parsed anew
+            state.unit = self._unit(state.current)
+            self._fail(state, failure.of_tree(one.name, state.current))
             return ()
         if not found:
-            state.results[one.name] = Skipped(one.name, "nothing to change")
+            state.results.setdefault(one.name, Skipped(one.name, "nothing to change"))
         return tuple(found)
 
     def _as_they_can_be_made(self, edits: list[Edit], state: _State) -> list[Edit]:
@@ -243,6 +250,19 @@ class PassManager:
     def _fail(self, state: _State, failed: Failed) -> None:
         state.results[failed.pass_name] = failed
         state.notices.append(failed.notice)
+
+
+def _is_ours(one: Pass) -> bool:
+    return type(one).__module__.partition(".")[0] == "gemini"
+
+
+def _meant(source: SourceFile) -> CodeType | None:
+    """What the tree compiles to: a stranger's pass may have changed the tree in place. None where it does not."""
+    try:
+        with parser_warnings_muted():
+            return compile_tree(source.tree, source.path)
+    except (SyntaxError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _finish(state: _State, scheduled: list[list[Pass]]) -> Instrumented:

@@ -45,7 +45,7 @@ class Registered:
             for part in filter(None, attribute.split(".")):
                 found = getattr(found, part)
             made = found if isinstance(found, Pass) else found() if callable(found) else found
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PassError(
                 f"pass {self.name!r} from {self.origin} cannot be loaded from {self.target}: "
                 f"{type(error).__name__}: {error}"

@@ -31,8 +31,10 @@ class Instrumenter:
 
     def __init__(self, session: Session) -> None:
         known = session["registered"] or [(one.name, one.origin, one.target) for one in available()]
-        chosen = select(session["passes"], session["skip"], notice=_say, registered=[Registered(*one) for one in known])
-        self._manager = PassManager(chosen, notice=_say)
+        notice = None if session["quiet"] else _say
+        registered = [Registered(*one) for one in known]
+        chosen = select(session["passes"], session["skip"], notice=notice, registered=registered)
+        self._manager = PassManager(chosen, notice=notice)
         self._manager.schedule()  # raises for a cycle now rather than at the first file
         session["registered"] = known
         session["triggers"] = (

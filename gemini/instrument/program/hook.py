@@ -65,7 +65,8 @@ class Hook:
                 return None
             return self._instrumenter()(path, data, module)
         except Exception as fault:
-            sys.stderr.write(f"gemini_python: {path} runs unchanged: {type(fault).__name__}: {fault}\n")
+            if not self._session["quiet"]:
+                sys.stderr.write(f"gemini_python: {path} runs unchanged: {type(fault).__name__}: {fault}\n")
             return None
         finally:
             sys.settrace(trace)
