@@ -60,20 +60,21 @@ class Execution:
         last_use, guards = self.graph.liveness(), self.graph.guards_at()
         with RegionSwitch() as regions:
             for node in self.graph.nodes:
-                self._check(guards.get(node.id, ()))
+                self.check(guards.get(node.id, ()))
                 if not node.is_source and node.region is not None:
                     regions.to(node.region)
-                self._step(node)
+                self.step(node)
                 if observe is not None:
                     observe(node, self.results[node.id])
                 for dead in last_use.get(node.id, ()):
                     self.results.pop(dead, None)
                     self.arguments.pop(dead, None)
                     self.inner.pop(dead, None)
-            self._check(guards.get(len(self.graph.nodes), ()))
+            self.check(guards.get(len(self.graph.nodes), ()))
         return decode(self.graph.result, self.read)
 
-    def _check(self, guards: tuple[Guard, ...] | list[Guard]) -> None:
+    def check(self, guards: tuple[Guard, ...] | list[Guard]) -> None:
+        """Raise GuardBroken where a guard does not hold."""
         for guard in guards:
             try:
                 value = evaluate(guard.expr, self.read_number)
@@ -82,7 +83,8 @@ class Execution:
             if value != guard.expected:
                 raise GuardBroken(f"{guard}, now {value!r}", guard)
 
-    def _step(self, node: Node) -> None:
+    def step(self, node: Node) -> None:
+        """Run one node."""
         if node.is_source:
             self.results[node.id] = self._source(node)
             return

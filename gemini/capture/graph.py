@@ -13,6 +13,7 @@ from torch import nn
 
 from gemini.capture.binding import bind
 from gemini.capture.executor import Execution, last_uses
+from gemini.capture.foresight import Foresight
 from gemini.capture.forms import Form, Path, Ref, refs
 from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.structure import layer_classes, node_classes
@@ -45,6 +46,7 @@ class Graph:
     variants: Variants | None = None
 
     def __post_init__(self) -> None:
+        self._foresight: Foresight | None = None
         self._liveness: dict[int, list[int]] | None = None
         self._guards_at: dict[int, list[Guard]] | None = None
 
@@ -100,6 +102,12 @@ class Graph:
             for guard in self.guards:
                 self._guards_at.setdefault(guard.position, []).append(guard)
         return self._guards_at
+
+    def foresight(self) -> Foresight:
+        """The guards on contents that can be checked before a run."""
+        if self._foresight is None:
+            self._foresight = Foresight(self)
+        return self._foresight
 
     # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────
     def execute(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -52,7 +52,7 @@ class Variants:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = bind(self.model, args, kwargs)
         for graph in list(self.graphs):
-            if graph.is_whole or not graph.accepts(bound):
+            if graph.is_whole or not graph.accepts(bound) or graph.foresight().broken(self.model, bound) is not None:
                 continue
             done, output = self._attempt(graph, bound)
             if done:

@@ -164,3 +164,16 @@ def test_the_models_own_error_reaches_the_caller():
         graph.run(torch.randn(4, 3))
     with pytest.raises(TypeError):
         graph.run()
+
+
+def test_guards_on_inputs_are_known_before_the_run():
+    model, args, kwargs = CLASSICS["mask_test"]()
+    graph = capture(model, args, kwargs)
+    bound = {"x": args[0], **kwargs}
+    assert graph.foresight().broken(model, bound) is None
+    bound["mask"] = torch.zeros_like(kwargs["mask"])
+    broken = graph.foresight().broken(model, bound)
+    assert broken is not None
+    assert "classics_flow.py" in broken.line
+    model, args, kwargs = CLASSICS["layer_drop"]()
+    assert capture(model, args, kwargs).foresight().guards == []  # random: only known when they are drawn
