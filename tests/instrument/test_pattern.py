@@ -137,6 +137,7 @@ WRONG = {
     "unknown hole": ("torch.f($model)", "g.f($modle)", "no hole $modle\n    g.f($modle)\n        ^^^^^^\n    → did you mean 'model'"),
     "unnamed hole back": ("torch.f($_)", "g.f($_)", "$_ is not kept"),
     "unqualified": ("foo($x)", "$x", "'foo' is neither a builtin nor a name in a module\n    foo($x)\n    ^^^\n"),
+    "unqualified replacement": ("torch.f($x)", "foo($x)", "'foo' is neither a builtin nor a name in a module\n    foo($x)\n    ^^^\n"),
     "args first": ("torch.f($args, $x)", "1", "$args takes all arguments that are left"),
     "args starred": ("torch.f(*$args)", "1", "$args already stands for"),
     "args outside": ("torch.f[$args]", "1", "$args stands for the arguments of a call"),

@@ -63,12 +63,12 @@ class Rewrite(Pass):
         pattern, replacement = self.pattern, self.replacement
         if hole_name(pattern.tree) is not None:
             raise pattern.fault(pattern.tree, "a single hole matches everything", "write what is to be replaced")
-        for node in ast.walk(pattern.tree):
-            name = qualified_name(node)
-            if isinstance(node, ast.Name) and name is not None and "." not in name and not _is_root(node, pattern.tree):
-                raise pattern.fault(
-                    node, f"{name!r} is neither a builtin nor a name in a module", f"write module.{name}, or ${name}"
-                )
+        for template in (pattern, replacement):
+            for node in ast.walk(template.tree):
+                name = qualified_name(node)
+                if isinstance(node, ast.Name) and name and "." not in name and not _is_root(node, template.tree):
+                    what = f"{name!r} is neither a builtin nor a name in a module"
+                    raise template.fault(node, what, f"write module.{name}, or ${name}")
         known = [hole.name for hole in pattern.holes if hole.name != ANYTHING]
         for node in ast.walk(replacement.tree):
             hole = hole_name(node)
