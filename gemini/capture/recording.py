@@ -23,6 +23,8 @@ from gemini.capture.state import python_randomness
 from gemini.capture.storages import Storages
 from gemini.capture.values import Encoder, UnsupportedValueError
 
+_FLOOD = 2000
+
 
 class Coarsen(BaseException):  # not an error: it must pass through the model's own `except Exception`
     """A region cannot be followed; `scope` lists the open modules, the innermost becomes a basic block."""
@@ -66,6 +68,7 @@ class Recording:
         self.arrays: dict[int, Ref] = {}
         self.smuggled: dict[int, Smuggled] = {}
         self.drawn = python_randomness()
+        self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
 
     def release(self) -> None:
         """Let go of all tensors; the nodes remain."""
@@ -139,12 +142,20 @@ class Recording:
     def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], heavy: bool) -> None:
         """Put a node into the graph with the tensors it returned."""
         self.nodes.append(node)
+        self._refuse_floods(node)
         read = (*reads.data_refs(node.args, self.dynamic), *reads.data_refs(node.kwargs, self.dynamic))
         self.heavy.append(heavy or any(self.heavy[ref.node] for ref in read))
         self.values.append([tensor for _, tensor in made])
         self._inherit_dynamic(node, [tensor for _, tensor in made], {ref.node for ref in read})
         for path, tensor in made:
             self.register(node, "ret", path, tensor)
+
+    def _refuse_floods(self, node: Node) -> None:
+        """Keep whole a part whose Python loop would become thousands of nodes."""
+        if node.kind == "op" and len(node.scope) > 1:
+            count = self.floods[node.scope] = self.floods.get(node.scope, 0) + 1
+            if count > _FLOOD:
+                self.refuse(f"its Python code runs more than {_FLOOD} operations")
 
     def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
         """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
