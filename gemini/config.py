@@ -233,7 +233,7 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        line = text.splitlines()[error.lineno - 1] if text.strip() else ""
+        line = text[: error.pos].rpartition("\n")[2] + text[error.pos :].partition("\n")[0]  # empty at the end
         what = f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}: {line.strip()!r}"
         raise ConfigError([Fault(what, "correct that line")], source) from None
     if not isinstance(value, dict):

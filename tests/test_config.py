@@ -104,6 +104,7 @@ def test_environment_may_name_a_file(tmp_path):
         ('{"workers": 2,}', "line 1"),
         ("[1]", "a JSON object, not list"),
         ("", "not JSON"),
+        ('{"workers": 2,\n', "not JSON"),
         ('{"workers": 2, "workers": 3}', "'workers' is given twice"),
         ('{"wrokers": 2}', "did you mean 'workers'?"),
         ('{"workers": "2"}', "not str"),

@@ -110,6 +110,14 @@ def test_a_removed_working_directory(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1] == (0, "runs\n")
 
 
+def test_where_no_file_may_grow_plain_python_runs_the_program(tmp_path: Path) -> None:
+    limited = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+    limited += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from gemini.cli.python import main; main()"
+    done = run([sys.executable, "-c", limited], script("limited", "print('ran')"), tmp_path / "project")
+    assert (done.code, done.stdout) == (0, "ran\n")
+    assert "File too large; running under plain python" in done.stderr
+
+
 def test_links_to_scripts(tmp_path: Path) -> None:
     project = tmp_path / "project"
     outputs = []

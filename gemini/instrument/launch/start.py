@@ -43,7 +43,7 @@ def start(request: Request, session: Session) -> NoReturn:
     store = process.Store(os.path.basename(program.name) or "program")
     plan = _plan(program, request, session, store)
     try:
-        code = _code(program, request, plan, instrumenter)
+        store.write(pyc(_code(program, request, plan, instrumenter)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # Python says best what is wrong
         store.close()
         _run_plain(program, request)
@@ -51,7 +51,6 @@ def start(request: Request, session: Session) -> NoReturn:
         store.close()
         _say(f"{type(fault).__name__}: {fault}; running under plain python", session)
         _run_plain(program, request)
-    store.write(pyc(code))
     flags = [*_without_x(request.flags), "-X", f"gemini={program.name}"]
     process.become([*flags, store.path, *request.args])
 

@@ -139,7 +139,8 @@ def check_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise ArtifactError(f"{folder} is a file\n    → name a folder for the dump, new or empty") from None
+        file = next((one for one in (folder, *folder.parents) if one.is_file()), folder)
+        raise ArtifactError(f"{file} is a file\n    → name a folder for the dump, new or empty") from None
     except OSError as error:
         raise ArtifactError(
             f"cannot read the folder {folder}: {error.strerror or error}\n    → name another folder for the dump"
