@@ -239,9 +239,13 @@ def memory_limits(memory: Number | Sequence[Number] | None, ndevs: int) -> tuple
         raise PlacementError(
             f"{len(values)} memory limits for {ndevs} devices\n    → give one number, or one for each device"
         )
+    if all(value == math.inf for value in values):
+        return None
     bad = [f"{value!r} on device {dev}" for dev, value in enumerate(values) if _is_bad(value)]
     if bad:
-        raise PlacementError(f"memory limit {', '.join(bad)}\n    → give 0 or more, or None for no limit")
+        raise PlacementError(
+            f"memory limit {', '.join(bad)}\n    → give finite numbers, 0 or more, or None for no limit on any device"
+        )
     return values
 
 
@@ -269,7 +273,7 @@ def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: L
 
 
 def _is_bad(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < 0
+    return isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0
 
 
 def _check_blocks_fit(blocks: Sequence[Block], devices: Sequence[tuple[int, ...]], caps: Sequence[float]) -> None:

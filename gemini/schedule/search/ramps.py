@@ -27,12 +27,13 @@ from gemini.schedule.search.sequential import fitting_order
 _PATIENCE = 100
 _MOST_LONGER_HORIZONS = 3
 _MOST_ROUNDS = 3
-# Blocks × micro-batches up to which a whole schedule is justified, for one and for all rounds together; started from
-# known rules too; and compared with longer horizons.
+# Blocks × micro-batches up to which a whole schedule is justified, for one and for all rounds together; compared with
+# known schedules; started from their rules; and compared with longer horizons.
 _MOST_BLOCKS = 150_000
 _MOST_BLOCKS_IN_ALL_ROUNDS = 60_000
-_MOST_BLOCKS_FOR_RULES = 6_000
-_MOST_BLOCKS_FOR_HORIZONS = 15_000
+_MOST_BLOCKS_FOR_KNOWN = 20_000
+_MOST_BLOCKS_FOR_RULES = 1_500
+_MOST_BLOCKS_FOR_HORIZONS = 1_500
 
 
 Known = Callable[[int], Iterable[Sequence[Sequence[Number]]]]
@@ -98,7 +99,7 @@ class Ramps:
         size = nmicros * self.problem.nblocks
         if best.makespan > bound and size <= _MOST_BLOCKS:
             best = self._justified(best, bound)
-        if best.makespan > bound and self.known is not None and size <= _MOST_BLOCKS_FOR_RULES:
+        if best.makespan > bound and self.known is not None and size <= _MOST_BLOCKS_FOR_KNOWN:
             for starts in self.known(nmicros):
                 listing = compacted(self.problem, starts)
                 if listing.makespan < best.makespan and within_memory(self.problem, listing.starts):
