@@ -217,6 +217,8 @@ class Refinement:
         """Compare graph and model on one batch; False if the batch takes another way through the model."""
         expected = self._expected(what, given, gradients)
         self._begin(what)
+        found: Observation | None
+        failure = ""
         try:
             found = observe(
                 lambda a, k: self._run(graph, a, k),
@@ -234,9 +236,12 @@ class Refinement:
             return False
         except NodeFailed as failed:
             raise Coarsen(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
+        except RuntimeError as error:  # the backward of the graph fails where that of the model did not
+            found = None
+            failure = f"its backward fails: {error!s:.80}"
         finally:
             self.saved.restore()
-        differences = compare(expected, found)
+        differences = compare(expected, found) if found is not None else Differences([failure], forward=True)
         if differences:
             self._blame(what, graph, given, differences)
         extent = "outputs, buffers, gradients" if gradients else "outputs, buffers"
