@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shortest period, then ramps (default); least memory at that period; or shortest way of a micro-batch",
     )
     search.add_argument(
-        "--kernel", type=_positive, default=4, metavar="N", help="micro-batches a repetend may hold (4)"
+        "--kernel", type=_positive, default=16, metavar="N", help="micro-batches a repetend may hold (16)"
     )
     search.add_argument("--time-limit", type=_amount, default=10, metavar="S", help="seconds to search at most (10)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (0)")
