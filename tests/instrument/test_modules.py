@@ -56,7 +56,7 @@ def test_modules_that_import_each_other(tmp_path: Path) -> None:
 
 def test_unreadable_neighbours_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = (\n")
-    text = "import torch\nfrom bad import *\nfrom worse import *\ntorch.device(1)\n"
+    text = "from torch import device\nfrom bad import *\nfrom worse import *\ndevice(1)\n"
     assert run(tmp_path, "train.py", text) == text
 
 

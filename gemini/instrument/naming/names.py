@@ -239,28 +239,25 @@ class Names:
             if reached.certain and start_of(star) < first:
                 continue
             known = self._star_names(star)
-            if known is None or (name in known and self._star_member(star, name) != meaning):
+            if known is None and (bare or not frameworks.is_framework(meaning)):
+                return None  # a module that is not known may bind any name, but hardly that of a framework's module
+            if known is not None and name in known and self._star_member(star, name) != meaning:
                 return None
         if not reached.certain and name in _BUILTINS:
             return None
         return meaning
 
     def _from_stars(self, name: str, use: ast.AST | None) -> str | None:
-        """The meaning of a name that only star imports can bind."""
-        agreed: str | None = None
-        for star in self._scopes.stars:
-            known = self._star_names(star)
-            if known is None:
-                return None
-            if name not in known:
-                continue
-            meaning = self._star_member(star, name)
-            if meaning is None or agreed not in (None, meaning):
-                return None
-            agreed = meaning
-        if agreed is None:
-            return f"builtins.{name}" if use is not None and name in _BUILTINS else None
-        return agreed
+        """The meaning of a name that only star imports can bind; the last that is not known may bind all others."""
+        stars = [(star, self._star_names(star)) for star in self._scopes.stars]
+        binding = [star for star, known in stars if known is not None and name in known]
+        unknown = [star for star, known in stars if known is None]
+        if name in _BUILTINS and not binding:
+            return None if unknown or use is None else f"builtins.{name}"
+        if (binding and unknown) or len(unknown) > 1:
+            return None
+        meanings = {self._star_member(star, name) for star in binding or unknown}
+        return meanings.pop() if len(meanings) == 1 else None
 
     def _star_names(self, star: ast.ImportFrom) -> frozenset[str] | None:
         module = self._import_base(star)
