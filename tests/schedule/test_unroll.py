@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import hypothesis
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,9 +45,8 @@ def keeps_the_rules(plan: SchedPlan, memory: list[float]) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None)
-@given(placements(reals=True, links=True), st.lists(st.integers(0, 4), min_size=4, max_size=4))
-def test_every_plan_is_valid_and_more_micro_batches_never_take_less_time(shape: SchedPlan, extra: list[int]) -> None:
+def check_plan(shape: SchedPlan, extra: list[int]) -> None:
+    """What must hold of every composed plan, and of what it unrolls to."""
     memory = memory_for(shape, extra)
     plan = Composer.compose(shape, memory, **EFFORT)  # type: ignore[arg-type]
     assert plan.proof is not None
@@ -59,6 +59,28 @@ def test_every_plan_is_valid_and_more_micro_batches_never_take_less_time(shape: 
         assert unrolled.nsteps >= last - 1e-9
         last = unrolled.nsteps
         assert simulate(unrolled).makespan == pytest.approx(unrolled.nsteps)
+
+
+ROOM = st.lists(st.integers(0, 4), min_size=4, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(placements(reals=True, links=True), ROOM)
+def test_every_plan_is_valid_and_more_micro_batches_never_take_less_time(shape: SchedPlan, extra: list[int]) -> None:
+    check_plan(shape, extra)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_same_of_thousands_of_placements(seed: int) -> None:
+    @hypothesis.seed(seed)
+    @settings(max_examples=400, deadline=None, database=None)
+    @given(placements(reals=True, links=True), ROOM)
+    def check(shape: SchedPlan, extra: list[int]) -> None:
+        check_plan(shape, extra)
+
+    check()
 
 
 @settings(max_examples=25, deadline=None)
