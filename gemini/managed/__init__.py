@@ -12,7 +12,16 @@ The passes stay thin because these functions decide with the real objects in han
 framework: without torch in `sys.modules` everything passes through unchanged.
 """
 
-from gemini.managed.devices import device, device_type, keywords, map_location, pin_memory, set_managed_device
+from gemini.managed.devices import (
+    backend,
+    device,
+    device_ids,
+    device_type,
+    keywords,
+    map_location,
+    pin_memory,
+    set_managed_device,
+)
 from gemini.managed.imports import prefer
 from gemini.managed.marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
 from gemini.managed.receivers import on
@@ -20,7 +29,9 @@ from gemini.managed.stand_ins import stand_in, tensor_type
 
 __all__ = [
     "Site",
+    "backend",
     "device",
+    "device_ids",
     "device_type",
     "forget",
     "keywords",

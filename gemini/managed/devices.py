@@ -93,6 +93,16 @@ def pin_memory(value: Any) -> Any:
     return value if not value or any_accelerator() else False
 
 
+def device_ids(value: Any) -> Any:
+    """The `device_ids` or `output_device` of DistributedDataParallel: None, as for any CPU module, without CUDA."""
+    return value if value is None or managed_for("cuda") is None else None
+
+
+def backend(value: Any) -> Any:
+    """The backend of a process group: "gloo" in place of "nccl" where CUDA is absent."""
+    return "gloo" if isinstance(value, str) and "nccl" in value and managed_for("cuda") else value
+
+
 def keywords(options: Any) -> Any:
     """The ``**options`` of a call of torch's, absent devices replaced; the very same object where there are none."""
     if not isinstance(options, dict):

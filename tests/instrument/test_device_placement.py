@@ -51,6 +51,16 @@ REWRITES = [
     ("torch.load(f, **options)", "torch.load(f, **__gemini__.keywords(options))"),
     ("torch.zeros(3, **options)", "torch.zeros(3, **__gemini__.keywords(options))"),
     ("partial(torch.zeros, device=d)", "partial(torch.zeros, device=__gemini__.device(d))"),
+    (
+        "nn.parallel.DistributedDataParallel(m, [r])",
+        "nn.parallel.DistributedDataParallel(m, __gemini__.device_ids([r]))",
+    ),
+    (
+        "nn.parallel.DistributedDataParallel(m, device_ids=[r])",
+        "nn.parallel.DistributedDataParallel(m, device_ids=__gemini__.device_ids([r]))",
+    ),
+    ("dist.init_process_group('nccl')", "dist.init_process_group(__gemini__.backend('nccl'))"),
+    ("dist.init_process_group(backend=b)", "dist.init_process_group(backend=__gemini__.backend(b))"),
     ("torch.load((f),)", "torch.load((f), map_location=__gemini__.map_location(),)"),
     (
         "torch.load(f, weights_only=(True))",
@@ -83,6 +93,7 @@ UNTOUCHED = [
     "torch.load(*args)",
     "x.to('local')",
     "DataLoader(data, **options)",
+    "dist.init_process_group('gloo')",
     "partial(build, device='cuda'), partial(DataLoader, **options)",
     "DataLoader(data, pin_memory=True)",
     "torch.cuda.is_available()",
@@ -97,6 +108,7 @@ import torch, torch.nn as nn
 from torch.cuda import synchronize as sync
 from torch.utils.data import DataLoader
 from functools import partial
+import torch.distributed as dist
 """
 
 
@@ -224,6 +236,17 @@ SCRIPTS = {
             file.seek(0)
             print(torch.load(file, map_location=where))
     """,
+    "distributed": """
+        import tempfile, torch
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        torch.manual_seed(0)
+        with tempfile.TemporaryDirectory() as folder:
+            dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=0, world_size=1)
+            net = DDP(torch.nn.Linear(2, 1).cuda(), device_ids=[0], output_device=0)
+            print(dist.get_backend(), net(torch.ones(1, 2).cuda()))
+            dist.destroy_process_group()
+    """,
     "options": """
         import torch
         options = {"device": "cuda", "dtype": torch.float64}
@@ -242,6 +265,7 @@ def test_results_equal_the_script_with_cpu_written_in(name: str) -> None:
     plain = (
         plain.replace(".cuda(", ".to('cpu', ").replace(".pin_memory()", "").replace('torch.device("cpu", 0)', "'cpu'")
     )
+    plain = plain.replace("nccl", "gloo").replace(", device_ids=[0], output_device=0", "")
     plain = plain.replace("to('cpu', )", "to('cpu')").replace("s.to('cpu', 0)", "s").replace("torch.cuda.", "torch.")
     done = PassManager([DevicePlacement()]).run(SourceFile.from_text(script, "script.py", "__main__"))
     assert done.changed

@@ -5,6 +5,7 @@
     torch.device("cuda")                         torch.device(__gemini__.device("cuda"))
     torch.zeros(3, **options)                    torch.zeros(3, **__gemini__.keywords(options))
     torch.load(path)                             torch.load(path, map_location=__gemini__.map_location())
+    dist.init_process_group("nccl")              dist.init_process_group(__gemini__.backend("nccl"))
     torch.cuda.synchronize()                     __gemini__.stand_in(torch.cuda.synchronize)()
 
 Where a device exists, every one of these does what the script wrote; `gemini.managed` has the rules.
@@ -46,11 +47,18 @@ _POSITIONS = {
     "torch.amp.grad_scaler.GradScaler": (0, "device_type"),
     "torch.load": (1, "map_location"),
     "torch.jit.load": (1, "map_location"),
+    "torch.nn.parallel.DistributedDataParallel": (1, "device_ids"),
+    "torch.distributed.init_process_group": (0, "backend"),
 }
 _PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
 _STANDING_IN = frozenset(name.rpartition(".")[2] for name in STAND_INS)
-# For these, `device` says what kind of arithmetic to set up, not where to put something.
-_KINDS = {"torch.amp.GradScaler": "device_type", "torch.amp.grad_scaler.GradScaler": "device_type"}
+# Calls whose keywords are their own; the `device` of a scaler says what kind of arithmetic to set up.
+_OWN_KEYWORDS: dict[str, _Routes] = {
+    "torch.amp.GradScaler": {"device": "device_type"},
+    "torch.amp.grad_scaler.GradScaler": {"device": "device_type"},
+    "torch.nn.parallel.DistributedDataParallel": {"device_ids": "device_ids", "output_device": "device_ids"},
+    "torch.distributed.init_process_group": {"backend": "backend"},
+}
 _GAP = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\r\n]*)*")  # blanks, line ends and comments
 _TELLING_TYPES = frozenset({"builtins.isinstance", "builtins.issubclass"})
 # Compiled from their source text by torch: they must read as written.
@@ -141,10 +149,7 @@ def _with_keyword(unit: Unit, call: ast.Call, text: str) -> Edit:
 
 
 def _keywords_of(name: str) -> _Routes:
-    kind = _KINDS.get(name)
-    if kind:
-        return {"device": kind}
-    return {} if name.startswith(_UNPLACED) else _KEYWORDS
+    return _OWN_KEYWORDS.get(name) or ({} if name.startswith(_UNPLACED) else _KEYWORDS)
 
 
 def _is_torchs(unit: Unit, call: ast.Call) -> bool:
@@ -160,15 +165,15 @@ def _may_place(unit: Unit, call: ast.Call) -> bool:
     return any(not _is_plain(unit, value) for value in values)
 
 
-def _is_text(value: ast.expr, start: str) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith(start)
+def _is_text(value: ast.expr, *starts: str) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str) and value.value.startswith(starts)
 
 
 def _is_plain(unit: Unit, value: ast.expr) -> bool:
     """Whether `value` certainly needs no routing: no device, or one that every machine has."""
     if isinstance(value, ast.Constant):
         if isinstance(value.value, str):
-            return value.value.partition(":")[0] not in ACCELERATORS and not _is_text(value, "torch.cuda.")
+            return value.value.partition(":")[0] not in ACCELERATORS and not _is_text(value, "torch.cuda.", "nccl")
         return value.value is None or value.value is False or isinstance(value.value, (bytes, float))
     name = unit.resolve(value)
     return name is not None and name.startswith("torch.")  # torch.float16
