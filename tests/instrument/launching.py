@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PYTHON = [sys.executable]
-GEMINI = [str(Path(sys.executable).with_name("gemini_python"))]
+GEMINI = [sys.executable, str(Path(sys.executable).with_name("gemini_python"))]  # its first line may say python3
 
 
 @dataclass(frozen=True)
