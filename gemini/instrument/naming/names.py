@@ -248,15 +248,20 @@ class Names:
         return meaning
 
     def _from_stars(self, name: str, use: ast.AST | None) -> str | None:
-        """The meaning of a name that only star imports can bind; the last that is not known may bind all others."""
-        stars = [(star, self._star_names(star)) for star in self._scopes.stars]
-        binding = [star for star, known in stars if known is not None and name in known]
-        unknown = [star for star, known in stars if known is None]
-        if name in _BUILTINS and not binding:
-            return None if unknown or use is None else f"builtins.{name}"
-        if (binding and unknown) or len(unknown) > 1:
-            return None
-        meanings = {self._star_member(star, name) for star in binding or unknown}
+        """The meaning of a name that only star imports can bind; a module that is not known may bind any name."""
+        sources: list[ast.ImportFrom] = []
+        guessed = False
+        for star in self._scopes.stars:
+            known = self._star_names(star)
+            if known is not None and name not in known:
+                continue
+            guessed = guessed or known is None
+            sources.append(star)
+            if guessed and (len(sources) > 1 or name in _BUILTINS):
+                return None
+        if not sources:
+            return f"builtins.{name}" if use is not None and name in _BUILTINS else None
+        meanings = {self._star_member(star, name) for star in sources}
         return meanings.pop() if len(meanings) == 1 else None
 
     def _star_names(self, star: ast.ImportFrom) -> frozenset[str] | None:
@@ -325,9 +330,7 @@ class Names:
 
     def _assigned(self, name: ast.Name, statement: ast.AST) -> ast.expr | None:
         """The expression whose very value `name` gets; None where it gets part of it or something computed."""
-        if isinstance(statement, ast.NamedExpr):
-            return statement.value if statement.target is name else None
-        if isinstance(statement, ast.AnnAssign):
+        if isinstance(statement, ast.NamedExpr | ast.AnnAssign):
             return statement.value if statement.target is name else None
         if not isinstance(statement, ast.Assign):
             return None
@@ -351,9 +354,7 @@ class Names:
         return module.partition(".")[0] if function == "builtins.__import__" else None
 
     def _is_conditional(self, statement: ast.AST) -> bool:
-        return any(
-            isinstance(around, ast.ExceptHandler | ast.If | ast.Try) for around in (self._index.parents.get(statement),)
-        )
+        return isinstance(self._index.parents.get(statement), ast.ExceptHandler | ast.If | ast.Try)
 
     # Members of what was found.
 
