@@ -243,9 +243,7 @@ def memory_limits(memory: Number | Sequence[Number] | None, ndevs: int) -> tuple
         return None
     bad = [f"{value!r} on device {dev}" for dev, value in enumerate(values) if _is_bad(value)]
     if bad:
-        raise PlacementError(
-            f"memory limit {', '.join(bad)}\n    → give finite numbers, 0 or more, or None for no limit on any device"
-        )
+        raise PlacementError(f"memory limit {', '.join(bad)}\n    → give 0 or more, or inf for no limit")
     return values
 
 
@@ -273,7 +271,7 @@ def make_problem(placement: SchedPlan, limits: Sequence[Number] | None, links: L
 
 
 def _is_bad(value: object) -> bool:
-    return isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0
+    return isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0
 
 
 def _check_blocks_fit(blocks: Sequence[Block], devices: Sequence[tuple[int, ...]], caps: Sequence[float]) -> None:

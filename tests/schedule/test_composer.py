@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import inf
 
 import pytest
 
@@ -247,6 +248,12 @@ def test_memory_that_is_never_given_back_is_refused() -> None:
 def test_odd_options_are_refused(options: dict[str, object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         Composer.compose(placement("vshape", 4), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limits", [[inf, 4, inf, 2], [1, inf, inf, inf], [inf] * 4])
+def test_devices_may_have_no_limit(limits: list[float]) -> None:
+    plan = Composer.compose(placement("vshape", 4), limits, nmicros=12).validate(limits)
+    assert all(plan.peak_memory(dev) <= limit for dev, limit in enumerate(limits))
 
 
 def test_empty_and_cyclic_placements_are_refused() -> None:
