@@ -35,6 +35,9 @@ samples/:
 $(addprefix samples/,$(SAMPLES)): $(READY)
 	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/gemini_python $@/train.py $(ARGS); fi
 
+samples/%:
+	@echo "no sample is called '$*'; these exist:" >&2; $(MAKE) --no-print-directory samples/ >&2; exit 2
+
 tests: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow" tests
 
