@@ -113,11 +113,11 @@ class Profiling:
     def measured(self, device: Device, cache: Cache) -> Profile:
         """Measured nodes; classes that the cache knows are not measured again."""
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
-        todo = [found for sig, found in self.classes.items() if sig not in known]
+        pending = [found for sig, found in self.classes.items() if sig not in known]
         with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            steps, unchecked = self._measure(device, todo, state)
-        fresh = self._measurements(device, todo)
+            steps, unchecked = self._measure(device, pending, state)
+        fresh = self._measurements(device, pending)
         for signature, found in fresh.items():
             if found.source == MEASURED:
                 cache.write(signature, found)
@@ -127,30 +127,30 @@ class Profiling:
             unchecked=unchecked, notes=notes,
         )  # fmt: skip
 
-    def _measure(self, device: Device, todo: list[NodeClass], state: Unchanged) -> tuple[list[float], str]:
+    def _measure(self, device: Device, pending: list[NodeClass], state: Unchanged) -> tuple[list[float], str]:
         """Run all rounds; the times of whole steps, or why there are none."""
         step, unchecked = self._step(device)
-        run = Rounds(device, self.flow, todo, state)
+        run = Rounds(device, self.flow, pending, state)
         steps: list[float] = []
         budget = Budget(device)
-        if todo:
+        if pending:
             self.tell(0, self.rounds + 1, "survey")
             run.survey(Walk(self.graph, self.inputs, device.torch_device))
         if step is not None:
             budget.step_ms = step.run()  # not counted: the first step allocates and warms up
         turn = 0
-        while turn < self.rounds or (turn < MOST_ROUNDS and todo and _noise(todo) > QUIET):
+        while turn < self.rounds or (turn < MOST_ROUNDS and pending and _noise(pending) > QUIET):
             if turn >= LEAST_ROUNDS and not budget.allows_round():
                 break
             self.tell(turn + 1, max(self.rounds, turn) + 1, f"round {turn + 1}")
             budget.begin_round()
-            if todo:
+            if pending:
                 run.time(Walk(self.graph, self.inputs, device.torch_device), turn)
             if step is not None:
                 steps.append(step.run())
                 budget.step_ms = min(budget.step_ms, steps[-1])
             turn += 1
-        if any(not one.times for one in todo):
+        if any(not one.times for one in pending):
             self._counted(state)
         self.tell(1, 1, "done")
         return steps, unchecked
@@ -168,10 +168,10 @@ class Profiling:
         homes = {t.device.type for t in self.graph.bound_model().parameters()} - {device.torch_device.type}
         return homes.pop() if homes else ""
 
-    def _measurements(self, device: Device, todo: list[NodeClass]) -> dict[str, Measurement]:
-        overhead = overhead_of(device) if todo else Times(0.0, 0.0)
-        found = {one.signature: _measurement(one, overhead) for one in todo if one.times and not one.failure}
-        failed = [one for one in todo if one.signature not in found]
+    def _measurements(self, device: Device, pending: list[NodeClass]) -> dict[str, Measurement]:
+        overhead = overhead_of(device) if pending else Times(0.0, 0.0)
+        found = {one.signature: _measurement(one, overhead) for one in pending if one.times and not one.failure}
+        failed = [one for one in pending if one.signature not in found]
         if failed:
             spec = calibrate(spec_like(device.kind, device.describe()), _pairs(found))
             found.update({one.signature: _estimated(one, spec, one.failure or "not reached") for one in failed})
