@@ -108,6 +108,12 @@ class GeminiConfig:
         config._take(merged, source="configuration from " + (" + ".join(sources) or "defaults"))
         return config
 
+    @property
+    def asks_for_workers(self) -> bool:
+        """Whether these settings, and not only Gemini's own choice, spread the model over several devices."""
+        degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
+        return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
+
     def to_dict(self) -> dict[str, Any]:
         """Every setting as plain JSON values."""
         plain: dict[str, Any] = {}

@@ -146,3 +146,17 @@ def test_json_round_trip(given):
 
 def test_setting_names_cover_the_fields():
     assert {"mode", "sharding_size", "pipeline_degree", "stage_cnt", "device_mapping"} <= set(setting_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        ({}, False),
+        ({"seed": 3}, False),
+        ({"mode": "pipeline"}, True),
+        ({"stage_cnt": 2}, True),
+        ({"workers": 1}, False),
+    ],
+)
+def test_settings_that_ask_for_workers(given, asks):
+    assert GeminiConfig(**given).asks_for_workers is asks

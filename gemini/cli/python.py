@@ -96,7 +96,10 @@ def _check(invocation: Invocation) -> bool:
         return False
     from gemini.config import GeminiConfig
 
-    return GeminiConfig.load(invocation.last("--config"), flags=settings).quiet
+    config = GeminiConfig.load(invocation.last("--config"), flags=settings)
+    if config.asks_for_workers and not config.quiet:
+        print("gemini: this version has no workers yet: the program runs on its own process's device", file=sys.stderr)
+    return config.quiet
 
 
 def _show(invocation: Invocation) -> int:

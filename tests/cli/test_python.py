@@ -56,6 +56,15 @@ def test_faults_of_the_configuration_come_before_the_program_all_at_once(script:
     assert "Traceback" not in done.stderr
 
 
+def test_a_request_for_workers_is_answered_honestly(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    done = gemini("--pipeline-degree", "2", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "has no workers yet" in done.stderr
+    assert gemini("--pipeline-degree", "2", "-q", "train.py", cwd=tmp_path).stderr == ""
+    assert gemini("train.py", cwd=tmp_path).stderr == ""
+
+
 @pytest.mark.parametrize(
     ("text", "said"), [("{", "gemini.json"), ('{"accum_degre": 1}', "accum_degree"), ("[]", "gemini.json")]
 )

@@ -3,9 +3,10 @@
 A program may have a ``types.py`` or an ``ast.py`` next to it: it means its own when it imports that name, Gemini means
 the library's. While Gemini imports something
 
-    the library comes first on `sys.path`, and modules of the user's that have a library's name are out of sight;
+    the library comes first on `sys.path`, finders of the user's on `sys.meta_path` are not asked, and modules of the
+    user's that have a library's name are out of sight;
 
-afterwards both are as they were, and a library module that was imported meanwhile is forgotten if the user's folders
+afterwards all are as they were, and a library module that was imported meanwhile is forgotten if the user's folders
 have one of that name: Gemini keeps using it, and the user's program, when it imports the name, gets its own.
 
 Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
 
 
@@ -36,6 +39,37 @@ def _absolute(path: str) -> str:
         return path
 
 
+_FINDERS = tuple(sys.meta_path)  # none is the user's yet
+
+
+class PythonsFinders:
+    """The stretch of time in which this thread imports by the finders Python came with, and no others.
+
+    It is first on `sys.meta_path` meanwhile. Other threads go on as before.
+    """
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+
+    def __enter__(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module that this thread imports; None, so that others are asked, for any other thread."""
+        if get_ident() != self._thread:
+            return None
+        for finder in _FINDERS:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 class LibraryFirst:
     """The stretch of time in which Gemini imports; `library` comes first, `users` are further folders of the user's."""
 
@@ -48,10 +82,13 @@ class LibraryFirst:
         self._hidden = self._hide()
         self._known = set(sys.modules)
         self._path = sys.path[:]
+        self._finders = PythonsFinders()
         sys.path[:] = [*self._library, *(entry for entry in self._path if entry not in self._library)]
+        self._finders.__enter__()
 
     def __exit__(self, *_: object) -> None:
         sys.path[:] = self._path
+        self._finders.__exit__()
         for name in set(sys.modules) - self._known:
             # Other threads may be importing modules of the user's meanwhile: those stay.
             if self._is_shadowed(name.partition(".")[0]) and _file(name) and not self._is_users(name):

@@ -23,7 +23,7 @@ from _frozen_importlib_external import SourceFileLoader
 from _thread import RLock, get_ident
 
 from gemini.instrument.launch.library import respell
-from gemini.instrument.launch.shadows import LibraryFirst
+from gemini.instrument.launch.shadows import LibraryFirst, PythonsFinders
 from gemini.instrument.program.ownership import Ownership
 
 TYPE_CHECKING = False
@@ -63,7 +63,8 @@ class Hook:
             data = read()
             if not self._is_triggered(data):
                 return None
-            return self._instrumenter()(path, data, module)
+            with PythonsFinders():
+                return self._instrumenter()(path, data, module)
         except Exception as fault:
             if not self._session["quiet"]:
                 sys.stderr.write(f"gemini_python: {path} runs unchanged: {type(fault).__name__}: {fault}\n")
