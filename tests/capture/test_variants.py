@@ -53,14 +53,18 @@ def test_beyond_the_limit_the_model_itself_runs():
     assert len(graph.variants.graphs) <= 2
 
 
+# Not resnet with one sample: BatchNorm of one value a channel is degenerate.
 @pytest.mark.parametrize(
-    "name", ["tied_language_model", "rotary_language_model", "vision_transformer", "lstm", "resnet"]
+    ("name", "size"),
+    [
+        (name, size)
+        for name in ("tied_language_model", "rotary_language_model", "vision_transformer", "lstm", "resnet")
+        for size in (1, 2, 3, 5, 9)
+        if (name, size) != ("resnet", 1)
+    ],
 )
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
 def test_any_batch_size(name, size):
     model, args, _ = CLASSICS[name]()
-    if name == "resnet" and size == 1:
-        pytest.skip("BatchNorm rejects nothing here, but one value a channel after pooling is degenerate")
     graph = capture(model, args)
     shape = (size, *args[0].shape[1:])
     batch = torch.randint(0, 40, shape) if args[0].dtype == torch.long else torch.randn(shape)

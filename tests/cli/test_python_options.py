@@ -121,7 +121,8 @@ def test_all_faults_are_reported_at_once() -> None:
 @given(st.lists(st.text(max_size=6), max_size=5))
 def test_no_command_line_breaks_the_parser(words: list[str]) -> None:
     with contextlib.suppress(UsageError):
-        parse(words)
+        found = parse(words)
+        assert found.args == words[len(words) - len(found.args) :]
 
 
 def test_help_shows_every_option() -> None:

@@ -175,6 +175,7 @@ def test_a_failed_run_leaves_every_file_as_it_was(capsys: pytest.CaptureFixture[
     outputs = shlex.split("--save p.json --csv p.csv --draw p.png --trace p.trace.json")
     fails(["schedule", "--placement", "vshape", "--ndevs", "2", "--memory", "0", *outputs], capsys)
     fails(["schedule", "--placement", "mshape", "--ndevs", "2", "--memory", "4", *outputs], capsys)
+    assert all(path.read_text() == "old" for path in Path().iterdir())
 
 
 def test_a_truncated_placement_file_names_the_place(capsys: pytest.CaptureFixture[str]) -> None:
