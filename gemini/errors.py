@@ -11,6 +11,8 @@
     ├── ArtifactError        a file of ours cannot be read, is stale or cannot be written
     ├── CaptureError         a model cannot be captured as asked, or a captured graph cannot be used
     ├── ProfileError         a graph cannot be profiled as asked, or a profile cannot be read
+    ├── PartitionError       a graph cannot be cut as asked, or a partition does not fit
+    ├── GenerateError        stages cannot be generated, or generated ones cannot be used
     └── ScheduleError        a schedule cannot be made, read or trusted
         ├── PlacementError   the blocks given are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
@@ -95,6 +97,14 @@ class CaptureError(GeminiError):
 
 class ProfileError(GeminiError):
     """A graph cannot be profiled as asked, or a profile cannot be read."""
+
+
+class PartitionError(GeminiError):
+    """A graph cannot be cut as asked, or a partition does not fit its graph; says what would be possible."""
+
+
+class GenerateError(GeminiError):
+    """Stages cannot be generated, or generated ones cannot be used."""
 
 
 class ScheduleError(GeminiError):
