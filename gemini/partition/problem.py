@@ -1,7 +1,8 @@
 """The problem: a profiled graph as plain numbers, which is all that partitioners see.
 
 An *item* is one node of the graph, or several that must not be separated. Items are in an order in which values only
-flow forward. A value is counted once for every worker that needs it, whatever the number of its readers there.
+flow forward. A value is counted once for every worker that needs it, whatever the number of its readers there; the
+time of moving it there, and its gradient back, counts for the worker that needs it.
 
         item 0 ──value 0──► item 1 ──value 1──► item 3
            └─────value 0──► item 2 ······order······┘        order: nothing flows, but 2 must not come after 3
@@ -15,6 +16,7 @@ from functools import cached_property
 
 from gemini.partition.options import Options, Worker
 
+MB = 1 << 20
 ORDER = -1  # the value of an edge along which nothing flows
 
 
@@ -112,9 +114,32 @@ class Problem:
             loads[part] += item.ms / self.workers[part].speed
         return loads
 
+    def transfer_ms(self, value: int, source: int, target: int) -> float:
+        """The time to move a value from one worker to another and its gradient back, all micro-batches."""
+        if source == target or self.options.links.free:
+            return 0.0
+        count, size = self.options.micro_batches, self.values[value]
+        there = self.options.links.cost(source, target, size.forward_mb * MB / count)
+        back = self.options.links.cost(target, source, size.backward_mb * MB / count) if size.backward_mb else 0.0
+        return float(there + back) * count
+
+    def transfers(self, part_of: Sequence[int]) -> list[float]:
+        """The time each worker (ms) spends on values that it needs from others."""
+        found = [0.0] * self.nparts
+        if not self.options.links.free:
+            for at, (producer, readers) in enumerate(self.readers):
+                source = part_of[producer]
+                for target in {part_of[reader] for reader in readers} - {source}:
+                    found[target] += self.transfer_ms(at, source, target)
+        return found
+
+    def times(self, part_of: Sequence[int]) -> list[float]:
+        """The time of each worker (ms): computing, and moving the values it needs."""
+        return [load + moved for load, moved in zip(self.loads(part_of), self.transfers(part_of), strict=True)]
+
     def bottleneck(self, part_of: Sequence[int]) -> float:
-        """The time of the most loaded worker over the ideal; 1 is perfect."""
-        return max(self.loads(part_of)) / self.ideal_ms if self.ideal_ms else 1.0
+        """The time of the slowest worker over the ideal; 1 is perfect."""
+        return max(self.times(part_of)) / self.ideal_ms if self.ideal_ms else 1.0
 
     def cut_mb(self, part_of: Sequence[int]) -> float:
         """All that crosses between workers, both directions."""
