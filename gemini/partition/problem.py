@@ -150,9 +150,12 @@ class Problem:
 
     def weights_mb(self, items: Iterable[int]) -> float:
         """Parameters and buffers of some items, with gradients and optimizer, shared ones once."""
-        names = {name for at in items for name in self.items[at].parameters}
-        copies = 1.0 + 1.0 + self.options.optimizer_copies
-        return sum(self.parameters_mb[name] * (copies if name in self.trainable else 1.0) for name in names)
+        names = dict.fromkeys(name for at in items for name in self.items[at].parameters)
+        return sum(map(self.held_mb, names))
+
+    def held_mb(self, name: str) -> float:
+        """A parameter with its gradient and optimizer, or a buffer."""
+        return self.parameters_mb[name] * (2.0 + self.options.optimizer_copies if name in self.trainable else 1.0)
 
     def activations_mb(self, items: Iterable[int]) -> float:
         """What some items keep for backward, the whole batch, shared values once."""
