@@ -66,6 +66,8 @@ class Node:
     mutates: tuple[Ref, ...] = ()
     after: tuple[int, ...] = ()  # nodes that must come first though no value flows: earlier writes, earlier calls
     uses: tuple[str, ...] = ()  # parameters of other modules that a module or block reads
+    shares: tuple[int, ...] = ()  # nodes that made the memory its results look at, where others did
+    changes: tuple[str, ...] = ()  # modules that keep something of its run: batch statistics, counters, caches
     random: bool = False
     checkpoint: str = ""  # "" | "reentrant" | "saved": how the original recomputes this node
     reason: str = ""  # why a block is a block

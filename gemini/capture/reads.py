@@ -185,6 +185,16 @@ def size_causes(short: str, args: Any, output: Any) -> list[torch.Tensor]:
     return []
 
 
+def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
+    """Which of an op's tensors it writes without a new version: the statistics of batch normalization."""
+    if not name.endswith("batch_norm") or not (kwargs.get("training") or (len(args) > 5 and args[5])):
+        return []
+    given = [tensor for _, tensor in tensors((args, kwargs))]
+    first = 3 if name == "torch.batch_norm" else 1
+    named = (kwargs.get("running_mean"), kwargs.get("running_var"), *args[first : first + 2])
+    return [at for at, tensor in enumerate(given) if any(tensor is one for one in named)]
+
+
 def data_refs(form: Form, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
     """The tensors whose contents a form depends on."""
     for leaf in leaves(form):

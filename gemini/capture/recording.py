@@ -171,6 +171,9 @@ class Recording:
         self.known[id(tensor)] = Ref(node.id, source, path)
         self.kept.append(tensor)
         node.outputs[source, path] = meta_of(tensor)
+        maker = self.storages.made_by(node.id, tensor)
+        if maker != node.id and maker not in node.shares:
+            node.shares = tuple(sorted((*node.shares, maker)))
 
     def effects(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
         """Note what a node wrote in place, and which nodes it must follow for that."""

@@ -78,6 +78,8 @@ def _write_node(node: Node, writer: Writer, regions: dict[Region, int]) -> dict[
         "mutates": [writer(ref) for ref in node.mutates],
         "after": list(node.after),
         "uses": list(node.uses),
+        "shares": list(node.shares),
+        "changes": list(node.changes),
     }
     return data
 
@@ -144,6 +146,7 @@ def _read_node(data: dict[str, Any], reader: Reader, regions: list[Region]) -> N
     node.region = None if data["region"] is None else regions[data["region"]]
     node.scope, node.after, node.uses = tuple(data["scope"]), tuple(data["after"]), tuple(data["uses"])
     node.mutates = tuple(reader(ref) for ref in data["mutates"])
+    node.shares, node.changes = tuple(data["shares"]), tuple(data["changes"])
     for source, route, meta in data["outputs"]:
         meta["shape"] = tuple(meta["shape"])
         node.outputs[source, reader(route)] = TensorMeta(**meta)

@@ -15,9 +15,10 @@ import torch
 
 
 class Storages:
-    """Last writer and later readers of every piece of memory seen so far."""
+    """Maker, last writer and later readers of every piece of memory seen so far."""
 
     def __init__(self) -> None:
+        self.maker: dict[int, int] = {}
         self.writer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
 
@@ -29,6 +30,11 @@ class Storages:
     def versions(self, given: list[torch.Tensor]) -> list[int]:
         """The versions of several tensors."""
         return [self.version(tensor) for tensor in given]
+
+    def made_by(self, node: int, tensor: torch.Tensor) -> int:
+        """The node that first brought the memory of a tensor, which `node` returns."""
+        memory = _memory(tensor)
+        return self.maker.setdefault(memory, node) if memory else node
 
     def order(self, node: int, given: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
         """The nodes that must precede `node`, which reads `given` and writes `written`."""

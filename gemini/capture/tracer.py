@@ -82,6 +82,8 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         form_args, form_kwargs = self.encode(args), self.encode(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         before = self.storages.versions(given)
+        for at in reads.undeclared_writes(name, args, kwargs):
+            before[at] -= 1
         random = torch.get_rng_state()
         output = func(*strip(args), **strip(kwargs))
         made = list(tensors(output))

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gemini.capture import reads
+from gemini.capture.changes import changed, state_of
 from gemini.capture.forms import Ref
 from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
 from gemini.capture.node import Node
@@ -131,6 +132,7 @@ class WholeCalls(Recording):
         self._check_swapped(job.module)
         leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
         held, random = sketch((args, kwargs)), torch.get_rng_state()
+        state = state_of(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
         try:
             output = job.call(args, kwargs)
@@ -142,6 +144,8 @@ class WholeCalls(Recording):
         node.random = not torch.equal(random, torch.get_rng_state())
         self.drawn = python_randomness()
         node.uses = tuple(sorted(leaf.uses))
+        if job.module is not None:
+            node.changes = tuple(".".join(filter(None, (job.target, name))) for name in changed(state, job.module))
         node.sketch = sketch(output)
         if (after := sketch((args, kwargs))) != held:
             node.sketch += f" | {after}"
