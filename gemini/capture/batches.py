@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call
-from gemini.capture.state import Saved
+from gemini.capture.settling import Settling
 from gemini.capture.values import tensors
 
 
@@ -96,15 +96,20 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def find_batch(model: nn.Module, call: Call, saved: Saved) -> BatchPlan | None:
-    """The plan under which samples are independent; the first that runs at all, if none is; else None."""
+def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:
+    """The plan under which samples are independent; the first that runs at all, if none is; else None.
+
+    These are the first runs of the model; a verdict from runs in which it settled is not trusted.
+    """
     runnable: BatchPlan | None = None
     if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
         return next(candidates(call.tensors), None)
     for plan in candidates(call.tensors):
         if plan.size == 1:
             return runnable or plan
-        verdict = _independent(model, call, plan, saved)
+        verdict = _independent(model, call, plan, settling)
+        if not verdict and settling.unsettled:
+            verdict = _independent(model, call, plan, settling)
         if verdict:
             return plan
         if verdict is not None:
@@ -112,18 +117,19 @@ def find_batch(model: nn.Module, call: Call, saved: Saved) -> BatchPlan | None:
     return runnable
 
 
-def _independent(model: nn.Module, call: Call, plan: BatchPlan, saved: Saved) -> bool | None:
+def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling) -> bool | None:
     """Whether a sample's result depends on that sample alone; None where the model rejects the sizes."""
     results = []
+    settling.unsettled = False
     for start, length in ((0, 2), (1, 1)):
         args, kwargs = call.arguments(plan.take(call.tensors, start, length))
         try:
             with evaluation(model):
                 results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
         except Exception:
+            settling.failed()
             return None
-        finally:
-            saved.restore()
+        settling.ran()
     pair, single = results
     if len(pair) != len(single):
         return False

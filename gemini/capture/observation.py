@@ -1,7 +1,7 @@
 """Observations: everything one training step of a model shows, and the comparison of two of them.
 
-The outputs, the gradients of all parameters and inputs of a fixed random combination of the outputs, the buffers
-and the inputs afterwards. Two runs from the same generator states must agree in all of these.
+The outputs, the gradients of all parameters and inputs of a fixed random combination of the outputs, what it wrote
+of the model's tensors, and the inputs afterwards. Two runs from the same generator states must agree in all of these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call
+from gemini.capture.gradients import Grads, Sink, backward, kept, way_back
 from gemini.capture.sketch import sketch
+from gemini.capture.state import Saved
 from gemini.capture.values import tensors
 
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128": 1e-9}
@@ -28,7 +30,8 @@ class Observation:
     outputs: list[torch.Tensor]
     buffers: dict[str, torch.Tensor]
     inputs: list[torch.Tensor]
-    grads: dict[str, torch.Tensor | None] | None = None
+    grads: Grads | None = None
+    way_back: str = ""
     finite: bool = True
 
 
@@ -51,81 +54,40 @@ def observe(
     given: Sequence[torch.Tensor],
     *,
     gradients: bool,
-    digest: bool = False,
+    keep: Sink = kept,
+    saved: Saved | None = None,
 ) -> Observation:
-    """Run one step. The caller sets the generators before and restores the model after."""
+    """Run one step. The caller sets the generators before and restores the model after.
+
+    `keep` says what of each gradient; `saved` tells which of the model's tensors runs write (else all buffers count).
+    """
     args, kwargs = call.arguments(given)
-    return look(model, run(args, kwargs), (args, kwargs), gradients, digest)
+    return look(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
 
 
-def look(model: nn.Module, output: Any, arguments: Any, gradients: bool, digest: bool) -> Observation:
-    """What a step that just ran shows. With `digest`, gradients are kept as a few numbers each, to save memory."""
+def look(
+    model: nn.Module, output: Any, arguments: Any, *, gradients: bool, keep: Sink = kept, saved: Saved | None = None
+) -> Observation:
+    """What a step that just ran shows."""
     given = [tensor for _, tensor in tensors(arguments)]
     made = [tensor for _, tensor in tensors(output)]
+    if saved is None:
+        state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    else:
+        state = {copy.name: copy.tensor.detach().clone() for copy in saved.written()}
     seen = Observation(
-        sketch(output),
-        [tensor.detach().clone() for tensor in made],
-        {name: buffer.detach().clone() for name, buffer in model.named_buffers()},
-        [tensor.detach() for tensor in given],
+        sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given]
     )
-    seen.finite = all(bool(torch.isfinite(t).all()) for t in made if t.is_floating_point() and t.device.type != "meta")
+    seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
     if gradients:
-        grads = _gradients(model, made, given)
-        seen.grads = {name: _digest(grad) for name, grad in grads.items()} if digest else grads
+        seen.grads = backward(model, made, given, keep)
+    else:
+        seen.way_back = way_back(model, made, given)
     return seen
 
 
-def _digest(grad: torch.Tensor | None) -> torch.Tensor | None:
-    """Norms and two sums of a gradient: equal for equal gradients, and hardly ever for others."""
-    if grad is None:
-        return None
-    flat = grad.detach().reshape(-1).float()
-    return torch.stack([flat.norm(), flat.abs().sum(), flat.sum() + flat.norm(), flat[::7].sum() + flat.norm()])
-
-
-def _objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A scalar that every differentiable output takes part in, with fixed weights."""
-    total: torch.Tensor | None = None
-    generator = torch.Generator().manual_seed(1)
-    for tensor in outputs:
-        if not tensor.requires_grad:
-            continue
-        value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        if value.dim():
-            weights = torch.rand(value.shape, generator=generator).to(value.device, value.dtype) + 0.5
-            value = (value * weights).sum() / max(1, value.numel()) ** 0.5
-        total = value.float() if total is None else total + value.float()
-    return total
-
-
-def _gradients(
-    model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor | None]:
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    named.update({f"input {i}": t for i, t in enumerate(inputs) if t.requires_grad and t.is_leaf})
-    objective = _objective(outputs)
-    if objective is None or not named:
-        return dict.fromkeys(named)
-    try:
-        grads = torch.autograd.grad(objective, list(named.values()), allow_unused=True, retain_graph=True)
-    except RuntimeError as error:
-        if "checkpoint" not in str(error).lower():
-            raise
-        grads = _by_backward(objective, list(named.values()))
-    return dict(zip(named, grads, strict=True))
-
-
-def _by_backward(objective: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Re-entrant checkpoints only work with `backward()`; the user's gradients are put aside meanwhile."""
-    held = [leaf.grad for leaf in leaves]
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        objective.backward()
-        return [leaf.grad for leaf in leaves]
-    finally:
-        for leaf, grad in zip(leaves, held, strict=True):
-            leaf.grad = grad
+def _is_real(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() and not tensor.is_meta and tensor.layout == torch.strided)
 
 
 def compare(expected: Observation, found: Observation) -> Differences:
@@ -160,15 +122,38 @@ def tensor_difference(expected: torch.Tensor | None, found: torch.Tensor | None)
     """How two tensors differ; '' if they are equal up to rounding."""
     if expected is None or found is None:
         return "" if expected is found else f"{'missing' if found is None else 'unexpected'}"
+    if expected.layout != torch.strided or found.layout != torch.strided:
+        if expected.layout != found.layout:
+            return f"{found.layout}, not {expected.layout}"
+        return tensor_difference(dense(expected), dense(found))
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{tuple(found.shape)} {found.dtype}, not {tuple(expected.shape)} {expected.dtype}"
     if expected.device.type == "meta" or expected.numel() == 0 or torch.equal(expected, found):
         return ""
     if not (expected.is_floating_point() or expected.is_complex()):
         return "other values"
-    tolerance = _TOLERANCE.get(str(expected.dtype).removeprefix("torch."), 2e-2)
-    finite = expected[torch.isfinite(expected)]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    if torch.allclose(expected, found, rtol=10 * tolerance, atol=tolerance * (scale + 1e-6), equal_nan=True):
+    relative, scale = tolerance(expected), scale_of(expected)
+    if torch.allclose(expected, found, rtol=10 * relative, atol=relative * (scale + 1e-6), equal_nan=True):
         return ""
-    return f"off by {float((expected - found).abs().nan_to_num().max()):.2g}"
+    return f"off by {distance(expected, found):.2g}"
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a plain layout."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def tolerance(tensor: torch.Tensor) -> float:
+    """The rounding that a dtype allows for, relative to the largest element."""
+    return _TOLERANCE.get(str(tensor.dtype).removeprefix("torch."), 2e-2)
+
+
+def scale_of(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest difference of two elements."""
+    return float((expected - found).abs().nan_to_num().max()) if expected.numel() else 0.0

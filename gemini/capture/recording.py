@@ -1,7 +1,6 @@
 """The recording: nodes written so far, and the origin of every tensor the model's Python may hold.
 
-Tensors are known by identity and kept alive while the trace runs, so that an identity is never reused. What
-cannot be traced back is refused by raising `Coarsen`.
+Tensors are known by identity. What cannot be traced back is refused by raising `Coarsen`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch import nn
 from gemini.capture import reads
 from gemini.capture.forms import Form, Path, Ref
 from gemini.capture.granularity import Granularity
+from gemini.capture.known import KnownTensors
 from gemini.capture.location import call_candidates, source_line
 from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.numbers import Expr
@@ -37,8 +37,8 @@ class Coarsen(BaseException):  # not an error: it must pass through the model's 
 class Smuggled:
     """A tensor made inside a leaf: where, and whether an inner module returned it."""
 
-    def __init__(self, tensor: Any, scope: tuple[str, ...]) -> None:
-        self.tensor, self.scope = tensor, scope
+    def __init__(self, scope: tuple[str, ...]) -> None:
+        self.scope = scope
         self.node = -1
         self.inner: Path = ()
 
@@ -51,13 +51,13 @@ class Recording:
         self.origins = Origins(model)
         self.nodes: list[Node] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
-        self.known: dict[int, Ref] = {}
+        self.known: KnownTensors[Ref] = KnownTensors()
         self.kept: list[Any] = []
         self.scope: list[str] = []
         self.active = False
         self.recording = True  # False inside a leaf
         self.heavy: list[bool] = []  # per node: does it depend on what the model computes from its parameters
-        self.values: list[list[torch.Tensor]] = []  # per node its tensors, for comparing runs
+        self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, where runs are to be compared
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
         self.encoder = Encoder(self.origin, self.origins.owner, self.array)
@@ -66,32 +66,33 @@ class Recording:
         self.last_call: dict[str, int] = {}
         self.names: dict[str, int] = {}
         self.arrays: dict[int, Ref] = {}
-        self.smuggled: dict[int, Smuggled] = {}
+        self.smuggled: KnownTensors[Smuggled] = KnownTensors()
         self.drawn = python_randomness()
         self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
 
     def release(self) -> None:
         """Let go of all tensors; the nodes remain."""
-        for held in (self.known, self.kept, self.values, self.arrays, self.smuggled):
-            held.clear()
+        self.values = None
+        self.known.clear()
+        self.smuggled.clear()
+        self.arrays.clear()
+        self.kept.clear()
 
     # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
     def origin(self, tensor: torch.Tensor) -> Ref:
         """The node a tensor came from; brings in what the model holds; refuses what is unknown."""
-        ref = self.known.get(id(tensor))
+        ref = self.known.get(tensor)
         if ref is not None:
             return ref
         held = self.origins.held(tensor)
         if held is not None:
-            self.source(*held, tensor)
-            return self.known[id(tensor)]
-        made = self.smuggled.get(id(tensor))
-        if made is None or made.tensor() is not tensor:
+            return Ref(self.source(*held, tensor))
+        made = self.smuggled.get(tensor)
+        if made is None:
             self.refuse(f"a tensor of unknown origin, shape {tuple(tensor.shape)}")
         if not made.inner:
             self.refuse("a tensor made inside a module reaches other code by a side way", made.scope)
-        self.register(self.nodes[made.node], "inner", made.inner, tensor)
-        return self.known[id(tensor)]
+        return self.register(self.nodes[made.node], "inner", made.inner, tensor)
 
     def array(self, value: Any) -> Ref | None:
         """The node a NumPy array came from; None for a constant of the model's code."""
@@ -145,7 +146,8 @@ class Recording:
         self._refuse_floods(node)
         read = (*reads.data_refs(node.args, self.dynamic), *reads.data_refs(node.kwargs, self.dynamic))
         self.heavy.append(heavy or any(self.heavy[ref.node] for ref in read))
-        self.values.append([tensor for _, tensor in made])
+        if self.values is not None:
+            self.values.append([tensor for _, tensor in made])
         self._inherit_dynamic(node, [tensor for _, tensor in made], {ref.node for ref in read})
         for path, tensor in made:
             self.register(node, "ret", path, tensor)
@@ -160,20 +162,21 @@ class Recording:
     def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
         """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
         sources = [self.dynamic[index] for index in sorted(read & self.dynamic.keys())]
-        sizes = {size for tensor in made if id(tensor) not in self.known for size in tensor.shape}
+        sizes = {size for tensor in made if tensor not in self.known for size in tensor.shape}
         found = [source for source in sources if source.sizes & sizes]
         if found:
             causes = dict.fromkeys(cause for source in found for cause in source.causes)
             self.dynamic[node.id] = reads.Dynamic(frozenset().union(*(s.sizes & sizes for s in found)), tuple(causes))
 
-    def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> None:
+    def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
         """From now on `tensor` is known as this result of `node`."""
-        self.known[id(tensor)] = Ref(node.id, source, path)
-        self.kept.append(tensor)
+        ref = Ref(node.id, source, path)
+        self.known.add(tensor, ref)
         node.outputs[source, path] = meta_of(tensor)
         maker = self.storages.made_by(node.id, tensor)
         if maker != node.id and maker not in node.shares:
             node.shares = tuple(sorted((*node.shares, maker)))
+        return ref
 
     def effects(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
         """Note what a node wrote in place, and which nodes it must follow for that."""

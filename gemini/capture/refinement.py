@@ -22,16 +22,18 @@ from torch import nn
 from gemini.capture.batches import BatchPlan, candidates, find_batch, second_batches
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.caches import find_caches
+from gemini.capture.checks import BackwardFailed, Checks, Rejected
+from gemini.capture.determinism import deterministic
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.fingerprint import fingerprint, glue_modules
 from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
-from gemini.capture.hooks import with_hooks
 from gemini.capture.node import MODULES, Guard, Node
-from gemini.capture.observation import Differences, Observation, compare, look, observe, tensor_difference
+from gemini.capture.observation import Differences, tensor_difference
 from gemini.capture.recording import Coarsen
 from gemini.capture.regions import Region
-from gemini.capture.state import Saved, seed_all, settle
+from gemini.capture.settling import Settling, materialize
+from gemini.capture.state import Saved
 from gemini.capture.traces import Subject, Trace, first_mismatch, mark_batch, other_way, trace
 from gemini.capture.values import tensors
 from gemini.capture.variants import Validity
@@ -48,18 +50,21 @@ class Refinement:
         self.model, self.call, self.granularity = model, call, granularity
         held = (*call.tensors, *model.parameters(), *model.buffers())
         self.without_weights = any(tensor.device.type == "meta" for tensor in held)
-        self.saved = Saved(model) if self.without_weights else settle(model, self._first_call)
-        self.subject = Subject(model, call, self.saved, find_caches(model))
         self.plan: BatchPlan | None = None
-        self.checked: dict[str, str] = {}
+        if not self.without_weights:
+            materialize(model, self._first_call)
         self.thorough = sum(p.numel() for p in model.parameters()) <= _THOROUGH_PARAMETERS
         self.pinned = ""  # why the graph holds for one batch size only
-        self.seeds: dict[str, int | None] = {}  # per batch; None: the generators as they are
-        self.expected: dict[str, Observation | None] = {}
+        self.checked: dict[str, str] = {}
+        self.saved = Saved(model, watch=True)
+        self.settling = Settling(model, self.saved)
+        self.settled = self.without_weights
+        self.subject = Subject(model, call, self.saved, find_caches(model))
+        self.checks = Checks(model, call, self.saved)
 
     def _first_call(self) -> None:
         """A call on few samples; the model's own error where even the whole batch is rejected."""
-        plan = next(candidates(self.call.tensors), None)
+        plan = self.plan or next(candidates(self.call.tensors), None)
         few = self.call.tensors if plan is None else plan.take(self.call.tensors, 0, min(2, plan.size))
         for given in (few, self.call.tensors):
             args, kwargs = self.call.arguments(given)
@@ -74,20 +79,24 @@ class Refinement:
     def capture(self) -> Graph:
         """The finest graph that equals the model on all batches tried."""
         try:
-            self.plan = find_batch(self.model, self.call, self.saved)
-            while True:
-                try:
-                    return self._attempt()
-                except Coarsen as found:
-                    reason = f"{found.reason} ({found.line})" if found.line else found.reason
-                    _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
-                    self.granularity.coarsen(found.scope, reason, found.calls)
+            with self.saved.watching(), deterministic((*self.call.tensors, *self.model.parameters())):
+                self.plan = find_batch(self.model, self.call, self.settling)
+                self.settling.finish(self._first_call)
+                while True:
+                    try:
+                        return self._attempt()
+                    except Coarsen as found:
+                        reason = f"{found.reason} ({found.line})" if found.line else found.reason
+                        _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
+                        self.granularity.coarsen(found.scope, reason, found.calls)
         finally:
             self.saved.restore()
 
     def _attempt(self) -> Graph:
-        first = trace(self.subject, self.call.tensors, self.granularity)
-        self._reuse("batch", first, gradients=False)
+        first = self._first_trace()
+        if not self.thorough:
+            self._reuse("batch", first, gradients=False)
+        first.release()
         graph = self._graph(first)
         self.checked = {}
         if "" in self.granularity.blocks:  # the model itself runs: nothing can differ
@@ -99,23 +108,31 @@ class Refinement:
         if self.without_weights:
             graph.checked = {**self.checked, "batch": "sizes only: the model has no weights"}
             return graph
-        self._check("batch", graph, self.call.tensors, first, gradients=self.thorough)
+        self._check("batch", graph, self.call.tensors, gradients=self.thorough or resized is None)
         if resized is not None:
-            self._check("half batch", graph, resized, None, gradients=True)
+            self._check("half batch", graph, resized, gradients=True)
         self._check_second(graph)
         graph.checked = dict(self.checked)
         return graph
 
+    def _first_trace(self) -> Trace:
+        """Trace the batch. Where the trace changes attributes, that may be what a first call does: settle, repeat."""
+        try:
+            first = trace(self.subject, self.call.tensors, self.granularity)
+        except Coarsen:
+            if self.settled or not self.saved.attributes.changed():
+                raise
+        else:
+            if self.settled or not self.saved.attributes.changed():
+                return first
+        self.settled = True
+        self.settling.settle(self._first_call)
+        return trace(self.subject, self.call.tensors, self.granularity)
+
     def _reuse(self, what: str, traced: Trace, gradients: bool) -> None:
         """For a large model, a trace is also the run of the model that the graph is compared with."""
-        if (
-            not self.thorough
-            and not self.without_weights
-            and not traced.tracer.saw_checkpoint
-            and what not in self.expected
-        ):
-            self.expected[what] = look(self.model, traced.output, traced.arguments, gradients, digest=True)
-        traced.release()
+        if not self.thorough and not self.without_weights and not traced.tracer.saw_checkpoint:
+            self.checks.adopt(what, traced, gradients)
 
     def _graph(self, first: Trace) -> Graph:
         tracer = first.tracer
@@ -181,8 +198,9 @@ class Refinement:
         for seed in (None, *_SEEDS):
             other = trace(self.subject, given, self.granularity, seed)
             if not other_way(first, other):
-                self.seeds["half batch"] = seed
+                self.checks.seeds["half batch"] = seed
                 self._reuse("half batch", other, gradients=True)
+                other.release()
                 return other
         return None
 
@@ -203,49 +221,34 @@ class Refinement:
                 what = f"half of a second batch ({contents})"
             try:
                 for seed in _SEEDS:
-                    self.seeds[what] = seed
-                    self.expected.pop(what, None)
-                    if self._check(what, graph, given, None, gradients=self.thorough):
+                    self.checks.seeds[what] = seed
+                    self.checks.forget(what)
+                    if self._check(what, graph, given, gradients=self.thorough):
                         return
-            except _Rejected:
+            except Rejected:
                 continue
         self.checked.setdefault("second batch", "the model rejects every other batch tried")
 
-    def _check(
-        self, what: str, graph: Graph, given: Sequence[torch.Tensor], first: Trace | None, gradients: bool
-    ) -> bool:
+    def _check(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> bool:
         """Compare graph and model on one batch; False if the batch takes another way through the model."""
-        expected = self._expected(what, given, gradients)
-        self._begin(what)
-        found: Observation | None
-        failure = ""
         try:
-            found = observe(
-                lambda a, k: self._run(graph, a, k),
-                self.model,
-                self.call,
-                given,
-                gradients=gradients,
-                digest=not self.thorough,
-            )
+            differences = self.checks.differences(what, graph, given, gradients)
         except GuardBroken as broken:
-            if first is not None:
+            if what == "batch":
                 raise Coarsen(("",), f"it does not repeat itself: {broken}", "") from None
             self._refuse_numbers(broken.guard)
             self.checked[what] = f"takes another way: {broken}"
             return False
         except NodeFailed as failed:
             raise Coarsen(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
-        except RuntimeError as error:  # the backward of the graph fails where that of the model did not
-            found = None
-            failure = f"its backward fails: {error!s:.80}"
-        finally:
-            self.saved.restore()
-        differences = compare(expected, found) if found is not None else Differences([failure], forward=True)
+        except BackwardFailed as failed:
+            differences = Differences([f"its backward fails: {failed!s:.80}"], forward=True)
         if differences:
             self._blame(what, graph, given, differences)
-        extent = "outputs, buffers, gradients" if gradients else "outputs, buffers"
-        self.checked[what] = extent if expected.finite else f"{extent} (not all finite)"
+        extent = "outputs, buffers, gradients"
+        if not gradients:
+            extent += " (by the same way back)"
+        self.checked[what] = extent if self.checks.finite(what) else f"{extent} (not all finite)"
         return True
 
     def _refuse_numbers(self, guard: Guard | None) -> None:
@@ -257,45 +260,10 @@ class Refinement:
         if isinstance(guard.expected, float) or _layers(module) * 2 <= _layers(self.model):
             raise Coarsen(guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line)
 
-    def _begin(self, what: str) -> None:
-        """The state before a run; a second batch also gets other random numbers, so that baked-in ones show."""
-        self.saved.restore()
-        seed = self.seeds.get(what)
-        if seed is not None:
-            seed_all(seed)
-
-    def _expected(self, what: str, given: Sequence[torch.Tensor], gradients: bool) -> Observation:
-        if what not in self.expected:
-            self._begin(what)
-            try:
-                self.expected[what] = observe(
-                    lambda a, k: self.model(*a, **k),
-                    self.model,
-                    self.call,
-                    given,
-                    gradients=gradients,
-                    digest=not self.thorough,
-                )
-            except Exception:
-                if what == "batch":
-                    raise
-                self.expected[what] = None
-            finally:
-                self.saved.restore()
-        seen = self.expected[what]
-        if seen is None:
-            raise _Rejected
-        return seen
-
-    def _run(self, graph: Graph, args: Any, kwargs: Any) -> Any:
-        return with_hooks(
-            self.model, args, kwargs, lambda _, a, k: Execution(graph, self.model, bind(self.model, a, k)).run()
-        )
-
     def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
         """Raise Coarsen for the region that made the difference."""
         line = differences.lines[0]
-        again = trace(self.subject, given, self.granularity, self.seeds.get(what))
+        again = trace(self.subject, given, self.granularity, self.checks.seeds.get(what), keep=True)
         if differences.forward:
             node = self._first_difference(what, graph, again, given)
         else:
@@ -307,15 +275,16 @@ class Refinement:
 
     def _first_difference(self, what: str, graph: Graph, again: Trace, given: Sequence[torch.Tensor]) -> Node | None:
         """The first node whose result differs from the one in a trace of the same batch."""
-        self._begin(what)
+        self.checks.begin(what)
         args, kwargs = self.call.arguments(given)
         found: list[Node] = []
+        values = again.tracer.values or []
 
         def look(node: Node, result: Any) -> None:
-            if found or node.id >= len(again.nodes) or "empty" in node.target:  # uninitialized memory differs
+            if found or node.id >= len(values) or "empty" in node.target:  # uninitialized memory differs
                 return
             made = [tensor for _, tensor in tensors(result)]
-            expected = again.tracer.values[node.id]
+            expected = values[node.id]
             if len(made) != len(expected) or any(tensor_difference(a, b) for a, b in zip(expected, made, strict=True)):
                 found.append(node)
 
@@ -326,10 +295,6 @@ class Refinement:
         finally:
             self.saved.restore()
         return found[0] if found else None
-
-
-class _Rejected(Exception):
-    """The model itself rejects a batch that was made from the captured one."""
 
 
 def _last_user(graph: Graph, names: list[str]) -> Node | None:

@@ -1,7 +1,7 @@
 """State: what a run of the model may change, saved and put back.
 
 Capture runs the model several times; the user must not notice. `Saved` holds buffers, generators, the plain
-attributes of every module and, where that is cheap, parameters. Comparing two snapshots also tells which modules
+attributes of every module and what runs write of its tensors. Comparing two snapshots also tells which modules
 keep Python state in their forward: these stay basic blocks, since a graph would not repeat the change.
 """
 
@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from gemini.capture.writes import Copy, Writes, held_tensors
+
 _CONTAINERS = (list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
-_PARAMETER_BYTES = 256 << 20  # parameters are only copied below this; few models write theirs in forward
 
 
 class Generators:
@@ -142,17 +144,42 @@ def _refill(live: Any, saved: Any) -> None:
 
 
 class Saved:
-    """All that a run may change."""
+    """All that a run may change. `restore` puts it back as often as it is called.
 
-    def __init__(self, model: nn.Module) -> None:
+    Tensors are copied at once, or, inside `watching()`, only those that a run is about to write.
+    """
+
+    def __init__(self, model: nn.Module, *, watch: bool = False) -> None:
         self.model = model
         self.attributes = Attributes(model)
         self.generators = Generators()
         own = (value for module in model.modules() for value in vars(module).values())
         self.own_generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        held = [*model.buffers(), *(model.parameters() if size <= _PARAMETER_BYTES else ())]
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
+        self.writes = Writes() if watch else None
+        self.copies: list[Copy] = []
+        self.watch_new()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Copy what is about to be written, until the block ends."""
+        if self.writes is None:
+            yield
+            return
+        with self.writes:
+            yield
+
+    def watch_new(self) -> None:
+        """Take in tensors that the model has come to hold since."""
+        held = [(name, tensor) for name, tensor in held_tensors(self.model) if tensor.device.type != "meta"]
+        self.memory = [(tensor, tensor.data) for _, tensor in held if isinstance(tensor, nn.Parameter)]
+        if self.writes is not None:
+            self.writes.watch(held)
+        else:
+            self.copies = [Copy(name, tensor, tensor.detach().clone()) for name, tensor in held]
+
+    def written(self) -> list[Copy]:
+        """The tensors that runs have written, or may have, each with its contents before."""
+        return self.copies if self.writes is None else self.writes.copies
 
     def restore(self) -> None:
         """Put everything back."""
@@ -162,9 +189,12 @@ class Saved:
     def restore_tensors(self) -> None:
         """Put tensors and generators back."""
         with torch.no_grad():
-            for tensor, saved in self.tensors:
-                if not torch.equal(_bits(tensor), _bits(saved)):
-                    tensor.data.copy_(saved)
+            for tensor, memory in self.memory:
+                if tensor.data_ptr() != memory.data_ptr():  # `parameter.data = …`
+                    tensor.data = memory
+            for copy in self.written():
+                if not torch.equal(_bits(copy.tensor), _bits(copy.before)):
+                    copy.tensor.data.copy_(copy.before)
         self.generators.restore()
         for generator, state in self.own_generators:
             generator.set_state(state)
@@ -176,23 +206,3 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     if flat.is_floating_point() and flat.numel() and flat.is_contiguous():
         return flat.reshape(-1).view(torch.uint8)
     return flat
-
-
-def settle(model: nn.Module, run: Callable[[], Any]) -> Saved:
-    """Let the model do what it does once only, on its first calls (lazy layers, caches, hooks it installs), and
-    return the state from then on. What changes with every call is put back.
-    """
-    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        generators = Generators()
-        run()
-        generators.restore()
-    before = Saved(model)
-    run()
-    if not before.attributes.changed():
-        before.restore_tensors()
-        return before
-    between = Attributes(model)
-    run()
-    before.attributes.restore(only=between.changed())
-    before.restore_tensors()
-    return Saved(model)

@@ -11,6 +11,9 @@ Writes are found by tensor versions, so in-place ops inside modules count too.
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import torch
 
 
@@ -21,6 +24,7 @@ class Storages:
         self.maker: dict[int, int] = {}
         self.writer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
+        self.alive: dict[int, weakref.ref[Any]] = {}  # a piece of memory may be another's later
 
     @staticmethod
     def version(tensor: torch.Tensor) -> int:
@@ -33,14 +37,14 @@ class Storages:
 
     def made_by(self, node: int, tensor: torch.Tensor) -> int:
         """The node that first brought the memory of a tensor, which `node` returns."""
-        memory = _memory(tensor)
+        memory = self._memory(tensor)
         return self.maker.setdefault(memory, node) if memory else node
 
     def order(self, node: int, given: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
         """The nodes that must precede `node`, which reads `given` and writes `written`."""
         after: set[int] = set()
-        writes = {_memory(tensor) for tensor in written}
-        for memory in {_memory(tensor) for tensor in given} - {0}:
+        writes = {self._memory(tensor) for tensor in written}
+        for memory in {self._memory(tensor) for tensor in given} - {0}:
             if memory in self.writer:
                 after.add(self.writer[memory])
             if memory in writes:
@@ -51,9 +55,17 @@ class Storages:
         after.discard(node)
         return after
 
-
-def _memory(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse and other storage-less tensors
-        return 0
+    def _memory(self, tensor: torch.Tensor) -> int:
+        """The identity of a tensor's memory; what is known of dead memory with the same identity is forgotten."""
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):  # sparse and other tensors without memory of their own
+            return 0
+        key = int(storage._cdata)
+        known = self.alive.get(key)
+        if known is None or known() is None:
+            self.maker.pop(key, None)
+            for facts in (self.maker, self.writer, self.readers):
+                facts.pop(key, None)
+            self.alive[key] = weakref.ref(storage)
+        return key

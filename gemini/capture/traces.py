@@ -49,8 +49,15 @@ class Trace:
         self.tracer.release()
 
 
-def trace(subject: Subject, given: Sequence[torch.Tensor], granularity: Granularity, seed: int | None = None) -> Trace:
-    """Trace one call, from the saved generators or from a seed.
+def trace(
+    subject: Subject,
+    given: Sequence[torch.Tensor],
+    granularity: Granularity,
+    seed: int | None = None,
+    *,
+    keep: bool = False,
+) -> Trace:
+    """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
 
     Raises Coarsen, or the model's own error where it fails without us too.
     """
@@ -61,6 +68,7 @@ def trace(subject: Subject, given: Sequence[torch.Tensor], granularity: Granular
     if seed is not None:
         seed_all(seed)
     tracer = Tracer(model, granularity)
+    tracer.values = [] if keep else None
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))
     except Coarsen as found:

@@ -7,7 +7,6 @@ the module, or collected by hooks from inner modules), and what is written in pl
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -164,7 +163,7 @@ class WholeCalls(Recording):
         """Refuse a module whose parameters were swapped for results of other nodes (`functional_call`)."""
         for part in module.modules() if module is not None else ():
             for held in (*part._parameters.values(), *part._buffers.values()):
-                if held is not None and id(held) in self.known and self.origins.held(held) is None:
+                if held is not None and held in self.known and self.origins.held(held) is None:
                     self.refuse("a module runs with parameters that other code put in their place")
 
     def _side_results(self, node: Node, module: nn.Module | None, leaf: Leaf, arguments: Any) -> None:
@@ -172,17 +171,18 @@ class WholeCalls(Recording):
         for made in leaf.made:
             made.node = node.id
         for path, tensor in tensors(arguments):
-            if id(tensor) not in self.known and self.origins.held(tensor) is None:
+            if tensor not in self.known and self.origins.held(tensor) is None:
                 self.register(node, "arg", path, tensor)
         if module is None:
             return
         for key, attribute in own_tensors(module).items():
-            if attribute and key not in leaf.own and key not in self.known:
+            if attribute and key not in leaf.own:
                 path = tuple(("a", part) for part in attribute.split("."))
                 found: Any = module
                 for _, part in path:
                     found = getattr(found, part)
-                self.register(node, "attr", path, found)
+                if found not in self.known:
+                    self.register(node, "attr", path, found)
 
     def _arrays(self, node: Node, output: Any) -> None:
         """NumPy arrays in a result are values of the graph too."""
@@ -198,8 +198,8 @@ class WholeCalls(Recording):
         self.busy = True
         count = leaf.calls[name] = leaf.calls.get(name, 0) + 1
         for path, tensor in tensors(output):
-            made = self.smuggled.get(id(tensor))
-            if made is not None and made.tensor() is tensor and not made.inner:
+            made = self.smuggled.get(tensor)
+            if made is not None and not made.inner:
                 made.inner = (("m", name), ("c", count - 1), *path)
                 leaf.made.append(made)
         self.busy = False
@@ -213,8 +213,8 @@ class WholeCalls(Recording):
                 self._check_touch(leaf, tensor)
             output = func(*args, **kwargs)
             for _, tensor in tensors(output):
-                if id(tensor) not in self.known:
-                    self.smuggled[id(tensor)] = Smuggled(weakref.ref(tensor), tuple(self.scope))
+                if tensor not in self.known:
+                    self.smuggled.add(tensor, Smuggled(tuple(self.scope)))
                 leaf.allowed.add(id(tensor))
             return output
         finally:
@@ -227,8 +227,8 @@ class WholeCalls(Recording):
         held = self.origins.held(tensor)
         if held is not None:
             leaf.uses.add(held[1])
-        elif key in self.known:
-            scope = self.nodes[self.known[key].node].scope or ("",)
+        elif (ref := self.known.get(tensor)) is not None:
+            scope = self.nodes[ref.node].scope or ("",)
             self.refuse("a module reads a tensor that is not among its arguments", scope)
-        elif key in self.smuggled and self.smuggled[key].tensor() is tensor:
-            self.refuse("a module reads a tensor made inside another module", self.smuggled[key].scope)
+        elif (made := self.smuggled.get(tensor)) is not None:
+            self.refuse("a module reads a tensor made inside another module", made.scope)

@@ -1,0 +1,120 @@
+"""Writes: which tensors of a model a run writes, with a copy of each from just before.
+
+Copying all weights in order to undo a run would double the memory of the model, though few models write any. A dispatch
+mode sees every kernel before it runs; the first time one is about to write memory that the model holds, that tensor
+is copied. Writes through `.data`, detached views and `out=` count, since memory is known by its storage.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemini.capture.values import walk
+
+# Kernels of batch normalization write these without saying so in their schema.
+_UNDECLARED = frozenset({"running_mean", "running_var"})
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that the model holds, and its contents before the first write."""
+
+    name: str
+    tensor: torch.Tensor
+    before: torch.Tensor
+
+
+class Writes(TorchDispatchMode):  # type: ignore[misc]
+    """Copies what is about to be written; `copies` holds what was written so far."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[Copy] = []
+        self.copied: set[int] = set()
+        self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against compilation costs more than the rest of the mode
+
+    def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Watch these tensors, and none of those before."""
+        self.watched = {}
+        for name, tensor in held:
+            key = memory_of(tensor)
+            if key:
+                self.watched.setdefault(key, []).append((name, tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel."""
+        kwargs = kwargs or {}
+        written = _written(func)
+        if written:
+            for where in written:
+                self._note(kwargs.get(where) if isinstance(where, str) else _at(args, where))
+        return func(*args, **kwargs)
+
+    def _note(self, value: Any) -> None:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                for name, held in self.watched.get(memory_of(tensor), ()):
+                    if id(held) not in self.copied:
+                        self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
+                        self.copies.append(Copy(name, held, held.detach().clone()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _written(func: Any) -> tuple[int | str, ...]:
+    """The arguments a kernel writes: positions and names. A kernel from outside torch may write all it is given."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return ()
+    foreign = not str(schema.name).startswith(("aten::", "prim::", "prims::"))
+    found: list[int | str] = []
+    for index, argument in enumerate(schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or foreign or argument.name in _UNDECLARED:
+            found += [index, argument.name]
+    return tuple(found)
+
+
+def _at(args: tuple[Any, ...], index: int) -> Any:
+    return args[index] if index < len(args) else None
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory while it lives; 0 for what has none."""
+    if tensor.device.type == "meta":
+        return 0
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
+        return 0
+
+
+def held_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors a model holds, each once: parameters, buffers, and those in plain attributes."""
+    seen: set[int] = set()
+    attributes = (
+        (f"{name}.{key}", leaf)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (torch.Tensor, list, tuple)) or (isinstance(value, dict) and key not in _INTERNAL)
+        for _, leaf in walk(value)
+    )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *attributes):
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+_INTERNAL = frozenset(vars(nn.Module()))
