@@ -23,7 +23,7 @@ from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
 from gemini.errors import ArtifactError, CaptureError
 
-VERSION = 1
+VERSION = 2
 _PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason")
 
 
