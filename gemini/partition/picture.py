@@ -11,11 +11,12 @@ Bars go to the file that was asked for, the graph to one beside it: `cut.svg` an
 
 from __future__ import annotations
 
+import colorsys
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemini.capture.drawing import PALETTE
+from gemini.capture.drawing import PALETTE, fold_for
 from gemini.errors import ArtifactError, MissingEngineError
 from gemini.partition.figures import Analysis
 
@@ -34,8 +35,10 @@ MEMORY_PARTS = (
     ("working_mb", "working", "#f3d7a6"),
 )
 _INK, _FAINT, _LINE, _LIMIT = "#1f2328", "#656d76", "#d0d7de", "#b3261e"
+_LIGHT, _DARK = "#dfe3e8", "#98a1ad"  # forward and backward of no stage in particular
 _DOTS = 150
 _ROW = 0.2  # inches a line of the list of stages
+_BOXES = 60  # of the graph, beyond which it is folded
 _NARROW = 24  # workers beyond which bars carry no numbers
 
 
@@ -52,7 +55,8 @@ def draw_analysis(analysis: Analysis, path: Path, graph: Graph | None, fold: int
     if graph is None:
         return [path]
     beside = path.with_name(f"{path.stem}.graph{path.suffix}")
-    graph.draw(beside, {node: stage.stage for stage in analysis.stages for node in stage.nodes}, fold)
+    stage_of = {node: stage.stage for stage in analysis.stages for node in stage.nodes}
+    graph.draw(beside, stage_of, fold if fold is not None else fold_for(graph, _BOXES))
     return [path, beside]
 
 
@@ -73,7 +77,7 @@ def _rendered(analysis: Analysis, form: str) -> bytes:
         FigureCanvasAgg(figure)
         bottom, tall = (listed + 0.55) / height, bars / height
         gap = 0.75 / width
-        half = (1 - 3 * gap) / 2
+        half = (1 - 2 * gap - 0.25 / width) / 2
         _time(figure.add_axes((gap, bottom, half, tall)), analysis)
         _memory(figure.add_axes((2 * gap + half, bottom, half, tall)), analysis)
         _heading(figure, analysis, height)
@@ -92,6 +96,7 @@ def _time(axes: Axes, analysis: Analysis) -> None:
         base = 0.0
         for at in worker.stages:
             stage = analysis.stages[at]
+            _inside(axes, analysis, at, base)
             for ms, colour in ((stage.forward_ms, stage_colour(at)), (stage.backward_ms, darker(stage_colour(at)))):
                 axes.bar(worker.worker, ms, 0.72, base, color=colour, edgecolor="white", linewidth=0.6)
                 base += ms
@@ -101,10 +106,10 @@ def _time(axes: Axes, analysis: Analysis) -> None:
         tallest = max(tallest, base)
         _above(axes, analysis, worker.worker, base)
     ideal = _ideal(analysis)
-    axes.axhline(ideal, color=_INK, linestyle=(0, (4, 3)), linewidth=1)
+    axes.axhline(ideal, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=2.5)
     _dress(axes, analysis, "time of a batch, ms", max(tallest, ideal))
     moving = any(worker.transfer_ms for worker in analysis.workers)
-    _legend(axes, [("forward", PALETTE[0]), ("backward", darker(PALETTE[0]))], dashed="ideal", hatched=moving)
+    _legend(axes, [("forward", _LIGHT), ("backward", _DARK)], dashed="ideal", hatched=moving)
 
 
 def _ideal(analysis: Analysis) -> float:
@@ -137,12 +142,21 @@ def _above(axes: Axes, analysis: Analysis, at: int, value: float) -> None:
     if analysis.nparts <= _NARROW:
         text = f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
         axes.annotate(
-            text, (at, value), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=_INK
-        )
+            text, (at, value), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=_INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}, zorder=3,
+        )  # fmt: skip
+
+
+def _inside(axes: Axes, analysis: Analysis, at: int, base: float) -> None:
+    """The number of a stage, where a worker has several and it is tall enough to be written on."""
+    stage = analysis.stages[at]
+    tallest = max(worker.forward_ms + worker.backward_ms for worker in analysis.workers)
+    if not analysis_is_plain(analysis) and stage.forward_ms > 0.06 * tallest and analysis.nparts <= _NARROW:
+        axes.text(stage.worker, base + stage.forward_ms / 2, str(at), ha="center", va="center", fontsize=8, color=_INK)
 
 
 def _dress(axes: Axes, analysis: Analysis, title: str, tallest: float) -> None:
-    axes.set_title(title, loc="left", fontsize=9, color=_INK, pad=24)
+    axes.set_title(title, loc="left", fontsize=9, color=_INK, pad=24, x=-0.1)
     axes.set_xlim(-0.6, analysis.nparts - 0.4)
     axes.set_ylim(0, tallest * 1.12 or 1)
     ticks = range(0, analysis.nparts, max(1, analysis.nparts // 24))
@@ -172,12 +186,12 @@ def _legend(
     if hatched:
         handles.append(Patch(facecolor="white", edgecolor=_FAINT, hatch="////", label="moving values"))
     if dashed:
-        handles.append(Line2D([], [], color=_INK, linestyle=(0, (4, 3)), linewidth=1, label=dashed))
+        handles.append(Line2D([], [], color=_INK, linestyle=(0, (2, 1.5)), linewidth=1, label=dashed))
     if line:
         handles.append(Line2D([], [], color=_LIMIT, linewidth=1.6, label=line))
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(handles), frameon=False, fontsize=7.5,
-        handlelength=1.3, handletextpad=0.4, columnspacing=0.9, borderaxespad=0.1, labelcolor=_FAINT,
+        handles=handles, loc="lower left", bbox_to_anchor=(-0.11, 1.0), ncols=len(handles), frameon=False, fontsize=7.5,
+        handlelength=1.0, handletextpad=0.4, columnspacing=0.8, borderaxespad=0.1, labelcolor=_FAINT,
     )  # fmt: skip
 
 
@@ -226,6 +240,6 @@ def stage_colour(stage: int) -> str:
 
 def darker(colour: str) -> str:
     """The same hue, for backward."""
-    parts = [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
-    least = min(parts)
-    return "#" + "".join(f"{max(0, int((part - 0.55 * least) * 0.78)):02x}" for part in parts)
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    hue, light, _ = colorsys.rgb_to_hls(red, green, blue)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(hue, 0.72 * light, 0.5))

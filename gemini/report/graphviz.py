@@ -54,14 +54,14 @@ def _painted(dot: str, form: str, dots_per_inch: int) -> bytes:
         raise MissingEngineError("pygraphviz", "viz", f"drawing .{form} pictures") from error
     graph = pygraphviz.AGraph(string=dot)
     graph.graph_attr["dpi"] = "72" if form == "svg" else str(dots_per_inch)
-    with _without_font_warnings():
+    with without_font_warnings():
         painted = graph.draw(format=form, prog="nop2")
     assert isinstance(painted, bytes)
     return painted
 
 
 @contextlib.contextmanager
-def _without_font_warnings() -> Iterator[None]:
+def without_font_warnings() -> Iterator[None]:
     """Keep back what the bundled font library says about this machine's font settings, and nothing else."""
     try:
         saved = os.dup(2)
