@@ -1,0 +1,193 @@
+"""Checking: the sequential run and the detached step against the model itself, on one batch.
+
+All three start from the same state: generators, buffers, attributes. The largest difference of outputs, gradients and
+buffers is reported; equal runs give exactly 0. Afterwards everything is as before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini.capture.binding import Call
+from gemini.capture.observation import tensor_difference
+from gemini.capture.sketch import sketch
+from gemini.capture.state import Saved
+from gemini.capture.values import tensors
+
+if TYPE_CHECKING:
+    from gemini.pipe.piped import Piped
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one way of running is from the model: the largest difference, and where it is."""
+
+    way: str
+    outputs: float
+    gradients: float
+    buffers: float
+    where: tuple[str, ...] = ()  # what differs, the first few
+    is_rounding: bool = True  # whether all of it is within rounding
+
+    @property
+    def largest(self) -> float:
+        """Over all."""
+        return max(self.outputs, self.gradients, self.buffers)
+
+    def __str__(self) -> str:
+        parts = f"outputs {self.outputs:.3g}, gradients {self.gradients:.3g}, buffers {self.buffers:.3g}"
+        return f"{self.way}: {parts}" + "".join(f"\n  - {line}" for line in self.where)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Both ways, and the reasons why a run fell back to the model.
+
+    Stages may run nodes in another order than the model (`reordered`): a branch that is cut off waits, or comes first.
+    Then gradients of a value with several readers are summed in another order, and may differ by rounding.
+    """
+
+    sequential: Difference
+    detached: Difference
+    reordered: bool = False
+    fallbacks: tuple[str, ...] = ()
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the stages ran and equal the model: exactly, or up to rounding where they are reordered."""
+        rounding = self.reordered and self.sequential.is_rounding and self.detached.is_rounding
+        return self.is_exact or (rounding and not self.fallbacks)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the stages ran, and nothing differs."""
+        return not self.fallbacks and self.sequential.largest == self.detached.largest == 0
+
+    def __str__(self) -> str:
+        lines = [str(self.sequential), str(self.detached)]
+        if self.reordered and not self.is_exact:
+            lines.append("the stages sum gradients in another order than the model does")
+        return "\n".join([*lines, *(f"ran uncut: {reason}" for reason in self.fallbacks)])
+
+
+@dataclass
+class _Seen:
+    """What one step showed."""
+
+    structure: str
+    outputs: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+    """Run a step in all three ways and compare."""
+    model, call = piped.model, Call(tuple(args), kwargs)
+    grads = [(p, p.grad) for p in model.parameters()]
+    state, reasons = Saved(model), piped.fallback_reasons
+
+    def step(run: Callable[[Any, Any], Any]) -> _Seen:
+        for parameter, _ in grads:
+            parameter.grad = None
+        a, k = call.arguments()
+        try:
+            return _look(piped, run(a, k), (a, k))
+        finally:
+            state.restore()
+
+    def eager(a: Any, k: Any) -> Any:
+        return _differentiated(model(*a, **k))
+
+    def sequential(a: Any, k: Any) -> Any:
+        return _differentiated(piped(*a, **k))
+
+    def detached(a: Any, k: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return piped(*a, **k)
+        return piped.run_detached(a, k, loss=objective).output
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = step(eager)
+            found = (_compare("sequential", expected, step(sequential)), _compare("detached", expected, step(detached)))
+    finally:
+        for parameter, grad in grads:
+            parameter.grad = grad
+    after = piped.fallback_reasons
+    order = [node for nodes in piped.partition.stages for node in nodes]
+    uncut = tuple(text for text, count in after.items() if count > reasons.get(text, 0))
+    return Report(*found, reordered=order != sorted(order), fallbacks=uncut)
+
+
+def objective(output: Any) -> torch.Tensor | None:
+    """A scalar that every differentiable tensor of an output takes part in, with fixed weights."""
+    total: torch.Tensor | None = None
+    generator = torch.Generator().manual_seed(1)
+    for _, tensor in tensors(output):
+        if not tensor.requires_grad:
+            continue
+        value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        weights = torch.rand(value.shape, generator=generator).to(value.device, value.dtype) + 0.5
+        part = ((value * weights).sum() / max(1, value.numel()) ** 0.5).float()
+        total = part if total is None else total + part
+    return total
+
+
+def _differentiated(output: Any) -> Any:
+    loss = objective(output)
+    if loss is not None:
+        loss.backward()
+    return output
+
+
+def _look(piped: Piped, output: Any, arguments: Any) -> _Seen:
+    gradients = {name: p.grad for name, p in piped.named_parameters()}
+    gradients |= {f"input {_name(path)}": t.grad for path, t in tensors(arguments) if t.is_leaf and t.requires_grad}
+    buffers = {name: buffer.detach().clone() for name, buffer in piped.named_buffers()}
+    buffers |= {f"input {_name(path)}": t.detach().clone() for path, t in tensors(arguments)}
+    return _Seen(sketch(output), {_name(path): t.detach() for path, t in tensors(output)}, gradients, buffers)
+
+
+def _name(path: Any) -> str:
+    return ".".join(str(step[1]) for step in path) or "output"
+
+
+def _compare(way: str, expected: _Seen, found: _Seen) -> Difference:
+    where: list[str] = []
+    if expected.structure != found.structure:
+        where.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")
+    sizes: dict[str, float] = {}
+    rounding = not where
+    for kind in ("outputs", "gradients", "buffers"):
+        largest = float("inf") if where and kind == "outputs" else 0.0
+        one, other = getattr(expected, kind), getattr(found, kind)
+        for name in dict.fromkeys((*one, *other)):
+            size = _distance(one.get(name), other.get(name))
+            if size:
+                rounding = rounding and not tensor_difference(one.get(name), other.get(name))
+                where.append(f"{kind[:-1]} {name} differs by {size:.3g}")
+            largest = max(largest, size)
+        sizes[kind] = largest
+    return Difference(way, **sizes, where=tuple(where[:6]), is_rounding=rounding)
+
+
+def _distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest difference between two tensors; infinite where they cannot be compared."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    if one.is_sparse and other.is_sparse:
+        one, other = one.to_dense(), other.to_dense()
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    if one.device.type == "meta" or torch.equal(one, other):
+        return 0.0
+    same = (one == other) | (one.isnan() & other.isnan())
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    rest = (one[~same].to(wide) - other[~same].to(wide)).abs()
+    return 0.0 if not rest.numel() else float(rest.nan_to_num(nan=float("inf")).max())

@@ -1,0 +1,186 @@
+"""`pipe_model`: the whole flow from a model and one batch to its stages.
+
+    capture ─► profile ─► partition ─► generate ─► save
+
+Each step is one function on a `_Flow`, and leaves its artifact there. What can be refused is refused before the
+first step, since capturing and profiling a large model take their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.errors import PartitionError
+from gemini.partition.options import Options
+from gemini.pipe.piped import Piped
+
+if TYPE_CHECKING:
+    from gemini.capture.graph import Graph
+    from gemini.codegen.generate import StageCode
+    from gemini.partition.partition import Partition
+    from gemini.profiling.device import Device
+    from gemini.profiling.result import Profile
+    from gemini.profiling.specs import DeviceSpec
+
+Progress = Callable[[int, int, str], None]
+
+
+def pipe_model(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    nparts: int = 4,
+    partitioner: str = "exact",
+    depth: int | None = None,
+    basic_blocks: tuple[type | str, ...] = (),
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    options: Options | None = None,
+    device: str | torch.device | Device | None = None,
+    analytic: str | DeviceSpec | None = None,
+    profile: Profile | None = None,
+    graph: Graph | None = None,
+    rounds: int = 3,
+    cache: bool | str | Path = True,
+    progress: Progress | None = None,
+) -> Piped:
+    """Cut a model into stages for `nparts` workers, on one batch.
+
+    `args` and `kwargs` are a batch as the model takes it. `depth` and `basic_blocks` set how finely it is captured,
+    `device`, `analytic`, `rounds` and `cache` how it is profiled, `partitioner` and `options` how it is cut. A `graph`
+    or a `profile` made before is used as it is. With `output` the result is also written to a folder.
+    """
+    flow = _Flow(
+        model, args, dict(kwargs or {}), nparts, partitioner, options or Options(), depth, basic_blocks,
+        None if output is None else Path(output), overwrite, device, analytic, rounds, cache, graph, profile,
+    )  # fmt: skip
+    flow.check()
+    tell = progress or (lambda *_: None)
+    for at, (name, step) in enumerate(STEPS):
+        tell(at, len(STEPS), name)
+        step(flow, lambda done, total, what, at=at: tell(at * total + done, len(STEPS) * total, what))  # type: ignore[misc]
+    tell(len(STEPS), len(STEPS), "done")
+    return flow.piped
+
+
+@dataclass
+class _Flow:
+    """What was asked, and what the steps have made of it so far."""
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    nparts: int
+    partitioner: str
+    options: Options
+    depth: int | None
+    basic_blocks: tuple[type | str, ...]
+    output: Path | None
+    overwrite: bool
+    device: str | torch.device | Device | None
+    analytic: str | DeviceSpec | None
+    rounds: int
+    cache: bool | str | Path
+    graph: Graph | None
+    profile: Profile | None
+    partition: Partition = field(init=False)
+    codes: tuple[StageCode, ...] = field(init=False)
+    piped: Piped = field(init=False)
+
+    def check(self) -> None:
+        """Refuse what cannot succeed, all of it at once."""
+        faults = list(self._faults())
+        if faults:
+            listed = "\n".join(f"  - {fault}" for fault in faults)
+            raise PartitionError(f"pipe_model cannot begin:\n{listed}")
+        from gemini.partition.registry import find_partitioner
+        from gemini.profiling.device import find_device
+        from gemini.profiling.specs import find_spec
+
+        find_partitioner(self.partitioner)
+        self.options.of(self.nparts)
+        if self.device is not None:
+            find_device(self.device)
+        if isinstance(self.analytic, str):
+            find_spec(self.analytic)
+        if self.output is not None:
+            from gemini.pipe.folder import check_replaceable
+
+            check_replaceable(self.output, self.overwrite)
+
+    def _faults(self) -> list[str]:
+        faults = []
+        if not isinstance(self.model, nn.Module):
+            faults.append(f"a model is a torch.nn.Module, not {type(self.model).__name__}")
+        if not isinstance(self.nparts, int) or isinstance(self.nparts, bool) or self.nparts < 1:
+            faults.append(f"nparts={self.nparts!r}; it is a whole number, 1 or more")
+        for name, kinds, remedy in (
+            ("args", (tuple, list), "it is a tuple of arguments: args=(batch,)"),
+            ("options", Options, "write Options(…) of gemini.partition"),
+        ):
+            if not isinstance(getattr(self, name), kinds):
+                faults.append(f"{name} is a {type(getattr(self, name)).__name__}; {remedy}")
+        if self.graph is not None and self.graph.model is not self.model:
+            faults.append("the graph was captured from another model object; load it with Graph.load(path, model)")
+        return faults
+
+
+# ── the steps ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _capture(flow: _Flow, _: Progress) -> None:
+    from gemini.capture import capture
+
+    if flow.graph is None:
+        flow.graph = capture(
+            flow.model, tuple(flow.args), flow.kwargs, depth=flow.depth, basic_blocks=flow.basic_blocks
+        )
+    if flow.graph.is_whole and flow.nparts > 1:
+        raise PartitionError(
+            f"{flow.graph.model_name} cannot be cut into {flow.nparts} parts: it had to be captured whole, "
+            f"because {flow.graph.blocks['']}\n    → train it on one device"
+        )
+
+
+def _profile(flow: _Flow, tell: Progress) -> None:
+    from gemini.profiling import profile
+
+    if flow.profile is None and flow.graph is not None:
+        flow.profile = profile(
+            flow.graph, tuple(flow.args), flow.kwargs, device=flow.device, analytic=flow.analytic,
+            rounds=flow.rounds, cache=flow.cache, progress=tell,
+        )  # fmt: skip
+
+
+def _partition(flow: _Flow, _: Progress) -> None:
+    from gemini.partition import partition
+
+    if flow.graph is not None and flow.profile is not None:
+        flow.partition = partition(flow.graph, flow.profile, flow.nparts, flow.partitioner, flow.options)
+
+
+def _generate(flow: _Flow, _: Progress) -> None:
+    from gemini.codegen import generate
+
+    if flow.graph is not None and flow.profile is not None:
+        flow.codes = generate(flow.graph, flow.partition)
+        flow.piped = Piped(flow.model, flow.graph, flow.profile, flow.partition, flow.codes)
+
+
+def _save(flow: _Flow, _: Progress) -> None:
+    if flow.output is not None:
+        flow.piped.save(flow.output, overwrite=flow.overwrite)
+
+
+STEPS: tuple[tuple[str, Callable[[_Flow, Progress], None]], ...] = (
+    ("capture", _capture),
+    ("profile", _profile),
+    ("partition", _partition),
+    ("generate", _generate),
+    ("save", _save),
+)

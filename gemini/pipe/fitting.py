@@ -1,0 +1,102 @@
+"""Fitting: whether a call may run by the stages, and what happens if it may not.
+
+Stages are made for one way through the model: one signature, one gradient mode, one state of the model's Python, one
+outcome of every branch. A call that goes another way runs the model itself: always right, never cut. The user is told
+once a reason, and every such call is counted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from gemini.capture.binding import signature_of
+from gemini.capture.executor import GuardBroken
+from gemini.capture.graph import Graph
+from gemini.capture.regions import Region
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why a call does not fit: a kind, told once, and the words for this call."""
+
+    kind: str
+    text: str
+
+
+def find_misfit(graph: Graph, bound: dict[str, Any]) -> Misfit | None:
+    """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs."""
+    if not graph.accepts(bound):
+        return _explain(graph, bound)
+    broken = graph.foresight().broken(graph.bound_model(), bound)
+    if broken is not None:
+        return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
+    return None
+
+
+def misfit_of(error: Exception) -> Misfit:
+    """Why a run stopped."""
+    if isinstance(error, GuardBroken):
+        line = error.guard.line if error.guard is not None else str(error).partition(",")[0]
+        return Misfit(f"guard {line}", f"the model takes another way here: {error}")
+    return Misfit(f"error {type(error).__name__}", f"a stage raised {type(error).__name__}: {error}")
+
+
+def _explain(graph: Graph, bound: dict[str, Any]) -> Misfit:
+    validity = graph.validity
+    if validity is None:
+        return Misfit("graph", "the graph says nothing about the calls it holds for")
+    now = Region.current()
+    if now != validity.region:
+        return Misfit("mode", f"{_mode(now)}; the stages were made with {_mode(validity.region)}")
+    found = {fact[0]: fact[1:] for fact in signature_of(bound)}
+    wanted = {fact[0]: fact[1:] for fact in validity.signature}
+    for name in dict.fromkeys((*wanted, *found)):
+        one, other = wanted.get(name), found.get(name)
+        if one != other and not (name in validity.batch and one and other and _alike(one, other, validity.batch[name])):
+            return Misfit(
+                f"argument {name}", f"argument {name} is {_fact(other)}; the stages were made for {_fact(one)}"
+            )
+    if not validity._fits(signature_of(bound)):
+        return Misfit("batch", "the batch sizes of the arguments differ from each other, or are 0")
+    return Misfit("model", "the model was changed (mode, attributes, frozen parameters, dtype, device or modules)")
+
+
+def _alike(one: tuple[Any, ...], other: tuple[Any, ...], batch: tuple[int, int]) -> bool:
+    """Whether two tensors differ in the size of the batch only."""
+    if one[:-1] != other[:-1] or len(one[-1]) != len(other[-1]):
+        return False
+    return all(a == b or at == batch[0] for at, (a, b) in enumerate(zip(one[-1], other[-1], strict=True)))
+
+
+def _fact(fact: tuple[Any, ...] | None) -> str:
+    if fact is None:
+        return "absent"
+    if len(fact) == 2:
+        return f"{fact[1]:.60}"
+    dtype, device, requires_grad, shape = fact
+    return f"{shape} {dtype.removeprefix('torch.')} on {device}{' with gradient' if requires_grad else ''}"
+
+
+def _mode(region: Region) -> str:
+    parts = ["inference mode" if region.inference else f"gradients {'on' if region.grad else 'off'}"]
+    parts += [f"autocast to {dtype} on {kind}" for kind, _, dtype in region.autocast]
+    return " and ".join(parts)
+
+
+class Fallbacks:
+    """The calls that ran the model itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reasons: Counter[str] = Counter()
+        self._told: set[str] = set()
+
+    def count(self, misfit: Misfit) -> None:
+        """Count one, and tell its kind if that is new."""
+        self.reasons[misfit.text] += 1
+        if misfit.kind not in self._told:
+            self._told.add(misfit.kind)
+            warnings.warn(f"gemini: a call of {self.name} runs uncut: {misfit.text}", UserWarning, stacklevel=2)

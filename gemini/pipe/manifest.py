@@ -1,0 +1,174 @@
+"""The manifest: what a folder of stages holds and how the stages fit together, for readers who have no model.
+
+| key          | says                                                                                              |
+|--------------|---------------------------------------------------------------------------------------------------|
+| `made`       | provenance: model class, versions, partitioner, options, what the profile was measured on          |
+| `values`     | every value that enters or leaves a stage: from, to, shape, dtype, gradient, batch dimension       |
+| `inputs`     | what comes with the call, by argument; `outputs`: what the stages give the caller                  |
+| `stages`     | file, class, worker, names of inputs and outputs in order, parameters and buffers                  |
+| `links`      | who sends what to whom                                                                            |
+| `parameters`, `buffers` | name → stages; `tied` names are one tensor; `sync`: gradients of several stages are summed |
+| `files`      | file → SHA-256 of its contents; `hash` is that of the manifest without this key                    |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini import __version__
+from gemini.capture.forms import Ref
+from gemini.errors import ArtifactError
+from gemini.pipe.stages import stage_file
+
+if TYPE_CHECKING:
+    from gemini.codegen.interface import Interface, Port
+    from gemini.pipe.piped import Piped
+
+FORMAT = 1
+NAME = "manifest.json"
+GRAPH, ARRAYS, PROFILE, PARTITION = "graph.json", "graph.safetensors", "profile.json", "partition.json"
+
+
+def digest(content: bytes) -> str:
+    """The SHA-256 of a file's contents."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """What the files depend on."""
+    return {"gemini": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def make_manifest(piped: Piped, files: dict[str, bytes]) -> dict[str, Any]:
+    """The manifest of a partitioned model whose other files have these contents."""
+    data: dict[str, Any] = {
+        "gemini pipe": FORMAT,
+        "made": _provenance(piped),
+        "inputs": {
+            ".".join(str(step[1]) for step in path): _called(piped, at) for at, path in piped.graph.inputs.items()
+        },
+        "outputs": [name for name, port in piped.wiring.ports.items() if port.is_result],
+        "values": {name: _value(port) for name, port in piped.wiring.ports.items()},
+        "stages": [_stage(piped, at) for at in range(len(piped.codes))],
+        "links": _links(piped.interfaces),
+        "parameters": _tensors(piped, dict(piped.model.named_parameters(remove_duplicate=False))),
+        "buffers": _tensors(piped, dict(piped.model.named_buffers(remove_duplicate=False))),
+        "files": {name: digest(content) for name, content in files.items()},
+    }
+    return {**data, "hash": own_hash(data)}
+
+
+def own_hash(data: dict[str, Any]) -> str:
+    """The SHA-256 of a manifest without its own hash."""
+    body = {key: value for key, value in data.items() if key != "hash"}
+    return digest(json.dumps(body, sort_keys=True).encode())
+
+
+def _provenance(piped: Piped) -> dict[str, Any]:
+    cls = type(piped.model)
+    return {
+        "model": f"{cls.__module__}.{cls.__qualname__}",
+        **versions(),
+        "partitioner": piped.partition.partitioner,
+        "nparts": piped.partition.nparts,
+        "options": piped.partition.options,
+        "capture": piped.graph.settings,
+        "profile": {"device": piped.profile.device, "mode": piped.profile.mode},
+    }
+
+
+def _value(port: Port) -> dict[str, Any]:
+    data: dict[str, Any] = {"from": "call" if port.source is None else port.source, "to": list(port.targets)}
+    data["output"] = port.is_result
+    if port.meta is None:
+        return data | {"kind": "number"}
+    meta = port.meta
+    return data | {
+        "kind": "tensor",
+        "shape": list(meta.shape),
+        "dtype": meta.dtype,
+        "gradient": meta.requires_grad,
+        "batch_dim": meta.batch_dim,
+        "batch_factor": meta.batch_factor,
+    }
+
+
+def _called(piped: Piped, node: int) -> dict[str, Any]:
+    """An argument of the call: what it is, and which stages read it."""
+    meta = piped.graph.nodes[node].outputs["ret", ()]
+    ports = [port for port in piped.wiring.from_call if isinstance(port.value, Ref) and port.value.node == node]
+    return {
+        "names": [port.name for port in ports],
+        "to": sorted({stage for port in ports for stage in port.targets}),
+        "shape": list(meta.shape),
+        "dtype": meta.dtype,
+        "gradient": meta.requires_grad,
+        "batch_dim": meta.batch_dim,
+        "batch_factor": meta.batch_factor,
+    }
+
+
+def _stage(piped: Piped, at: int) -> dict[str, Any]:
+    code = piped.codes[at]
+    return {
+        "stage": at,
+        "worker": code.interface.worker,
+        "file": stage_file(at),
+        "class": code.class_name,
+        "inputs": [port.name for port in code.interface.inputs],
+        "outputs": [port.name for port in code.interface.outputs],
+        "parameters": list(code.parameters),
+        "buffers": list(code.buffers),
+    }
+
+
+def _links(interfaces: Iterable[Interface]) -> list[dict[str, Any]]:
+    found: dict[tuple[Any, int], list[str]] = {}
+    for interface in interfaces:
+        for port in interface.inputs:
+            found.setdefault(("call" if port.source is None else port.source, interface.stage), []).append(port.name)
+    return [{"from": source, "to": target, "values": names} for (source, target), names in found.items()]
+
+
+def _tensors(piped: Piped, held: dict[str, torch.Tensor]) -> dict[str, Any]:
+    names: dict[int, list[str]] = {}
+    for name, tensor in held.items():
+        names.setdefault(id(tensor), []).append(name)
+    homes = [{*code.parameters, *code.buffers} for code in piped.codes]
+    found: dict[str, Any] = {}
+    for name, tensor in held.items():
+        alike = names[id(tensor)]
+        stages = [at for at, home in enumerate(homes) if name in home]
+        everywhere = {at for at, home in enumerate(homes) if home & set(alike)}
+        found[name] = {
+            "stages": stages,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "gradient": tensor.requires_grad,
+        }
+        if len(alike) > 1:
+            found[name]["tied"] = alike
+        if tensor.requires_grad and len(everywhere) > 1:
+            found[name]["sync"] = sorted(everywhere)
+    return found
+
+
+def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
+    """A manifest that was read; raises ArtifactError where it is none of ours or was edited."""
+    again = "pipe the model again, or restore the file"
+    try:
+        data = json.loads(content)
+    except ValueError as error:
+        raise ArtifactError(f"{where} is not JSON: {error}\n    → {again}") from error
+    if not isinstance(data, dict) or data.get("gemini pipe") != FORMAT:
+        found = data.get("gemini pipe") if isinstance(data, dict) else type(data).__name__
+        raise ArtifactError(f"{where} is not a manifest of format {FORMAT}: {found!r}\n    → {again}")
+    if data.get("hash") != own_hash(data):
+        raise ArtifactError(f"{where} was edited: its hash is another\n    → {again}")
+    return data
