@@ -13,6 +13,7 @@
     ├── ProfileError         a graph cannot be profiled as asked, or a profile cannot be read
     ├── PartitionError       a graph cannot be cut as asked, or a partition does not fit
     ├── GenerateError        stages cannot be generated, or generated ones cannot be used
+    ├── WorkerError          a worker died, hung or could not be started
     └── ScheduleError        a schedule cannot be made, read or trusted
         ├── PlacementError   the blocks given are not a valid placement
         ├── InfeasibleError  no schedule exists under these limits
@@ -105,6 +106,10 @@ class PartitionError(GeminiError):
 
 class GenerateError(GeminiError):
     """Stages cannot be generated, or generated ones cannot be used."""
+
+
+class WorkerError(GeminiError):
+    """A worker died, hung or could not be started; names it, and what it did last."""
 
 
 class ScheduleError(GeminiError):

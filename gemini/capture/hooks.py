@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from gemini.capture.interception import ORIGINAL_CALL
+
 _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Hooks that only collect outputs while the model's own forward runs: the graph returns what they collected.
 _COLLECTING = ("transformers.utils.output_capturing",)
@@ -44,7 +46,7 @@ def with_hooks(model: nn.Module, args: Any, kwargs: Any, run: Callable[[Callable
     stand_in.__gemini_stands_for__ = replaced  # type: ignore[attr-defined]
     own["forward"] = stand_in
     try:
-        return model(*args, **kwargs)
+        return ORIGINAL_CALL(model, *args, **kwargs)
     finally:
         if replaced is None:
             del own["forward"]

@@ -1,0 +1,84 @@
+"""A managed model: its first call is watched, then parts of it run in workers.
+
+    first call        runs here, watched              which modules, in what order, how long
+    before the second units are chosen and installed
+    from then on      units run in their workers; what cannot is run here, with one line that says why
+
+A unit that a worker refuses (it changes an object it was given, say) is replaced by the modules inside it, down to
+those that can.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+
+from gemini.runtime.controller.choosing import choose
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.household import Household
+from gemini.runtime.controller.observing import Observation, Seen
+from gemini.runtime.controller.unit import Unit
+
+
+class Managed:
+    """What the controller knows of one model."""
+
+    def __init__(self, model: nn.Module, crew: Crew, quiet: bool = False) -> None:
+        self.crew, self.quiet = crew, quiet
+        self.name = type(model).__name__
+        self.household = Household(crew)
+        self.observation: Observation | None = None
+        self.units: dict[int, Unit] = {}
+        self.seen: dict[int, Seen] = {}  # by unit number
+        self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
+        self.planned = False  # units are chosen, when the second call begins
+        self.calls = 0
+        self._names: dict[int, str] = {}
+
+    def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
+        """Choose units and install them; by module."""
+        self.planned = True
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self.household.take_in([*model.parameters(), *model.buffers()])
+        chosen = choose(observation.root, len(self.crew.workers))
+        found: dict[nn.Module, Unit] = {}
+        for seen, place in chosen:
+            found.update(self._install(seen, place))
+        used = {unit.worker.place for unit in found.values()}
+        if not found:
+            self.say(f"{self.name} runs in this process: it calls no module that can run elsewhere")
+        else:
+            self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
+        return found
+
+    def _install(self, seen: Seen, place: int) -> dict[nn.Module, Unit]:
+        """A unit for a module, or for the modules inside it where it cannot be sent itself."""
+        number = self.crew.next_unit()
+        name = self._names.get(id(seen.module), type(seen.module).__name__)
+        unit = Unit(number, name, seen.module, self.crew.workers[place], self.household)
+        self.seen[number] = seen
+        reason = unit.install()
+        if not reason:
+            self.units[number] = unit
+            return {seen.module: unit}
+        return self._inside(unit, reason)
+
+    def split(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
+        """Units in the place of one that a worker has refused."""
+        self.units.pop(unit.number, None)
+        return self._inside(unit, reason)
+
+    def _inside(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
+        self.refused[unit.name] = reason
+        seen = self.seen[unit.number]
+        found: dict[nn.Module, Unit] = {}
+        for inner in sorted(seen.inside.values(), key=lambda one: one.order):
+            if any(True for _ in inner.module.parameters()):
+                found.update(self._install(inner, unit.worker.place))
+        return found
+
+    def say(self, text: str) -> None:
+        """One line to the user."""
+        if not self.quiet:
+            print(f"gemini: {text}", file=sys.stderr)

@@ -1,0 +1,160 @@
+"""A remote call: a module that runs in a worker, and looks to the program's autograd like any other function.
+
+The parameters of the module are inputs of the function beside its arguments, so that all of autograd works on them as
+always: accumulation, hooks, `torch.autograd.grad`, frozen parameters, weights shared by several modules.
+
+    controller      x ──► RemoteCall ──► y ─ … ─► loss.backward() ──► RemoteCall.backward ──► dx, and p.grad
+    parameters  p ──────►    │                                             │
+    worker                 module(x), graph kept                   autograd.grad over the kept graph
+
+When the graph of the call is freed here, the worker is told to forget its own; a token tensor among the saved ones
+notices that, at the moment at which autograd frees them. An activation checkpoint around the call throws the token
+away and runs the call again in backward: the new token names the new graph.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini.capture.regions import Region
+from gemini.runtime.controller.faults import raise_remote
+from gemini.runtime.protocol import Backward, Done, Forward, Outputs, Refused
+from gemini.runtime.transport.packing import pack, unpack
+
+if TYPE_CHECKING:
+    from gemini.runtime.controller.unit import Unit
+
+
+class RefusedError(Exception):
+    """The worker could not do the call; everything is as before."""
+
+
+class Call:
+    """One call of a unit on its way through a worker."""
+
+    def __init__(self, unit: Unit, args: Any, kwargs: Any) -> None:
+        self.unit = unit
+        self.arguments = args, kwargs
+        self.number = unit.worker.next_number()
+        self.outputs: Outputs | None = None
+        self.inputs: list[torch.Tensor] = []
+        self.region = Region.current()
+
+    def run(self) -> Any:
+        """The result of the module; raises RefusedError where it must be run here."""
+        unit = self.unit
+        classes = unit.worker.link.classes
+        body, self.inputs = pack(self.arguments, classes)
+        self.body = body
+        found = RemoteCall.apply(self, len(self.inputs), *self.inputs, *unit.trained())
+        assert self.outputs is not None
+        made = iter(found)
+        tensors = [self.inputs[one] if isinstance(one, int) else next(made) for one in self.outputs.tensors]
+        return unpack(self.outputs.body, tensors, classes)
+
+    def forward(self) -> Outputs:
+        """Have the worker run it."""
+        unit = self.unit
+        generator = torch.get_rng_state()
+        request = Forward(
+            self.number,
+            unit.number,
+            self.body,
+            self.inputs,
+            self.region,
+            generator,
+            unit.news(),
+            unit.take_dropped(),
+        )
+        reply = unit.worker.ask(request, f"forward of {unit.name}")
+        if isinstance(reply, Refused):
+            raise RefusedError(reply.reason)
+        if not isinstance(reply, Done):
+            raise_remote(reply, unit, "forward")
+        outputs: Outputs = reply.result
+        if outputs.generator is not None:
+            torch.set_rng_state(outputs.generator)
+        self.generator = generator
+        self.outputs = outputs
+        return outputs
+
+    def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
+        """Have the worker run its backward."""
+        unit = self.unit
+        request = Backward(unit.worker.next_number(), self.number, gradients, inputs, parameters, unit.take_dropped())
+        reply = unit.worker.ask(request, f"backward of {unit.name}")
+        if not isinstance(reply, Done):
+            raise_remote(reply, unit, "backward")
+        return list(reply.result)
+
+    def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors of the result with a graph of this process, and the parameters they depend on."""
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(self.generator)
+            args, kwargs = self.arguments
+            result = self.unit.run_here(args, kwargs)
+        _, tensors = pack(result, self.unit.worker.link.classes)
+        return tensors, self.unit.trained()
+
+
+class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
+    """The node of a call in the program's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        """Run the call; the results are the tensors it makes."""
+        outputs = call.forward()
+        made = [tensor for tensor in outputs.tensors if isinstance(tensor, torch.Tensor)]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(t for t, flag in zip(outputs.tensors, outputs.differentiable, strict=True)
+              if isinstance(t, torch.Tensor) and not flag)
+        )  # fmt: skip
+        ctx.call, ctx.count = call, count
+        if any(outputs.differentiable):
+            ctx.save_for_backward(token(call.unit.drop, call.number))
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The gradients of inputs and parameters."""
+        (saved,) = ctx.saved_tensors  # raises as always where the graph has been freed
+        call: Call = ctx.call
+        call.number = int(saved)  # another one where a checkpoint has run the call again
+        needed = ctx.needs_input_grad[2:]
+        inputs = [at for at in range(ctx.count) if needed[at]]
+        parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
+        if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
+            found = _differentiable(call, gradients, inputs, parameters)
+        else:
+            found = call.backward(_all_outputs(call, gradients), inputs, parameters)
+        result: list[Any] = [None] * len(needed)
+        for at, gradient in zip([*inputs, *(ctx.count + at for at in parameters)], found, strict=True):
+            result[at] = gradient
+        return (None, None, *result)
+
+
+def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
+    """Gradients by output; those that were inputs have none here."""
+    assert call.outputs is not None
+    given = iter(gradients)
+    return [None if isinstance(tensor, int) else next(given) for tensor in call.outputs.tensors]
+
+
+def _differentiable(call: Call, gradients: tuple[Any, ...], inputs: list[int], parameters: list[int]) -> list[Any]:
+    tensors, trained = call.run_here()
+    pairs = [(t, g) for t, g in zip(tensors, _all_outputs(call, gradients), strict=True) if g is not None]
+    wanted = [call.inputs[at] for at in inputs] + [trained[at] for at in parameters]
+    outputs, given = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
+
+
+def token(tell: Callable[[int], None], number: int) -> torch.Tensor:
+    """A tensor that holds `number`, and calls `tell(number)` when it is freed."""
+    memory = memoryview(bytearray(number.to_bytes(8, "little")))
+    weakref.finalize(memory, tell, number).atexit = False
+    return torch.frombuffer(memory, dtype=torch.int64)

@@ -1,0 +1,90 @@
+"""A unit: a module of the model that a worker runs, as the controller has it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.hooks import has_hooks
+from gemini.runtime.controller.household import Household
+from gemini.runtime.controller.worker import Worker
+from gemini.runtime.protocol import Done, Install
+from gemini.runtime.snapshot import Snapshot
+
+
+class Unit:
+    """A module with a worker. The module itself stays in the program, with the tensors both sides share."""
+
+    def __init__(self, number: int, name: str, module: nn.Module, worker: Worker, household: Household) -> None:
+        self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
+        self.refused = ""  # why it is not a unit any more
+        self._dropped: deque[int] = deque()
+
+    def install(self) -> str:
+        """Give the worker the module as it is now; returns why that is impossible, '' if it is done."""
+        self.modules = list(self.module.modules())
+        self.parameters = list(self.module.parameters())
+        self.held = [*self.parameters, *self.module.buffers()]
+        self._told: Any = None
+        if not self.household.bring_home(self.held):
+            return "it holds tensors that cannot live in shared memory"
+        loose = Snapshot(self.module).loose
+        if any(tensor.requires_grad for tensor, _ in loose):
+            return "it holds a computed tensor in an attribute"
+        try:
+            reply = self.worker.ask(Install(self.worker.next_number(), {self.number: self.module}), f"take {self.name}")
+        except (TypeError, AttributeError, ValueError, RecursionError, RuntimeError, ImportError, OSError) as error:
+            return f"it cannot be sent: {type(error).__name__}: {error!s:.120}"
+        except Exception as error:
+            if type(error).__module__ in ("pickle", "_pickle"):
+                return f"it cannot be sent: {error!s:.120}"
+            raise
+        if not isinstance(reply, Done):
+            return f"the worker cannot take it: {getattr(reply, 'text', reply)!s:.120}"
+        self.snapshot = Snapshot(self.module)
+        return ""
+
+    def obstacle(self) -> str:
+        """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again."""
+        if any(has_hooks(module) for module in self.modules[1:]):
+            return "hooks hang on modules inside it"
+        if self.module._forward_pre_hooks:  # they may change the module
+            return "hooks run before it"
+        if self.snapshot.changed():
+            return self.install()
+        if not self.household.bring_home(self.held):
+            return "its tensors cannot live in shared memory"
+        return ""
+
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters that get gradients."""
+        return [parameter for parameter in self.parameters if parameter.requires_grad]
+
+    def news(self) -> Any:
+        """Training flags and frozen parameters, if the worker does not know them yet."""
+        state = (
+            tuple(module.training for module in self.modules),
+            tuple(parameter.requires_grad for parameter in self.parameters),
+        )
+        if state == self._told:
+            return None
+        self._told = state
+        return state
+
+    def drop(self, call: int) -> None:
+        """The graph of a call is not needed any more. May run in any thread, at any time."""
+        self._dropped.append(call)
+
+    def take_dropped(self) -> list[int]:
+        """The calls to be forgotten, each once."""
+        found = []
+        while self._dropped:
+            found.append(self._dropped.popleft())
+        return found
+
+    def run_here(self, args: Any, kwargs: Any) -> Any:
+        """Run the module's forward in this process."""
+        return self.module.forward(*args, **kwargs)

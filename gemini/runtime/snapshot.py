@@ -1,0 +1,100 @@
+"""Snapshots: the Python state of a module, to notice that it has changed.
+
+A worker has a copy of every module it runs. The copy is as good as the original as long as nothing but tensors with a
+home changes: attributes, containers in attributes, configurations, loose tensors, buffers put in the place of others.
+Both sides look before or after every call, so looking must be cheap: nearly all of it is one comparison of dictionaries
+a module, which for unchanged values compares identities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+_CONTAINERS = (list, dict, set)
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
+
+
+class Snapshot:
+    """What a module and the modules in it were like."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.root = module
+        self.take()
+
+    def take(self) -> None:
+        """Remember how it is now."""
+        self.modules = list(self.root.modules())
+        self.states = [
+            (vars(module), dict(vars(module)), module._buffers, dict(module._buffers), module._parameters,
+             dict(module._parameters))
+            for module in self.modules
+        ]  # fmt: skip
+        values = [value for own, *_ in self.states for value in own.values()]
+        internal = {id(part) for module in self.modules for part in _internal(module)}
+        self.containers = [
+            (value, len(value)) for value in values if _is_container(value) and id(value) not in internal
+        ]
+        registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
+        self.loose = [
+            (tensor, tensor._version)
+            for tensor in _loose(values)
+            if not tensor.is_inference() and id(tensor) not in registered
+        ]
+        self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
+
+    def changed(self) -> str:
+        """What is different now, in words; '' if nothing is. Training flags do not count."""
+        for module, (own, before, buffers, held, parameters, named) in zip(self.modules, self.states, strict=True):
+            if not _equal(own, before) and not _only_training(own, before):
+                return f"attributes of a {type(module).__name__} have changed"
+            if not _identical(buffers, held) or not _identical(parameters, named):
+                return f"a {type(module).__name__} has other tensors"
+        if any(len(value) != size for value, size in self.containers):
+            return "a list or dict in an attribute has changed"
+        if any(tensor._version != version for tensor, version in self.loose):
+            return "a tensor in an attribute has changed"
+        if not all(_equal(own, before) for own, before in self.objects):
+            return "an object in an attribute has changed"
+        return ""
+
+
+def _internal(module: nn.Module) -> list[Any]:
+    """The dictionaries that every module has."""
+    return [module._parameters, module._buffers, module._modules]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS)
+
+
+def _is_object(value: Any) -> bool:
+    return not isinstance(value, (*_PLAIN, *_CONTAINERS)) and not callable(value) and hasattr(value, "__dict__")
+
+
+def _loose(values: list[Any]) -> list[torch.Tensor]:
+    """Tensors in attributes, or one level deep in containers, that are not registered."""
+    found = [value for value in values if isinstance(value, torch.Tensor)]
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += [part for part in value if isinstance(part, torch.Tensor)]
+    return found
+
+
+def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    try:
+        return now == before
+    except Exception:  # values that cannot be compared were not the same object
+        return False
+
+
+def _only_training(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    if now.keys() != before.keys() or now.get("training") == before.get("training"):
+        return False
+    return _equal({**now, "training": None}, {**before, "training": None})
+
+
+def _identical(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return len(now) == len(before) and all(now.get(key) is value for key, value in before.items())

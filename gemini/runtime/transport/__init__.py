@@ -1,0 +1,1 @@
+"""Transport: how messages and tensors move between processes of one machine."""

@@ -1,0 +1,98 @@
+"""Tensors on the way: a header that says everything, and the contents in a slab or, if small, in the header itself.
+
+The memory layout travels along where it is dense (channels-last, transposed), since kernels may round differently for
+another one; anything else arrives contiguous.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemini.runtime.transport.slabs import Pool, Slab, Window
+
+Header = tuple[Any, ...]
+_INLINE = 1024  # bytes
+
+
+class Unsendable(Exception):
+    """A tensor that cannot cross: the caller keeps the work at home."""
+
+
+def write(pool: Pool, tensor: torch.Tensor) -> Header:
+    """Put a tensor on its way; the header is plain data."""
+    if tensor.layout is torch.sparse_coo:
+        parts = write(pool, tensor._indices()), write(pool, tensor._values())
+        return ("coo", *parts, tuple(tensor.shape), tensor.is_coalesced())
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
+        raise Unsendable(f"a tensor of layout {tensor.layout} on {tensor.device}")
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise Unsendable(f"a tensor of class {type(tensor).__name__}")
+    plain = tensor.detach()
+    if plain.is_conj() or plain.is_neg():
+        plain = plain.resolve_conj().resolve_neg()
+    order = _dense_order(plain)
+    dense = plain.permute(order) if order else plain  # contiguous, or about to be
+    facts = (_name(plain.dtype), tuple(plain.shape), order, tensor.requires_grad)
+    size = dense.numel() * dense.element_size()
+    if size <= _INLINE:
+        return ("inline", dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if size else b"", *facts)
+    slab = pool.take(size)
+    target = torch.frombuffer(pool.memory(slab), dtype=torch.uint8, count=size).view(plain.dtype)
+    target.view(dense.shape).copy_(dense)
+    return ("slab", (slab.segment, slab.offset, slab.size), *facts)
+
+
+def read(window: Window, header: Header) -> torch.Tensor:
+    """The tensor of a header."""
+    kind, where, *rest = header
+    if kind == "coo":
+        values, shape, coalesced = rest
+        return torch.sparse_coo_tensor(
+            read(window, where), read(window, values), shape, is_coalesced=coalesced, check_invariants=False
+        )
+    name, shape, order, requires_grad = rest
+    dtype = _dtype(name)
+    permuted = [shape[at] for at in order] if order else shape
+    count = 1
+    for size in shape:
+        count *= size
+    if not count:
+        found = torch.empty(shape, dtype=dtype)
+    else:
+        memory: Any = bytearray(where) if kind == "inline" else window.look(Slab(*where), count * dtype.itemsize)
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        # Not a view of anything: autograd treats writes to views of another's results with suspicion.
+        found = torch.empty(0, dtype=dtype).set_(storage, 0, shape, _strides(permuted, order))
+    return found.requires_grad_() if requires_grad else found
+
+
+def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions from slowest to fastest, if the tensor is dense in another order than that of its dimensions."""
+    if tensor.is_contiguous():
+        return ()
+    order = sorted(range(tensor.dim()), key=lambda at: (-tensor.stride(at), at))
+    return tuple(order) if tensor.permute(order).is_contiguous() else ()
+
+
+def _strides(permuted: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The strides of a tensor whose dimensions, put in `order`, are contiguous."""
+    strides, step = [0] * len(permuted), 1
+    for at in reversed(range(len(permuted))):
+        strides[order[at] if order else at] = step
+        step *= permuted[at]
+    return strides
+
+
+@functools.lru_cache(maxsize=64)
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

@@ -1,0 +1,65 @@
+"""The audit: what a unit may not do in a worker, noticed in every call and undone.
+
+A worker has copies of the arguments and of the module's Python state. A unit that changes them (a key-value cache, a
+counter, an input written in place) or draws from Python's generators would leave the controller's untouched, and the
+model would silently be another. Such a call is refused, with the buffers as before, and the controller runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.sketch import sketch
+from gemini.capture.state import python_randomness
+from gemini.runtime.snapshot import Snapshot
+
+
+class Refusal(Exception):
+    """A unit did what cannot be done from afar."""
+
+
+class Audit:
+    """Watches the calls of one module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.buffers = list(module.buffers())
+        self.suspects: set[int] | None = None  # buffers that a call has written; None: no call yet
+        self.snapshot = Snapshot(module)
+
+    @contextmanager
+    def watching(self, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Iterator[None]:
+        """Run a call inside; raises Refusal, with buffers as before, if it did what it may not."""
+        saved = [
+            (at, buffer, buffer.detach().clone(), buffer._version)
+            for at, buffer in enumerate(self.buffers)
+            if self.suspects is None or at in self.suspects
+        ]
+        versions = [tensor._version for tensor in inputs]
+        drawn, held = python_randomness(), sketch((args, kwargs))
+        yield
+        self.suspects = {at for at, buffer, _, version in saved if buffer._version != version} | (
+            self.suspects or set()
+        )
+        reason = self._fault(inputs, versions, drawn, held, (args, kwargs))
+        if reason:
+            with torch.no_grad():
+                for _, buffer, before, version in saved:
+                    if buffer._version != version:
+                        buffer.copy_(before)
+            raise Refusal(reason)
+
+    def _fault(self, inputs: list[torch.Tensor], versions: list[int], drawn: Any, held: str, given: Any) -> str:
+        if [tensor._version for tensor in inputs] != versions:
+            return "it writes to its inputs"
+        if python_randomness() != drawn:
+            return "it draws from Python's or NumPy's random numbers"
+        if sketch(given) != held:
+            return "it changes an object that it was given"
+        changed = self.snapshot.changed()
+        return f"in its forward {changed}" if changed else ""
