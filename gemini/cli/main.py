@@ -25,6 +25,7 @@ from gemini.suggest import nearest
 
 COMMANDS = {
     "profile": "gemini.cli.profile",
+    "partition": "gemini.cli.partition",
     "schedule": "gemini.cli.schedule",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",

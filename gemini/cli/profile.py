@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gemini.cli.progress import Bar
 from gemini.errors import ProfileError, UsageError
 from gemini.suggest import remedy
 
@@ -72,7 +73,7 @@ def _profile(args: argparse.Namespace) -> Profile:
     if args.analytic is not None:
         find_spec(args.analytic)
     model, batch, keywords = make_model(args.target)
-    with _Bar() as bar:
+    with Bar() as bar:
         bar.tell(0, 1, "capture")
         graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
         return profile(
@@ -151,33 +152,6 @@ def _unpack(target: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, .
             return made[0], tuple(batch), keywords
     shape = f"({', '.join(type(part).__name__ for part in made)})" if isinstance(made, tuple) else type(made).__name__
     raise ProfileError(f"{target} returned {shape}\n    → return (model, args) or (model, args, kwargs)")
-
-
-# ---------------------------------------------------------------- progress
-
-
-class _Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
-
-    def __enter__(self) -> _Bar:
-        self.progress: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.progress = Progress(console=Console(stderr=True), transient=True)
-            self.progress.start()
-            self.task = self.progress.add_task("")
-        return self
-
-    def tell(self, done: int, total: int, what: str) -> None:
-        """Show how far profiling is."""
-        if self.progress is not None:
-            self.progress.update(self.task, completed=done, total=total, description=what)
-
-    def __exit__(self, *_: Any) -> None:
-        if self.progress is not None:
-            self.progress.stop()
 
 
 def _positive(text: str) -> int:

@@ -42,11 +42,16 @@ _BOXES = 60  # of the graph, beyond which it is folded
 _NARROW = 24  # workers beyond which bars carry no numbers
 
 
-def draw_analysis(analysis: Analysis, path: Path, graph: Graph | None, fold: int | None = None) -> list[Path]:
-    """Write the bars, and the graph if there is one; returns the files."""
+def check_suffix(path: Path) -> None:
+    """Raise unless `path` ends in a format that can be written."""
     if path.suffix.lower() not in SUFFIXES:
         given = f"ends in {path.suffix!r}" if path.suffix else "has no suffix"
         raise ArtifactError(f"cannot draw {path}: it {given}\n    → name a file ending in {', '.join(SUFFIXES)}")
+
+
+def draw_analysis(analysis: Analysis, path: Path, graph: Graph | None, fold: int | None = None) -> list[Path]:
+    """Write the bars, and the graph if there is one; returns the files."""
+    check_suffix(path)
     content = _rendered(analysis, path.suffix.lower()[1:])
     try:
         path.write_bytes(content)

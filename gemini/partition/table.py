@@ -112,11 +112,13 @@ def comparison_text(comparison: Comparison) -> str:
         f"{comparison.model} on {comparison.nparts} workers, {some.micro_batches} micro-batches; ideal "
         f"{some.ideal_ms:.2f} ms a worker"
     ]  # fmt: skip
-    notes = dict.fromkeys(
-        f"{row.name}: {note}" for row in comparison.rows if row.analysis for note in row.analysis.notes
-    )
+    notes: dict[str, list[str]] = {}  # alike ones once
+    for row in comparison.rows:
+        for note in row.analysis.notes if row.analysis is not None else ():
+            notes.setdefault(note, []).append(row.name)
+    said = [f"{', '.join(names)}: {note}" for note, names in notes.items() if not note.startswith("*")]
     shown = [_rendered([table])] if some is not None else []
-    return "\n".join([*shown, *lines, *(f"failed: {line}" for line in failed), *notes])
+    return "\n".join([*shown, *lines, *(f"failed: {line}" for line in failed), *said])
 
 
 def _compared_row(row: Row, analysis: Analysis) -> list[str]:
@@ -136,7 +138,7 @@ def _table(first: str, headings: Sequence[str], last: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first, no_wrap=True)
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
