@@ -1,7 +1,7 @@
 """Fingerprints: the part of a model's Python state that its glue may branch on.
 
 `self.training`, flags, numbers and names on modules and configurations, the children of containers, replaced
-forwards. A graph is only valid while the fingerprint of the modules it opened is the same. Modules that run
+forwards, hooks. A graph is only valid while the fingerprint of the modules it opened is the same. Modules that run
 whole are left out: their Python decides anew each time.
 """
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from gemini.capture.hooks import has_hooks
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -46,6 +48,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
                 tuple((key, buffer is None) for key, buffer in module._buffers.items()),
                 tuple(key for key, parameter in module._parameters.items() if parameter is not None),
                 _forward(own.get("forward")),
+                bool(name) and has_hooks(module),  # those on the model itself run around the graph
             )
         )
         config = own.get("config")

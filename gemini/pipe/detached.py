@@ -74,6 +74,7 @@ class Detached:
         self.gradients: dict[Any, torch.Tensor] = {}  # by value; of all readers that are done
         self.made: dict[str, Any] = {}  # what the call and the stages sent
         self.got: list[dict[str, Any]] = []  # what each stage received
+        self.delivered: dict[Any, Any] = {}  # what the caller received
         self.passed: dict[Ref, torch.Tensor] = {}  # arguments that are part of the output
         self._anchor = torch.empty(0, requires_grad=True)
 
@@ -87,7 +88,7 @@ class Detached:
             self.got.append(got)
             self.made.update(returned(interface, stage(*got.values())))
             self._write_back(interface, got, versions)
-        return self.caller.output(lambda port: self._send(port.value, self.made[port.name]), self._pass_on)
+        return self.caller.output(lambda port: self._deliver(port.value, self.made[port.name]), self._pass_on)
 
     def _send(self, key: Any, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -96,10 +97,16 @@ class Detached:
             return _Arrival.apply(self._anchor, value.detach(), key, self.gradients)
         return copied(value)
 
+    def _deliver(self, key: Any, value: Any) -> Any:
+        """Send a value to the caller: one copy, however often the output holds it."""
+        if key not in self.delivered:
+            self.delivered[key] = self._send(key, value)
+        return self.delivered[key]
+
     def _pass_on(self, ref: Ref, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad:
             self.passed[ref] = value
-            return self._send(ref, value)
+            return self._deliver(ref, value)
         return value
 
     def _write_back(self, interface: Interface, got: dict[str, Any], versions: dict[str, int]) -> None:

@@ -14,8 +14,13 @@ from typing import Any
 
 from gemini.capture.binding import signature_of
 from gemini.capture.executor import GuardBroken
+from gemini.capture.fingerprint import fingerprint
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region
+from gemini.capture.variants import Validity
+from gemini.pipe.watch import Watch
+
+_CHANGED = "the model was changed (mode, attributes, hooks, frozen parameters, dtype, device or modules)"
 
 
 @dataclass(frozen=True)
@@ -26,14 +31,27 @@ class Misfit:
     text: str
 
 
-def find_misfit(graph: Graph, bound: dict[str, Any]) -> Misfit | None:
-    """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs."""
-    if not graph.accepts(bound):
-        return _explain(graph, bound)
-    broken = graph.foresight().broken(graph.bound_model(), bound)
-    if broken is not None:
-        return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
-    return None
+class Fitting:
+    """Decides, before it runs, whether a call fits."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._watch: Watch | None = None
+
+    def misfit(self, bound: dict[str, Any]) -> Misfit | None:
+        """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs."""
+        model, validity = self.graph.bound_model(), self.graph.validity
+        if validity is not None:
+            if Region.current() != validity.region or not validity._fits(signature_of(bound)):
+                return _explain(validity, bound)
+            if self._watch is None or not self._watch.is_unchanged():
+                if fingerprint(model, validity.glue) != validity.fingerprint:
+                    return Misfit("model", _CHANGED)
+                self._watch = Watch(model, validity.glue)
+        broken = self.graph.foresight().broken(model, bound)
+        if broken is not None:
+            return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
+        return None
 
 
 def misfit_of(error: Exception) -> Misfit:
@@ -44,10 +62,7 @@ def misfit_of(error: Exception) -> Misfit:
     return Misfit(f"error {type(error).__name__}", f"a stage raised {type(error).__name__}: {error}")
 
 
-def _explain(graph: Graph, bound: dict[str, Any]) -> Misfit:
-    validity = graph.validity
-    if validity is None:
-        return Misfit("graph", "the graph says nothing about the calls it holds for")
+def _explain(validity: Validity, bound: dict[str, Any]) -> Misfit:
     now = Region.current()
     if now != validity.region:
         return Misfit("mode", f"{_mode(now)}; the stages were made with {_mode(validity.region)}")
@@ -59,9 +74,7 @@ def _explain(graph: Graph, bound: dict[str, Any]) -> Misfit:
             return Misfit(
                 f"argument {name}", f"argument {name} is {_fact(other)}; the stages were made for {_fact(one)}"
             )
-    if not validity._fits(signature_of(bound)):
-        return Misfit("batch", "the batch sizes of the arguments differ from each other, or are 0")
-    return Misfit("model", "the model was changed (mode, attributes, frozen parameters, dtype, device or modules)")
+    return Misfit("batch", "the batch sizes of the arguments differ from each other, or are 0")
 
 
 def _alike(one: tuple[Any, ...], other: tuple[Any, ...], batch: tuple[int, int]) -> bool:

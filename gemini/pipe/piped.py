@@ -19,7 +19,7 @@ from gemini.capture.binding import bind
 from gemini.capture.hooks import with_hooks
 from gemini.errors import GenerateError
 from gemini.pipe.detached import Detached, Step
-from gemini.pipe.fitting import Fallbacks, Misfit, find_misfit, misfit_of
+from gemini.pipe.fitting import Fallbacks, Fitting, Misfit, misfit_of
 from gemini.pipe.stages import Holdings, follow_modes, make_stages, stage_file
 from gemini.pipe.undo import Changeable, Undo
 from gemini.pipe.wiring import Wiring
@@ -54,6 +54,7 @@ class Piped:
         self.folder = folder
         self.wiring = Wiring(graph, self.interfaces)
         self._make_stages()
+        self._fitting = Fitting(graph)
         self._fallbacks = Fallbacks(type(model).__name__)
 
     def _make_stages(self) -> None:
@@ -134,7 +135,7 @@ class Piped:
 
     def _attempt(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         bound = bind(self.model, args, kwargs)
-        misfit = find_misfit(self.graph, bound)
+        misfit = self._fitting.misfit(bound)
         if misfit is None:
             self._keep_current()
             before = Undo(self._changeable, bound)

@@ -1,0 +1,52 @@
+"""Watch: whether a model's Python is exactly as it was, at a fraction of the cost of a fingerprint.
+
+A fingerprint writes down all that the glue of a model may branch on, which takes milliseconds for a deep model. Most
+often nothing has changed: the very same objects are where they were. That is quick to see; if anything at all is
+another object, the fingerprint decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Watch:
+    """A model's objects as they are now."""
+
+    def __init__(self, model: nn.Module, glue: Iterable[str]) -> None:
+        modules = dict(model.named_modules())
+        opened = [modules[name] for name in glue if name in modules]
+        spaces: list[dict[str, Any]] = [vars(module) for module in opened]
+        configs = {id(own["config"]): own["config"] for own in spaces if hasattr(own.get("config"), "__dict__")}
+        hooks = [own[kind] for own in spaces for kind in _HOOKS]
+        tensors = [held for module in modules.values() for held in (module._parameters, module._buffers)]
+        children = [module._modules for module in modules.values()]
+        watched = [*spaces, *(vars(config) for config in configs.values()), *hooks, *tensors, *children]
+        self.empty = [space for space in watched if not space]
+        self.full = [(space, list(space), list(space.values())) for space in watched if space]
+        self.tensors = [
+            (tensor, tensor.dtype, tensor.device, tensor.requires_grad)
+            for held in tensors
+            for tensor in held.values()
+            if tensor is not None
+        ]
+        self.default = torch.get_default_dtype()
+
+    def is_unchanged(self) -> bool:
+        """Whether everything is the same object as before."""
+        return (
+            not any(self.empty)
+            and all(list(space) == keys and all(map(is_, space.values(), old)) for space, keys, old in self.full)
+            and all(
+                tensor.requires_grad is gradient and tensor.dtype is dtype and tensor.device == device
+                for tensor, dtype, device, gradient in self.tensors
+            )
+            and torch.get_default_dtype() is self.default
+        )
