@@ -1,0 +1,60 @@
+"""The partitioner `metis`: several tries of METIS, each made into stages, the best kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from gemini.partition.metis.engine import Metis
+from gemini.partition.metis.repair import filled, in_sequence, on_workers
+from gemini.partition.problem import Problem
+from gemini.partition.registry import Assignment
+from gemini.partition.search.judging import Answer, finish, judge, judge_state
+from gemini.partition.search.refinement import refine
+from gemini.partition.search.staging import stages_of
+from gemini.partition.search.starts import check_size
+from gemini.partition.search.state import State
+
+_TRIES = ((1, False), (5, False), (20, False), (1, True), (10, True))  # imbalance in thousandths, bisection
+_STAGED = 2  # tries that are made into stages
+
+
+def partition_metis(problem: Problem) -> Assignment:
+    """The best of several tries."""
+    found = metis_answers(problem)
+    best = min(found, key=lambda answer: answer.key)
+    return finish(problem, best, tries=len(_TRIES))
+
+
+def metis_answers(problem: Problem) -> list[Answer]:
+    """The answers of the best tries."""
+    check_size(problem)
+    engine = Metis(problem)
+    rng = random.Random(problem.options.seed)
+    tries: dict[tuple[int, ...], tuple[float, float]] = {}
+    for imbalance, recursive in _TRIES:
+        raw = engine.parts(rng.randrange(1, 1 << 30), imbalance, recursive)
+        part_of = tuple(filled(problem, on_workers(problem, raw)))
+        tries[part_of] = (max(problem.times(part_of)), problem.cut_mb(part_of))
+    best = sorted(tries, key=lambda part_of: tries[part_of])[:_STAGED]
+    if problem.options.mixed is False:
+        return [answer for part_of in best for answer in _one_a_worker(problem, part_of, rng)]
+    return [_mixed(problem, part_of, rng) for part_of in best]
+
+
+def _mixed(problem: Problem, part_of: Sequence[int], rng: random.Random) -> Answer:
+    """As many stages a worker as its part needs."""
+    stage_of, worker_of = stages_of(problem, part_of)
+    state = State(problem, stage_of, worker_of)
+    refine(state, "advanced", rng, passes=1)
+    return judge(problem, *stages_of(problem, state.workers()), "METIS")
+
+
+def _one_a_worker(problem: Problem, part_of: Sequence[int], rng: random.Random) -> list[Answer]:
+    """One stage a worker: repaired and balanced again."""
+    found = []
+    for stage_of, worker_of in in_sequence(problem, part_of):
+        state = State(problem, stage_of, worker_of)
+        refine(state, "advanced", rng, problem.options.slack)
+        found.append(judge_state(state, "METIS, repaired"))
+    return found

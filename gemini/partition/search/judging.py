@@ -1,0 +1,105 @@
+"""Judging: which of several answers is the best, and what is handed back.
+
+Memory within limits comes first, then that every worker has work, then the time of the most loaded worker, then what
+crosses between workers, then the number of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemini.errors import PartitionError
+from gemini.partition.problem import Problem
+from gemini.partition.registry import Assignment
+from gemini.partition.search.memory import memory_of_workers, overflow
+from gemini.partition.search.state import State
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Stages numbered in order, their workers, and how good they are."""
+
+    stage_of: tuple[int, ...]
+    worker_of: tuple[int, ...]
+    idle: int  # workers without an item
+    overflow_mb: float
+    time_ms: float
+    cut: float
+    nstages: int
+    origin: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> tuple[float, int, float, float, int]:
+        """Smaller is better."""
+        return (round(self.overflow_mb, 6), self.idle, _rounded(self.time_ms), _rounded(self.cut), self.nstages)
+
+    @property
+    def part_of(self) -> list[int]:
+        """The worker of each item."""
+        return [self.worker_of[stage] for stage in self.stage_of]
+
+
+def _rounded(value: float) -> float:
+    """Equal but for the order of additions."""
+    return float(f"{value:.9g}")
+
+
+def judge(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int], origin: str = "") -> Answer:
+    """The answer of stages that are numbered in order; some may be empty."""
+    state = State(problem, stage_of, worker_of)
+    beyond = sum(overflow(problem, stage_of, worker_of))
+    return Answer(
+        tuple(stage_of),
+        tuple(worker_of),
+        state.members.count(0),
+        beyond,
+        state.bottleneck,
+        state.cut,
+        len(set(stage_of)),
+        origin,
+    )
+
+
+def judge_state(state: State, origin: str = "") -> Answer:
+    """The answer that a state is."""
+    return judge(state.problem, state.block_of, state.worker_of, origin)
+
+
+def within_slack(answers: Iterable[Answer], slack: float, ceiling: float | None = None) -> Answer:
+    """The answer that cuts least among those close to the best; `ceiling` is a time that must not be passed."""
+    found = list(answers)
+    best = min(found, key=lambda answer: answer.key)
+    limit = best.time_ms * (1 + slack)
+    if ceiling is not None:
+        limit = max(best.time_ms, min(limit, ceiling))
+    close = [a for a in found if a.key[:2] == best.key[:2] and a.time_ms <= limit * (1 + 1e-12)]
+    return min(close, key=lambda answer: (_rounded(answer.cut), answer.nstages, answer.key))
+
+
+def finish(problem: Problem, answer: Answer, **facts: Any) -> Assignment:
+    """The assignment of an answer; raises PartitionError where memory is not enough."""
+    if answer.overflow_mb > 1e-6:
+        raise PartitionError(_too_much(problem, answer))
+    told: dict[str, Any] = {"bottleneck": problem.bottleneck(answer.part_of), "cut_mb": problem.cut_mb(answer.part_of)}
+    if answer.origin:
+        told["origin"] = answer.origin
+    return Assignment(answer.stage_of, answer.worker_of, {**told, **facts})
+
+
+def _too_much(problem: Problem, answer: Answer) -> str:
+    needed = memory_of_workers(problem, answer.stage_of, answer.worker_of)
+    lines = [
+        f"  - worker {at} needs {mb:.1f} MB of {worker.memory_mb:.1f} MB: {mb - worker.memory_mb:.1f} MB too much"
+        for at, (mb, worker) in enumerate(zip(needed, problem.workers, strict=True))
+        if worker.memory_mb is not None and mb > worker.memory_mb
+    ]
+    advice = [f"more than {problem.nparts} parts", "more micro-batches"]
+    if not problem.options.recompute:
+        advice.insert(1, "recompute=True")
+    return (
+        "memory is not enough; the closest found:\n"
+        + "\n".join(lines)
+        + f"\n    → {', '.join(advice)}, or less a device"
+    )

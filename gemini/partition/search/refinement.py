@@ -1,0 +1,131 @@
+"""Refinement: moves of single items that first balance the workers, then cut less.
+
+*Balance* takes any move that lowers the smoothed maximum of the loads. *Trim* is a Fiduccia–Mattheyses pass: the move
+of highest gain is made even where the gain is negative, each item at most once, and the best point of the walk is kept.
+Which blocks an item may move to is what the variants differ in (Moreira, Popp, Schulz: Graph Partitioning with
+Acyclicity Constraints): *simple* moves go to the neighbouring block, *advanced* ones to any block that the edges allow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+
+from gemini.partition.search.state import State
+
+REACH: dict[str, int | None] = {"simple": 1, "advanced": None}
+_PATIENCE = 60  # moves without a new best before a pass ends
+_ROUNDS = 12
+
+
+def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, passes: int = 4) -> None:
+    """Improve a state: memory, then the bottleneck, then the cut within the bottleneck reached."""
+    reach = REACH[moves]
+    balance(state, reach, rng)
+    limit = state.bottleneck * (1 + slack)
+    for _ in range(passes):
+        if not trim(state, limit, reach, rng):
+            break
+
+
+# ── balance ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def balance(state: State, reach: int | None, rng: random.Random) -> None:
+    """Make moves that lower the smoothed maximum of the loads, or memory beyond the limits, until there are none."""
+    pending = list(range(len(state.block_of)))
+    for _ in range(_ROUNDS):
+        rng.shuffle(pending)
+        touched: set[int] = set()
+        for at in pending:
+            target = _calmest(state, at, reach)
+            if target is not None:
+                state.move(at, target)
+                touched.add(at)
+                touched.update(state.problem.predecessors[at], state.problem.successors[at])
+        if not touched:
+            break
+        pending = sorted(touched)
+
+
+def _calmest(state: State, at: int, reach: int | None) -> int | None:
+    """The block where an item disturbs least, if it is better there than where it is."""
+    best, best_key = None, (-1e-9, -1e-9)
+    for target in state.targets(at, reach):
+        cut, changes = state.effect(at, target)
+        key = (state.excess(at, target), state.unrest(changes) + 1e-6 * cut / (state.cut + 1e-9))
+        if key[0] < best_key[0] or (key[0] <= 1e-9 and key[1] < best_key[1]):
+            best, best_key = target, (min(key[0], -1e-9), key[1])
+    return best
+
+
+# ── trim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def trim(state: State, limit: float, reach: int | None, rng: random.Random) -> bool:
+    """One pass that cuts less while no load passes a limit; whether it found something."""
+    return _Pass(state, limit, reach, rng).run()
+
+
+class _Pass:
+    """One Fiduccia–Mattheyses pass: the best move of each item waits on a heap."""
+
+    def __init__(self, state: State, limit: float, reach: int | None, rng: random.Random) -> None:
+        self.state, self.limit, self.reach, self.rng = state, limit, reach, rng
+        self.heap: list[tuple[float, float, int, int]] = []  # change of the cut, tie, item, block
+        self.locked: set[int] = set()
+
+    def run(self) -> bool:
+        """Walk, and return to the best point of the walk; whether it is better than the start."""
+        state = self.state
+        for at in range(len(state.block_of)):
+            self._offer(at)
+        undo: list[tuple[int, int]] = []
+        best, kept = state.cut, 0
+        least = 1e-9 * (state.cut + 1e-9)
+        while self.heap and len(undo) - kept < _PATIENCE:
+            move = self._next()
+            if move is None:
+                continue
+            at, target = move
+            undo.append((at, state.block_of[at]))
+            state.move(at, target)
+            self.locked.add(at)
+            if state.cut < best - least:
+                best, kept = state.cut, len(undo)
+            for other in (*state.problem.predecessors[at], *state.problem.successors[at]):
+                if other not in self.locked:
+                    self._offer(other)
+        for at, source in reversed(undo[kept:]):
+            state.move(at, source)
+        return kept > 0
+
+    def _next(self) -> tuple[int, int] | None:
+        """The move on top of the heap, if it is still as good as it was when it was put there."""
+        promised, _, at, target = heapq.heappop(self.heap)
+        if at in self.locked:
+            return None
+        cut = self._change(at, target)
+        if cut is None or cut > promised + 1e-12:
+            self._offer(at, above=promised)
+            return None
+        return at, target
+
+    def _offer(self, at: int, above: float | None = None) -> None:
+        """Put the best move of an item on the heap; with `above`, only one that is worse than that."""
+        best: tuple[float, int] | None = None
+        for target in self.state.targets(at, self.reach):
+            cut = self._change(at, target)
+            if cut is not None and (above is None or cut > above + 1e-12) and (best is None or cut < best[0]):
+                best = (cut, target)
+        if best is not None:
+            heapq.heappush(self.heap, (best[0], self.rng.random(), at, best[1]))
+
+    def _change(self, at: int, target: int) -> float | None:
+        """How the cut changes if an item moves; None where it may not."""
+        state = self.state
+        low, high = state.span(at)
+        if not low <= target <= high or state.worker_of[target] == state.worker_of[state.block_of[at]]:
+            return None
+        if state.is_last(at):
+            return None
+        cut, changes = state.effect(at, target)
+        if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
+            return None
+        return None if state.excess(at, target) > 1e-9 else cut
