@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from gemini.compiler import GeminiCompiler
     from gemini.config import GeminiConfig
     from gemini.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
+    from gemini.pipe.entry import pipe_model
 
 __version__ = "0.1.0"
 
@@ -16,12 +17,13 @@ __all__ = [
     "Mode",
     "auto",
     "hybrid",
+    "pipe_model",
     "pipeline",
     "sharding",
     "sharding_and_pipeline",
 ]
 
-_HOMES = {"GeminiCompiler": "gemini.compiler", "GeminiConfig": "gemini.config"}
+_HOMES = {"GeminiCompiler": "gemini.compiler", "GeminiConfig": "gemini.config", "pipe_model": "gemini.pipe.entry"}
 
 
 def __getattr__(name: str) -> object:

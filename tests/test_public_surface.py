@@ -13,6 +13,7 @@ def test_public_names():
         "Mode",
         "auto",
         "hybrid",
+        "pipe_model",
         "pipeline",
         "sharding",
         "sharding_and_pipeline",

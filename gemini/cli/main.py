@@ -26,6 +26,7 @@ from gemini.suggest import nearest
 COMMANDS = {
     "profile": "gemini.cli.profile",
     "partition": "gemini.cli.partition",
+    "pipe": "gemini.cli.pipe",
     "schedule": "gemini.cli.schedule",
     "inspect": "gemini.cli.inspect",
     "passes": "gemini.cli.passes",

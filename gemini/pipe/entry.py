@@ -88,8 +88,10 @@ class _Flow:
     analytic: str | DeviceSpec | None
     rounds: int
     cache: bool | str | Path
-    graph: Graph | None
-    profile: Profile | None
+    known_graph: Graph | None
+    known_profile: Profile | None
+    graph: Graph = field(init=False)
+    profile: Profile = field(init=False)
     partition: Partition = field(init=False)
     codes: tuple[StageCode, ...] = field(init=False)
     piped: Piped = field(init=False)
@@ -100,20 +102,10 @@ class _Flow:
         if faults:
             listed = "\n".join(f"  - {fault}" for fault in faults)
             raise PartitionError(f"pipe_model cannot begin:\n{listed}")
-        from gemini.partition.registry import find_partitioner
-        from gemini.profiling.device import find_device
-        from gemini.profiling.specs import find_spec
-
-        find_partitioner(self.partitioner)
-        self.options.of(self.nparts)
-        if self.device is not None:
-            find_device(self.device)
-        if isinstance(self.analytic, str):
-            find_spec(self.analytic)
-        if self.output is not None:
-            from gemini.pipe.folder import check_replaceable
-
-            check_replaceable(self.output, self.overwrite)
+        check_request(
+            nparts=self.nparts, partitioner=self.partitioner, options=self.options, device=self.device,
+            analytic=self.analytic, output=self.output, overwrite=self.overwrite,
+        )  # fmt: skip
 
     def _faults(self) -> list[str]:
         faults = []
@@ -127,19 +119,48 @@ class _Flow:
         ):
             if not isinstance(getattr(self, name), kinds):
                 faults.append(f"{name} is a {type(getattr(self, name)).__name__}; {remedy}")
-        if self.graph is not None and self.graph.model is not self.model:
+        if self.known_graph is not None and self.known_graph.model is not self.model:
             faults.append("the graph was captured from another model object; load it with Graph.load(path, model)")
         return faults
+
+
+def check_request(
+    *,
+    nparts: int,
+    partitioner: str,
+    options: Options,
+    device: str | torch.device | Device | None = None,
+    analytic: str | DeviceSpec | None = None,
+    output: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Raise what can be known to be wrong without a model: names, numbers, the folder."""
+    from gemini.partition.prediction import find_schedule
+    from gemini.partition.registry import find_partitioner
+    from gemini.pipe.folder import check_replaceable
+    from gemini.profiling.device import find_device
+    from gemini.profiling.specs import find_spec
+
+    if nparts < 1:
+        raise PartitionError(f"{nparts} parts\n    → ask for 1 or more")
+    find_partitioner(partitioner)
+    options.of(nparts)
+    find_schedule(options.schedule)
+    if device is not None:
+        find_device(device)
+    if isinstance(analytic, str):
+        find_spec(analytic)
+    if output is not None:
+        check_replaceable(output, overwrite)
 
 
 # ── the steps ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _capture(flow: _Flow, _: Progress) -> None:
     from gemini.capture import capture
 
-    if flow.graph is None:
-        flow.graph = capture(
-            flow.model, tuple(flow.args), flow.kwargs, depth=flow.depth, basic_blocks=flow.basic_blocks
-        )
+    flow.graph = flow.known_graph or capture(
+        flow.model, tuple(flow.args), flow.kwargs, depth=flow.depth, basic_blocks=flow.basic_blocks
+    )
     if flow.graph.is_whole and flow.nparts > 1:
         raise PartitionError(
             f"{flow.graph.model_name} cannot be cut into {flow.nparts} parts: it had to be captured whole, "
@@ -150,26 +171,23 @@ def _capture(flow: _Flow, _: Progress) -> None:
 def _profile(flow: _Flow, tell: Progress) -> None:
     from gemini.profiling import profile
 
-    if flow.profile is None and flow.graph is not None:
-        flow.profile = profile(
-            flow.graph, tuple(flow.args), flow.kwargs, device=flow.device, analytic=flow.analytic,
-            rounds=flow.rounds, cache=flow.cache, progress=tell,
-        )  # fmt: skip
+    flow.profile = flow.known_profile or profile(
+        flow.graph, tuple(flow.args), flow.kwargs, device=flow.device, analytic=flow.analytic,
+        rounds=flow.rounds, cache=flow.cache, progress=tell,
+    )  # fmt: skip
 
 
 def _partition(flow: _Flow, _: Progress) -> None:
     from gemini.partition import partition
 
-    if flow.graph is not None and flow.profile is not None:
-        flow.partition = partition(flow.graph, flow.profile, flow.nparts, flow.partitioner, flow.options)
+    flow.partition = partition(flow.graph, flow.profile, flow.nparts, flow.partitioner, flow.options)
 
 
 def _generate(flow: _Flow, _: Progress) -> None:
     from gemini.codegen import generate
 
-    if flow.graph is not None and flow.profile is not None:
-        flow.codes = generate(flow.graph, flow.partition)
-        flow.piped = Piped(flow.model, flow.graph, flow.profile, flow.partition, flow.codes)
+    flow.codes = generate(flow.graph, flow.partition)
+    flow.piped = Piped(flow.model, flow.graph, flow.profile, flow.partition, flow.codes)
 
 
 def _save(flow: _Flow, _: Progress) -> None:
