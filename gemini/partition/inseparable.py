@@ -1,37 +1,35 @@
 """Inseparable nodes: what must share a stage for the stages together to equal the model.
 
-A value that crosses to another stage arrives there as a copy. That is invisible unless somebody writes to its memory:
-so the nodes that make a piece of memory, look at it (views) and write to it stay together. Later readers may live
-elsewhere: they get the value as it is after all writes, and readers that come before a write are ordered before it.
+A value that crosses to another stage arrives there as a copy, taken when its stage has ended. That is invisible unless
+somebody writes to its memory: so whoever writes to memory stays with the node that made it. The views in between lie
+on the way from one to the other, and readers from before the write are ordered before it, so these stay too. Later
+readers may live elsewhere: they get the value as it is after all writes.
 
-    y = x[0]      looks at x     ┐
-    y.add_(1)     writes         ┘ with the node that made x
+    x = conv(…)   makes          ┐
+    y = x[0]      looks at it    │ together
+    y.add_(1)     writes         ┘
     z = x * 2     reads later      anywhere
 
-Tensors that the model or the caller holds are written where everybody who touches them is.
+A tensor that the model or the caller holds is written where everybody who touches it is: each stage brings its own.
+Likewise a module that keeps something of its runs (batch statistics, a counter) runs in one stage only.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cached_property
+
+import torch
 
 from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
-from gemini.capture.node import Node
+from gemini.capture.node import MODULES, Node
+from gemini.capture.origins import get_held
+from gemini.profiling.held import HELD, held_tensors
 
-# Functions whose result may look at the memory of their first argument.
-_VIEWS = """
-__getitem__ view view_as reshape reshape_as expand expand_as transpose transpose_ permute movedim moveaxis
-swapaxes swapdims squeeze squeeze_ unsqueeze unsqueeze_ flatten unflatten ravel narrow select slice split
-chunk tensor_split vsplit hsplit dsplit split_with_sizes unbind diagonal t T mT H mH adjoint unfold as_strided
-detach detach_ alias real imag view_as_real view_as_complex contiguous to type type_as float double half
-bfloat16 cpu cuda requires_grad_ atleast_1d atleast_2d atleast_3d broadcast_to broadcast_tensors meshgrid conj
-data __get__ positive values indices movedim_ swapaxes_ swapdims_ t_ resolve_conj resolve_neg dropout
-alpha_dropout dropout1d dropout2d dropout3d identity pad relu
-"""
-_VIEW_NAMES = frozenset(_VIEWS.split())
-_VIEWING_MODULES = ("Flatten", "Unflatten", "Identity", "Dropout")
+# Whether these return a view or a copy depends on strides, and so on the batch: they count as views.
+_MAYBE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous", "Flatten", "to"})
 
 
 class Joined:
@@ -55,52 +53,91 @@ class Joined:
 
 
 def written_groups(graph: Graph) -> Iterator[set[int]]:
-    """Groups of nodes that make, look at and write the same memory."""
-    touching: dict[int, set[int]] | None = None
+    """Groups of nodes that must not be separated."""
+    memory = _Memory(graph)
     for node in graph.compute_nodes:
         for ref in node.mutates:
-            group: set[int] = {node.id}
-            held: set[int] = set()
-            for origin in _origins(graph, ref, node.id):
-                (held if graph.nodes[origin].is_source else group).add(origin)
-            if held and touching is None:
-                touching = _touching(graph)
-            for source in held:
-                group |= (touching or {}).get(source, set())
+            group = {node.id}
+            for maker in memory.makers(ref):
+                group |= memory.touching[maker] if graph.nodes[maker].is_source else {maker}
             if len(group) > 1:
                 yield group
+    yield from _stateful(graph)
 
 
-def _touching(graph: Graph) -> dict[int, set[int]]:
-    """Who reads each tensor that the caller or the model holds, directly or through views."""
-    found: dict[int, set[int]] = defaultdict(set)
-    for node in graph.compute_nodes:
-        for ref in {*node.inputs(), *node.mutates}:
-            for origin in _origins(graph, ref, node.id):
-                if graph.nodes[origin].is_source:
-                    found[origin].add(node.id)
-    return found
+class _Memory:
+    """Who makes, and who touches, the memory of values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def makers(self, ref: Ref) -> set[int]:
+        """The nodes that may have made the memory of a value, views on the way included."""
+        pending, found = [ref.node], set[int]()
+        while pending:
+            at = pending.pop()
+            if at in found:
+                continue
+            found.add(at)
+            node = self.graph.nodes[at]
+            pending += node.shares
+            if _may_view(node):
+                pending += [source.node for source in node.inputs()][:1]
+        return found
+
+    @cached_property
+    def touching(self) -> dict[int, set[int]]:
+        """Who touches each tensor that the caller or the model holds, directly, through views, or as its module."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for node in self.graph.compute_nodes:
+            for ref in {*node.inputs(), *node.mutates}:
+                for maker in self.makers(ref):
+                    if self.graph.nodes[maker].is_source:
+                        found[maker].add(node.id)
+        held = {node.id: self._storage(node) for node in self.graph.nodes if node.kind in HELD}
+        model = self.graph.bound_model() if held else None
+        for node in self.graph.compute_nodes:
+            if model is not None and node.kind in MODULES:
+                own = {_storage_of(tensor) for tensor in held_tensors(self.graph, model, node)}
+                for source, storage in held.items():
+                    if storage in own:
+                        found[source].add(node.id)
+        return found
+
+    def _storage(self, node: Node) -> int:
+        return _storage_of(get_held(self.graph.bound_model(), node.target))
 
 
-def _origins(graph: Graph, ref: Ref, reader: int) -> Iterator[int]:
-    """The nodes that a value's memory may have come through, back to the one that made it."""
-    pending, seen = [ref.node], set()
-    while pending:
-        at = pending.pop()
-        if at in seen or at > reader:
-            continue
-        seen.add(at)
-        yield at
-        node = graph.nodes[at]
-        if node.is_source or not _may_view(node):
-            continue
-        pending += [source.node for source in node.inputs()]
+def _storage_of(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without memory of their own
+        return id(tensor)
 
 
 def _may_view(node: Node) -> bool:
-    if node.kind in ("op", "function"):
-        parts = node.target.replace(":", ".").split(".")
-        return node.kind == "function" or any(part in _VIEW_NAMES for part in parts[-2:]) or bool(node.mutates)
-    if node.kind == "module":
-        return node.cls.rpartition(".")[2].startswith(_VIEWING_MODULES) or bool(node.mutates)
-    return True  # blocks and functions kept whole run any Python
+    if node.kind == "op":
+        return node.target.rpartition(".")[2] in _MAYBE_VIEWS
+    return node.kind == "module" and node.cls in _MAYBE_VIEWS
+
+
+def _stateful(graph: Graph) -> Iterator[set[int]]:
+    """For every module that keeps something of its runs, the nodes that run it or read its buffers."""
+    changing = dict.fromkeys(name for node in graph.compute_nodes for name in node.changes)
+    if not changing:
+        return
+    model = graph.bound_model()
+    runs: dict[int, set[int]] = defaultdict(set)  # module → nodes
+    reads: dict[int, set[int]] = defaultdict(set)  # buffer → nodes
+    for node in graph.compute_nodes:
+        if node.kind in MODULES:
+            for part in (model.get_submodule(node.target) if node.target else model).modules():
+                runs[id(part)].add(node.id)
+        for ref in node.inputs():
+            if graph.nodes[ref.node].kind in HELD:
+                reads[id(get_held(model, graph.nodes[ref.node].target))].add(node.id)
+    for name in changing:
+        part = model.get_submodule(name) if name else model
+        group = set(runs[id(part)]).union(*(reads[id(buffer)] for buffer in part.buffers(recurse=False)))
+        if len(group) > 1:
+            yield group
