@@ -6,7 +6,7 @@ time of one micro-batch, the memory it holds, and the bytes that travel. The sch
 | schedule                     | order                                                                               |
 |------------------------------|-------------------------------------------------------------------------------------|
 | a name of the library        | the library's, if stages lie as it needs them: one a worker, looped, or V-shaped    |
-| `1f1b`, stages lie otherwise | backward first (see `mixed_orders`)                                                 |
+| `1f1b`, stages lie otherwise | 1F1B's depth, any stages (see `mixed_orders`)                                       |
 | `composed`                   | searched for this very placement, within the memory that weights leave              |
 
 A schedule that these stages do not admit is replaced by 1F1B, and `note` says so.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from gemini.errors import PartitionError, ScheduleError
 from gemini.partition.flows import Flow
-from gemini.partition.mixed_orders import early_backward_orders
+from gemini.partition.mixed_orders import mixed_orders
 from gemini.profiling.device import MB
 from gemini.schedule.asap import asap
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Block
@@ -102,7 +102,7 @@ def predict(
             note = f"{name} needs {_needs(known)}, which this partition is not: shown for {DEFAULT}"
             name = DEFAULT
             laid_out = place(stages, flows, nworkers, nmicros, links)
-            orders = early_backward_orders(laid_out, nmicros)
+            orders = mixed_orders(laid_out, nmicros)
         plan = plan_from_orders(laid_out, orders)
     ran = simulate(plan, links=links).require()
     depth, kept = _held(ran, len(stages))
@@ -176,7 +176,7 @@ def _orders(known: Known, laid_out: SchedPlan, workers: Sequence[int], nmicros: 
             for at, row in enumerate(known.orders(own, nmicros)):
                 rows[name[at]] = [action for action in row if (action.stage, action.btype) in there]
             return rows
-    return early_backward_orders(laid_out, nmicros) if known.name == DEFAULT else None
+    return mixed_orders(laid_out, nmicros) if known.name == DEFAULT else None
 
 
 def _needs(known: Known) -> str:
