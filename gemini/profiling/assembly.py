@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from gemini.capture.forms import Ref
-from gemini.capture.graph import Graph
 from gemini.capture.node import Node, TensorMeta
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.device import MB
-from gemini.profiling.flow import tensor_inputs, tensor_outputs
-from gemini.profiling.held import HELD, held_tensors
+from gemini.profiling.flow import GradientFlow, tensor_outputs
+from gemini.profiling.held import HELD
 from gemini.profiling.measurement import Measurement
 from gemini.profiling.signature import digest
 
@@ -23,38 +22,38 @@ from gemini.profiling.signature import digest
 class Assembly:
     """Builds the costs of all nodes of a graph."""
 
-    def __init__(self, graph: Graph, host: bool) -> None:
-        self.graph, self.host = graph, host
-        self.model = graph.bound_model()
+    def __init__(self, flow: GradientFlow) -> None:
+        self.flow, self.graph = flow, flow.graph
+        self.model = self.graph.bound_model()
         self.values_mb: list[float] = []
         self.place: dict[Ref, int] = {}
         self.names = _names(self.model)
         self.parameters_mb = {name: _size_mb(tensor) for name, tensor in _named(self.model)}
         self.costs: list[NodeCost] = []
-        for node in graph.nodes:
+        for node in self.graph.nodes:
             if node.kind == "input":
                 for ref in tensor_outputs(node):
                     self._new_value(ref)
 
-    def add(self, node: Node, signature: str, pooled: int, found: Measurement) -> None:
-        """Append the cost of a node."""
-        inputs = [ref for ref in tensor_inputs(node) if ref in self.place]
-        every, outputs = tensor_inputs(node), tensor_outputs(node)
+    def add(self, node: Node, signature: str, pooled: int, found: Measurement, ms: tuple[float, float]) -> None:
+        """Append the cost of a node that takes so long, forward and backward."""
+        every, outputs = self.flow.inputs[node.id], tensor_outputs(node)
+        inputs = [ref for ref in every if ref in self.place]
         self._place_outputs(outputs, every, found)
         memory = found.memory
         kept = [every[at] for at in memory.saved_inputs if at < len(every)]
         kept += [outputs[at] for at in memory.saved_outputs if at < len(outputs)]
         saved = tuple(sorted({self.place[ref] for ref in kept if ref in self.place}))
         given = tuple(sorted({self.place[ref] for ref in inputs}))
-        held = {self.names[id(t)]: t for t in held_tensors(self.graph, self.model, node) if id(t) in self.names}
-        forward = found.forward_host if self.host else found.forward
-        backward = found.backward_host if self.host else found.backward
+        held = {self.names[id(t)]: t for t in self.flow.held[node.id] if id(t) in self.names}
+        host = found.host_ms > found.device_ms
+        forward, backward = (found.forward_host, found.backward_host) if host else (found.forward, found.backward)
         total = forward.ms + backward.ms
         noise = (forward.ms * forward.noise + backward.ms * backward.noise) / total if total else 0.0
         self.costs.append(
             NodeCost(
                 id=node.id, name=node.name, kind=node.kind, node_class=digest(signature)[:12], pooled=pooled,
-                forward_ms=forward.ms, backward_ms=backward.ms, noise=noise,
+                forward_ms=ms[0], backward_ms=ms[1], noise=noise,
                 samples=forward.samples, rejected=forward.rejected + backward.rejected,
                 forward_peak_mb=memory.forward_peak, backward_peak_mb=memory.backward_peak,
                 parameter_mb=sum(_size_mb(t) for t in held.values() if isinstance(t, nn.Parameter)),
@@ -65,6 +64,7 @@ class Assembly:
                 saved_own_mb=memory.saved_own,
                 flops=found.forward_work.flops + found.backward_work.flops,
                 moved_mb=(found.forward_work.nbytes + found.backward_work.nbytes) / MB,
+                host_ms=found.host_ms, device_ms=found.device_ms,
                 source=found.source, reason=found.reason,
                 parameters=tuple(held), saved_values=saved, input_values=given,
             )

@@ -18,7 +18,7 @@ from gemini import __version__
 from gemini.profiling.measurement import Measurement
 from gemini.profiling.signature import digest
 
-FORMAT = 1
+FORMAT = 2
 
 
 def default_folder() -> Path:

@@ -34,6 +34,8 @@ class NodeCost:
     saved_own_mb: float
     flops: int  # forward and backward
     moved_mb: float  # bytes read and written by all kernels
+    host_ms: float = 0.0  # the calling thread's part, where the device runs behind it; forward and backward
+    device_ms: float = 0.0  # the device's part
     source: str = "measured"
     reason: str = ""  # why it is not measured
     recomputed: bool = False

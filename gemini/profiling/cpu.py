@@ -1,29 +1,22 @@
 """The CPU as a measured device.
 
-Within a step the gradients of parameters stay, so each is written to fresh memory, at a page fault every 4 KB: a tenth
-of the step and more where parameters are many and samples few. A node measured alone would get back the memory it has
-just freed. So free memory is returned to the system before the backward of a node whose parameters outweigh its
-values.
-
 Two clocks: `wall`, what a stop watch shows, and `cpu`, the processor time of this process divided by its threads,
 which other processes on the machine hardly disturb; with one thread both agree on an idle machine.
 """
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gemini.errors import ProfileError
-from gemini.profiling.device import Backward, Device, MemoryWatch, Times
+from gemini.profiling.device import Device, MemoryWatch, Result, Span, Stopwatch
 from gemini.profiling.live_memory import LiveMemory
 
 CLOCKS = ("wall", "cpu")
@@ -51,26 +44,9 @@ class CpuDevice(Device):
             return time.perf_counter() * 1e3
         return time.process_time() * 1e3 / int(torch.get_num_threads())
 
-    def time(self, forward: Callable[[], Any], prepare: Callable[[Any], Backward | None], hint: float = 0.0) -> Times:  # noqa: ARG002
+    def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:  # noqa: ARG002
         """Calls run to their end on the CPU, so a clock around them is all it takes."""
-        begin = self.now_ms()
-        result = forward()
-        forward_ms = self.now_ms() - begin
-        backward = prepare(result)
-        del result
-        if backward is None:
-            return Times(forward_ms, 0.0)
-        begin = self.now_ms()
-        gradients = backward()
-        backward_ms = self.now_ms() - begin
-        del gradients
-        return Times(forward_ms, backward_ms)
-
-    def refresh(self) -> None:
-        """Return free memory to the system."""
-        trim = _malloc_trim()
-        if trim is not None:
-            trim(0)
+        return CpuStopwatch(self.now_ms)
 
     def watch(self) -> AbstractContextManager[MemoryWatch]:
         """Count storages, as the CPU's allocator keeps no statistics."""
@@ -78,13 +54,23 @@ class CpuDevice(Device):
         return watch
 
 
-@lru_cache(maxsize=1)
-def _malloc_trim() -> Callable[[int], int] | None:
-    """The function of the C library that does it, if it has one (glibc)."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):
-        return None
+class CpuStopwatch(Stopwatch):
+    """A clock around every call."""
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self.now_ms = now_ms
+        self.spans: dict[Hashable, Span] = {}
+
+    def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:  # noqa: ARG002
+        """Run a call and time it."""
+        begin = self.now_ms()
+        result = call()
+        self.spans[key] = Span(self.now_ms() - begin)
+        return result
+
+    def read(self) -> dict[Hashable, Span]:
+        """The times of all calls."""
+        return self.spans
 
 
 @lru_cache(maxsize=1)

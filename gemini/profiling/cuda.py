@@ -1,33 +1,39 @@
 """A CUDA GPU as a measured device.
 
 The host starts kernels, the GPU runs them later; which of the two limits a step depends on the model. So both are
-read. To see the GPU's own time and not the gaps in which it waits for the host, it is first given a pause long
-enough for the host to get ahead:
+read. To see the GPU's own time and not the gaps in which it waits for the host, it is given pauses long enough for
+the host to get ahead, without waiting for each other anywhere else:
 
-    host   │ pause │ forward kernels │ backward kernels │
-    GPU            │ ····· pause ····│event│ forward │event│ backward │event│
+    host   │ pause │ calls 1…n │ pause │ calls n+1… │
+    GPU            │ ·· pause ··│ 1 │ 2 │ … │ n │ ·· pause ··│ n+1 │ …       an event at each │
+
+How long the host needs, it learns from an earlier run of the same calls. The queue of a GPU holds about a thousand
+launches, and a full one stops the host; so a pause is followed by few enough calls.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from gemini.profiling.device import MB, Backward, Device, MemoryWatch, Times
+from gemini.profiling.device import MB, Device, MemoryWatch, Result, Span, Stopwatch
 
 _CYCLES_A_MS = 2_000_000  # of torch.cuda._sleep: at least a millisecond on every GPU in use
-_LONGEST_PAUSE = 100.0  # ms
-_FIRST_PAUSE = 1.0
+_LONGEST_PAUSE = 200.0  # ms
+_QUEUE = 300  # launches after a pause, events included; an op may be two or three kernels
+_MARGIN = 1.3  # the pause over what the host needed before
 
 
 class CudaDevice(Device):
     """One GPU; readings on its current stream."""
 
     kind = "cuda"
+    runs_behind = True
 
     def __init__(self, torch_device: torch.device) -> None:
         index = torch_device.index if torch_device.index is not None else torch.cuda.current_device()
@@ -39,33 +45,10 @@ class CudaDevice(Device):
         tf32 = f"tf32 {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'}"
         return f"{name}, CUDA {torch.version.cuda}, {tf32}"
 
-    def time(self, forward: Callable[[], Any], prepare: Callable[[Any], Backward | None], hint: float = 0.0) -> Times:
-        """Events around forward and backward, behind a pause twice as long as the host is said to need."""
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE + 2 * hint)
-        with torch.cuda.device(self.torch_device):
-            begin, forward_end, backward_begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(4))
-            torch.cuda.synchronize()
-            torch.cuda._sleep(int(pause * _CYCLES_A_MS))
-            begin.record()
-            started = time.perf_counter()
-            result = forward()
-            forward_host = (time.perf_counter() - started) * 1e3
-            forward_end.record()
-            backward = prepare(result)
-            del result
-            backward_begin.record()
-            backward_host = 0.0
-            if backward is not None:
-                started = time.perf_counter()
-                gradients = backward()
-                backward_host = (time.perf_counter() - started) * 1e3
-                end.record()
-                del gradients
-            else:
-                end.record()
-            torch.cuda.synchronize()
-            times = begin.elapsed_time(forward_end), backward_begin.elapsed_time(end)
-            return Times(times[0], times[1] if backward is not None else 0.0, forward_host, backward_host)
+    def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
+        """Events around every call, behind pauses where it is known how long they must be."""
+        torch.cuda.synchronize(self.torch_device)
+        return CudaStopwatch(self.torch_device, earlier if isinstance(earlier, CudaStopwatch) else None)
 
     def time_step(self, step: Callable[[], Any]) -> float:
         """A whole step from an idle GPU to an idle GPU."""
@@ -78,7 +61,6 @@ class CudaDevice(Device):
     @contextmanager
     def watch(self) -> Iterator[MemoryWatch]:
         """The allocator's own statistics; its record of the peak starts anew."""
-        torch.cuda.synchronize(self.torch_device)
         watch = _AllocatorWatch(self.torch_device)
         watch.restart()
         yield watch
@@ -88,7 +70,65 @@ class CudaDevice(Device):
         torch.cuda.empty_cache()
 
 
+@dataclass(frozen=True)
+class _Entry:
+    key: Hashable
+    begin: Any
+    end: Any
+    started: float  # s, of the host's clock
+    host_ms: float
+    launches: int
+
+
+class CudaStopwatch(Stopwatch):
+    """Events on the device, a clock on the host."""
+
+    def __init__(self, device: torch.device, earlier: CudaStopwatch | None) -> None:
+        self.device, self.earlier = device, earlier
+        self.entries: list[_Entry] = []
+        self.places: dict[Hashable, int] = {}
+        self.left = 0  # launches until the next pause
+
+    def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
+        """Run a call between two events."""
+        if self.earlier is not None and self.left <= 0:
+            self._pause(self.earlier, key)
+        self.left -= launches + 2
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        stream = torch.cuda.current_stream(self.device)
+        begin.record(stream)
+        started = time.perf_counter()
+        result = call()
+        host_ms = (time.perf_counter() - started) * 1e3
+        end.record(stream)
+        self.places[key] = len(self.entries)
+        self.entries.append(_Entry(key, begin, end, started, host_ms, launches))
+        return result
+
+    def _pause(self, earlier: CudaStopwatch, key: Hashable) -> None:
+        """Keep the device waiting for as long as the host took for the next calls."""
+        first = last = earlier.places.get(key, -1)
+        if first < 0:
+            return
+        self.left = _QUEUE
+        total = 0
+        while last + 1 < len(earlier.entries) and total < _QUEUE:
+            total += earlier.entries[last].launches + 2
+            last += 1
+        taken = (earlier.entries[last].started - earlier.entries[first].started) * 1e3
+        pause = min(_LONGEST_PAUSE, _MARGIN * (taken + earlier.entries[last].host_ms))
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(int(pause * _CYCLES_A_MS))
+
+    def read(self) -> dict[Hashable, Span]:
+        """Wait for the device, then read the events."""
+        torch.cuda.synchronize(self.device)
+        return {entry.key: Span(entry.begin.elapsed_time(entry.end), entry.host_ms) for entry in self.entries}
+
+
 class _AllocatorWatch:
+    """Memory is taken and given back by the host, in order, so no waiting for the device is needed."""
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.before = torch.cuda.memory_allocated(device)

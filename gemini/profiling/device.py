@@ -1,24 +1,31 @@
 """The device interface: all that profiling asks of a device, and how one is found by name.
 
-A device times a forward and a backward call, watches the memory they take, and can say who it is. A new kind of
-accelerator is one class here and one row in `KINDS`.
+A device lends a stopwatch, watches the memory that calls take, and can say who it is. A new kind of accelerator is
+one class here and one row in `kinds`.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from gemini.errors import ProfileError
 
 MB = 1 << 20
-Backward = Callable[[], Any]
+Result = TypeVar("Result")
+
+
+class Span(NamedTuple):
+    """The time of one call (ms): on the device, and of the calling thread where that is another matter, else zero."""
+
+    ms: float
+    host_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,18 @@ class Times:
     backward: float
     forward_host: float = 0.0
     backward_host: float = 0.0
+
+
+class Stopwatch(ABC):
+    """Times calls, one after the other, with as little as possible between them."""
+
+    @abstractmethod
+    def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
+        """Run a call and time it; on a device with a queue it makes about so many `launches`."""
+
+    @abstractmethod
+    def read(self) -> dict[Hashable, Span]:
+        """The times of all calls that returned."""
 
 
 class MemoryWatch(Protocol):
@@ -46,17 +65,16 @@ class Device(ABC):
 
     kind: str
     torch_device: torch.device
+    runs_behind = False  # whether calls return before their work is done
 
     @abstractmethod
     def describe(self) -> str:
         """Model and settings that times depend on: part of the cache's key."""
 
     @abstractmethod
-    def time(self, forward: Callable[[], Any], prepare: Callable[[Any], Backward | None], hint: float = 0.0) -> Times:
-        """Time `forward()`, then the function that `prepare(its result)` returns; `prepare` itself does not count.
-
-        `hint` is how long the calling thread is known to be busy with both (ms), if it is.
-        """
+    def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
+        """A new stopwatch. A device that runs behind needs an `earlier` one, of the same calls, to know how long the
+        calling thread takes; without it only times of the calling thread are right."""
 
     @abstractmethod
     def watch(self) -> AbstractContextManager[MemoryWatch]:
@@ -64,10 +82,9 @@ class Device(ABC):
 
     def time_step(self, step: Callable[[], Any]) -> float:
         """Time a whole step (ms), from an idle device to an idle device."""
-        return self.time(step, lambda _: None).forward
-
-    def refresh(self) -> None:  # noqa: B027 (an allocator of the device's own makes no difference)
-        """Make sure that the next allocations get fresh memory, as gradients that stay do within a step."""
+        begin = self.now_ms()
+        step()
+        return self.now_ms() - begin
 
     def now_ms(self) -> float:
         """A clock of the kind that steps are timed with."""
@@ -98,7 +115,7 @@ def find_device(name: str | torch.device | Device) -> Device:
     present = present_devices()
     try:
         wanted = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         wanted = None
     found = str(wanted) if wanted is not None else str(name)
     if wanted is None or wanted.type not in kinds or (wanted.type == "cuda" and not _has_cuda(wanted)):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from gemini.profiling.device import MemoryWatch
-from gemini.profiling.flow import tensor_inputs
 from gemini.profiling.held import HELD
 from gemini.profiling.isolation import Isolation
 from gemini.profiling.measurement import Memory
@@ -25,18 +24,26 @@ def examine(isolation: Isolation, watch: MemoryWatch, held: list[torch.Tensor]) 
         forward_work, forward_peak = counter.take(), watch.peak_mb()
         memory = saved.summarize(_given(isolation), isolation.outputs(result), held)
         watch.restart()
-        backward = isolation.prepare(result)
-        counter.take()
+        backward = isolation.backward(result)
         if backward is None:
             return replace(memory, forward_peak=forward_peak), forward_work, Work()
-        gradients = backward()
+        gradients, sums = backward.ones(), given_already(isolation)
+        counter.take()
+        found = backward.call(gradients, sums)()
         memory = replace(memory, forward_peak=forward_peak, backward_peak=watch.peak_mb())
-        del gradients
+        del found, gradients, sums
         return memory, forward_work, counter.take()
+
+
+def given_already(isolation: Isolation) -> dict[int, torch.Tensor]:
+    """Gradients of parameters that a later node has given before this one adds its own."""
+    shared = isolation.flow.shared.get(isolation.node.id, ())
+    tensors = [isolation.walk.stand_in_for(tensor) for tensor in shared]
+    return {id(tensor): torch.zeros_like(tensor) for tensor in tensors}
 
 
 def _given(isolation: Isolation) -> list[Any]:
     """The inputs by position; None for tensors of the model."""
     nodes = isolation.walk.graph.nodes
-    refs = tensor_inputs(isolation.node)
-    return [None if nodes[ref.node].kind in HELD else isolation.leaves.get(ref) for ref in refs]
+    refs = isolation.flow.inputs[isolation.node.id]
+    return [None if nodes[ref.node].kind in HELD else isolation.given.get(ref) for ref in refs]

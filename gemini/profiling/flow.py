@@ -53,16 +53,20 @@ class GradientFlow:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.inputs = {node.id: tensor_inputs(node) for node in graph.nodes}  # what a node reads
         self.roots = self._roots()
         self.received: Counter[Ref] = Counter(self.roots)
         self.active: set[int] = set()
         self.later: dict[int, tuple[int, ...]] = {}  # of nodes that write in place: readers of what they wrote
         self.shared: dict[int, list[torch.Tensor]] = {}  # parameters that a later node has given a gradient already
+        self.held: dict[int, list[torch.Tensor]] = {}  # tensors of the model that a node uses
+        self.ends: dict[int, list[torch.Tensor]] = {}  # those its backward gives gradients, as far as it was run
         given: set[int] = set()
         for node in reversed(graph.nodes):
             self._backward(node)
+            self.held[node.id] = [] if node.is_source else held_tensors(graph, graph.bound_model(), node)
             if node.id in self.active:
-                used = [t for t in held_tensors(graph, graph.bound_model(), node) if t.requires_grad]
+                used = [t for t in self.held[node.id] if t.requires_grad]
                 self.shared[node.id] = [tensor for tensor in used if id(tensor) in given]
                 given.update(map(id, used))
 
@@ -82,7 +86,7 @@ class GradientFlow:
             return
         self.active.add(node.id)
         self.later[node.id] = tuple(self.received[ref] for ref in node.mutates)
-        for ref in tensor_inputs(node):
+        for ref in self.inputs[node.id]:
             if not self._differentiable(ref):
                 continue
             # What is overwritten has one gradient, from here; its later readers read what was written.

@@ -1,95 +1,150 @@
 """Isolation: a node alone, on its real inputs, forward and backward.
 
-    real value ──detach──► leaf that takes a gradient ──► node ──► outputs ◄── gradients, one a reader
-                                       ▲                                            │
-                                       └──────────────── backward ──────────────────┘
+    real value ──cut──► tensor that takes a gradient ──► node ──► outlets ◄── gradients, one a reader
+                                      ▲                                              │
+                                      └────────────────── backward ──────────────────┘
 
-Gradients are returned, never accumulated: the `.grad` of parameters stays as it is. A value that the node writes in
-place is copied first. Each output receives as many gradients as it has readers, so that their sum is measured too.
+Gradients are returned, never accumulated: the `.grad` of parameters stays as it is. Each output receives as many
+gradients as it has readers, so that their sum is part of backward, as it is in a step. A cut keeps nothing alive:
+between forward and backward only what autograd saves is held, as in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge
 
-from gemini.capture.forms import Number, Ref
+from gemini.capture.forms import Ref
 from gemini.capture.node import Node
 from gemini.capture.values import follow
-from gemini.profiling.device import Backward
 from gemini.profiling.flow import GradientFlow, tensor_outputs
 from gemini.profiling.held import HELD
 from gemini.profiling.walk import Walk
 
+Gradients = list[torch.Tensor]
+Found = tuple[torch.Tensor | None, ...]
+
+
+class _Cut(torch.autograd.Function):  # type: ignore[misc]
+    """The same memory, with a history that starts here. A leaf would do, but a leaf is kept alive by its history,
+    and cannot be written to in place."""
+
+    @staticmethod
+    def forward(_: Any, token: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return value.detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
+        return None, None
+
+
+_TOKEN = torch.zeros((), requires_grad=True)
+
+
+def cut(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same memory that takes a gradient."""
+    if not torch.is_grad_enabled():
+        with torch.enable_grad():
+            return cut(value)
+    found: torch.Tensor = _Cut.apply(_TOKEN, value)
+    return found
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Where the gradient of a tensor with a history arrives."""
+    return GradientEdge(tensor.grad_fn, tensor.output_nr)
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """A tensor that a node made or wrote and that receives gradients."""
+
+    ref: Ref
+    edge: GradientEdge
+    readers: int
+    like: tuple[torch.Size, torch.dtype, torch.device]
+
+    def ones(self) -> torch.Tensor:
+        """A gradient where no real one is at hand."""
+        shape, dtype, device = self.like
+        return torch.ones(shape, dtype=dtype, device=device)
+
 
 class Isolation:
-    """One run of one node, cut off from the rest."""
+    """One run of one node, cut off from the rest.
 
-    def __init__(self, walk: Walk, node: Node, flow: GradientFlow) -> None:
-        self.walk, self.node, self.flow = walk, node, flow
-        self.leaves: dict[Ref, Any] = {}  # what the node is given
-        self.starts: list[torch.Tensor] = []  # the leaves that take a gradient
-        self.roots: list[torch.Tensor] = []
-        self.gradients: list[torch.Tensor] = []
-        self.sums: dict[int, torch.Tensor] = {}  # gradients that are there already
+    With `copies`, values that the node writes in place are copied first, so that it can run more than once.
+    """
+
+    def __init__(self, walk: Walk, node: Node, flow: GradientFlow, *, copies: bool = True) -> None:
+        self.walk, self.node, self.flow, self.copies = walk, node, flow, copies
+        self.given: dict[Ref, Any] = {}
+        self.starts: dict[Ref, GradientEdge] = {}  # where gradients of inputs arrive
         self.args, self.kwargs = walk.decoded(node, self._read)
+        self.forward: Callable[[], Any] = walk.call_of(node, self.args, self.kwargs)
 
     def _read(self, form: Any) -> Any:
-        if isinstance(form, Ref):
-            if form not in self.leaves:
-                self.leaves[form] = self._leaf(form)
-            return self.leaves[form]
-        if isinstance(form, Number):
+        if not isinstance(form, Ref):
             return self.walk.read(form)
-        return self.walk.read(form)
+        if form not in self.given:
+            self.given[form] = self._given(form)
+        return self.given[form]
 
-    def _leaf(self, ref: Ref) -> Any:
+    def _given(self, ref: Ref) -> Any:
         value = self.walk.read(ref)
         source = self.walk.graph.nodes[ref.node]
         if not isinstance(value, torch.Tensor) or source.kind in HELD:
             return value
         meta = source.outputs.get((ref.source, ref.path))
-        leaf = value.detach()
-        if meta is not None and meta.requires_grad and (leaf.is_floating_point() or leaf.is_complex()):
-            leaf.requires_grad_(True)
-            self.starts.append(leaf)
-        return leaf.clone() if ref in self.node.mutates else leaf
+        found = value.detach()
+        if meta is not None and meta.requires_grad and (found.is_floating_point() or found.is_complex()):
+            found = cut(found)
+            self.starts[ref] = edge_of(found)
+        return found.clone() if self.copies and ref in self.node.mutates else found
 
-    def forward(self) -> Any:
-        """Run the node."""
-        return self.walk.call(self.node, self.args, self.kwargs)
-
-    def prepare(self, result: Any) -> Backward | None:
+    # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
+    def backward(self, result: Any) -> Backward | None:
         """The backward pass of a result; None where the node takes no part in backward."""
         if self.node.id not in self.flow.active:
             return None
-        for tensor, readers in self._outputs(result):
-            if readers and isinstance(tensor, torch.Tensor) and tensor.requires_grad and tensor.grad_fn is not None:
-                gradient = torch.ones_like(tensor, memory_format=torch.contiguous_format)
-                self.roots += [tensor] * readers
-                self.gradients += [gradient] * readers
-        if not self.roots:
+        outlets = list(self._outlets(result))
+        if not outlets:
             return None
-        shared = [self.walk.stand_in_for(tensor) for tensor in self.flow.shared.get(self.node.id, ())]
-        self.sums = {id(tensor): torch.zeros_like(tensor) for tensor in shared}
-        reentrant = self.node.checkpoint == "reentrant"
-        ends = list({id(leaf): leaf for leaf in (*self.starts, *accumulated(self.roots))}.values())
-        return self._accumulate if reentrant else lambda: self._differentiate(ends)
+        memo = self.flow.ends if self.walk.device.type != "meta" else {}
+        ends = memo.get(self.node.id)
+        if ends is None:
+            known = {id(self.walk.stand_in_for(tensor)) for tensor in self.flow.held.get(self.node.id, ())}
+            found = accumulated([outlet.edge for outlet in outlets])
+            ends = [end for end in found if isinstance(end, nn.Parameter) or id(end) in known]
+            memo[self.node.id] = ends
+        kind = Accumulated if self.node.checkpoint == "reentrant" else Backward
+        return kind(outlets, self.starts, ends)
 
-    def _outputs(self, result: Any) -> Iterator[tuple[Any, int]]:
+    def _outlets(self, result: Any) -> Iterator[Outlet]:
         """Every tensor the node made or wrote, with the number of gradients it receives."""
         readers = self.flow.readers(self.node)
         refs = tensor_outputs(self.node)
+        seen: list[Any] = []
         for ref, count in zip(refs, readers, strict=False):
-            yield self._output(result, ref), count
+            yield from self._outlet(ref, self.output(result, ref), count, seen)
         for ref, count in zip(self.node.mutates, readers[len(refs) :], strict=True):
-            written = self.leaves.get(ref)
-            if written is not None and not any(written is root for root in self.roots):
-                yield written, count
+            yield from self._outlet(ref, self.given.get(ref), count, seen)
 
-    def _output(self, result: Any, ref: Ref) -> Any:
+    @staticmethod
+    def _outlet(ref: Ref, tensor: Any, readers: int, seen: list[Any]) -> Iterator[Outlet]:
+        if not readers or not isinstance(tensor, torch.Tensor) or not tensor.requires_grad or tensor.grad_fn is None:
+            return
+        if not any(tensor is one for one in seen):
+            seen.append(tensor)
+            yield Outlet(ref, edge_of(tensor), readers, (tensor.shape, tensor.dtype, tensor.device))
+
+    def output(self, result: Any, ref: Ref) -> Any:
+        """The tensor of a result, or None where it comes otherwise."""
         where: Any = {"ret": result, "arg": (self.args, self.kwargs)}.get(ref.source)
         if ref.source not in ("ret", "arg"):
             return None
@@ -98,38 +153,91 @@ class Isolation:
         except (KeyError, IndexError, AttributeError, TypeError):
             return None
 
-    def _differentiate(self, ends: list[torch.Tensor]) -> Any:
-        found = torch.autograd.grad(self.roots, ends, self.gradients, allow_unused=True)
-        for end, gradient in zip(ends, found, strict=True):
-            if gradient is not None and id(end) in self.sums:
-                self.sums[id(end)].add_(gradient)
-        return found
-
-    def _accumulate(self) -> Any:
-        """For reentrant checkpoints, which refuse to return gradients; `Unchanged` puts `.grad` back."""
-        torch.autograd.backward(self.roots, self.gradients)
-
     def outputs(self, result: Any) -> list[Any]:
         """The tensors of a result, by position; None where one comes otherwise."""
-        return [self._output(result, ref) for ref in tensor_outputs(self.node)]
+        return [self.output(result, ref) for ref in tensor_outputs(self.node)]
 
 
-def accumulated(roots: list[torch.Tensor]) -> list[torch.Tensor]:
+class Backward:
+    """The backward pass of a node that has run: from gradients of its outlets to those of inputs and parameters."""
+
+    def __init__(self, outlets: list[Outlet], starts: dict[Ref, GradientEdge], ends: list[torch.Tensor]) -> None:
+        self.outlets, self.starts, self.ends = outlets, starts, ends
+
+    def ones(self) -> list[Gradients]:
+        """For every outlet, a gradient a reader."""
+        return [[outlet.ones()] * outlet.readers for outlet in self.outlets]
+
+    def call(self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor]) -> Callable[[], Found]:
+        """A call that returns the gradients of inputs, in the order of `starts`; those of parameters are added to
+        `sums`, by identity. Whatever need not be part of the call is done before."""
+        roots = tuple(outlet.edge for outlet, some in zip(self.outlets, gradients, strict=True) for _ in some)
+        flat = tuple(gradient for some in gradients for gradient in some)
+        starts, ends = tuple(self.starts.values()), self.ends
+
+        def run() -> Found:
+            found = differentiate(roots, flat, (*starts, *ends))
+            for end, gradient in zip(ends, found[len(starts) :], strict=True):
+                if gradient is not None:
+                    add(sums, end, gradient)
+            return found[: len(starts)]
+
+        return run
+
+
+class Accumulated(Backward):
+    """For reentrant checkpoints, which refuse to return gradients. `.grad` is emptied again."""
+
+    def call(self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor]) -> Callable[[], Found]:
+        """As for any backward pass; gradients of inputs are caught on their way."""
+        roots = [outlet.edge for outlet, some in zip(self.outlets, gradients, strict=True) for _ in some]
+        flat = [gradient for some in gradients for gradient in some]
+        caught: dict[int, torch.Tensor] = {}
+        for at, edge in enumerate(self.starts.values()):
+            edge.node.register_prehook(lambda found, at=at: caught.__setitem__(at, found[0]))
+
+        def run() -> Found:
+            torch.autograd.backward(roots, flat)
+            for end in self.ends:
+                if end.grad is not None:
+                    add(sums, end, end.grad)
+                    end.grad = None
+            return tuple(caught.get(at) for at in range(len(self.starts)))
+
+        return run
+
+
+def differentiate(roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor], ends: Sequence[Any]) -> Found:
+    """Gradients of the ends, None where there is none. `torch.autograd.grad` without its checks, which a step runs
+    once and not a node at a time; they take longer than the backward of a small node."""
+    engine = torch.autograd.Variable._execution_engine
+    found: Found = engine.run_backward(roots, gradients, False, False, ends, True, accumulate_grad=False)
+    return found
+
+
+def add(sums: dict[int, torch.Tensor], end: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Keep the gradient of a parameter, or add it to one that is there, as a step does."""
+    before = sums.get(id(end))
+    if before is None:
+        sums[id(end)] = gradient
+    elif before.layout == gradient.layout == torch.strided:
+        before.add_(gradient)
+    else:
+        sums[id(end)] = before + gradient
+
+
+def accumulated(edges: Sequence[GradientEdge]) -> list[torch.Tensor]:
     """The leaves that the history of some tensors leads to."""
     found: list[torch.Tensor] = []
     seen: set[Any] = set()
-    stack = [root.grad_fn for root in roots]
+    stack: list[Any] = [edge.node for edge in edges]
     while stack:
         function = stack.pop()
         if function is None or function in seen:
             continue
         seen.add(function)
         variable = getattr(function, "variable", None)
-        if isinstance(variable, torch.Tensor):
+        if isinstance(variable, torch.Tensor) and variable is not _TOKEN:
             found.append(variable)
         stack += [following for following, _ in function.next_functions]
     return found
-
-
-Factory = Callable[[], Isolation]
-__all__ = ["Factory", "Isolation", "accumulated"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -16,17 +15,18 @@ from gemini.capture.graph import Graph
 from gemini.profiling.analytic import calibrate, estimate_ms
 from gemini.profiling.assembly import Assembly
 from gemini.profiling.cache import Cache
-from gemini.profiling.device import Device, Times, find_device
+from gemini.profiling.classes import NodeClass, Survey
+from gemini.profiling.device import Device, find_device
 from gemini.profiling.flow import GradientFlow
 from gemini.profiling.measurement import ANALYTIC, MEASURED, Measurement
 from gemini.profiling.meta import MetaWalk
-from gemini.profiling.overhead import overhead_of
+from gemini.profiling.overlap import step_times
+from gemini.profiling.readings import ClassTimes
 from gemini.profiling.result import Check, Profile
 from gemini.profiling.robust import Reading, summarize
-from gemini.profiling.rounds import NodeClass, Rounds
+from gemini.profiling.rounds import Rounds
 from gemini.profiling.signature import class_of
 from gemini.profiling.specs import DeviceSpec, spec_like
-from gemini.profiling.step import Step
 from gemini.profiling.unchanged import Unchanged
 from gemini.profiling.walk import Walk
 from gemini.profiling.work import Work
@@ -34,7 +34,7 @@ from gemini.profiling.work import Work
 Progress = Callable[[int, int, str], None]
 LEAST_ROUNDS, MOST_ROUNDS = 2, 6
 CALIBRATED = 8  # classes of nodes that a description is fitted to
-BUDGET = 8.0  # whole steps that profiling may take
+BUDGET = 5.5  # whole steps that profiling may take
 QUIET = 0.03  # noise (of a class, weighted by time) below which no further round is worth its time
 
 
@@ -79,7 +79,7 @@ class Profiling:
             device=spec.name,
             mode=ANALYTIC,
             measurements=measurements,
-            step=None,
+            steps=[],
             unchecked="nothing was run",
             notes=notes,
         )
@@ -89,88 +89,77 @@ class Profiling:
         homes = {tensor.device for tensor in self.graph.bound_model().parameters()}
         guessed = [found for found in self.classes.values() if found.guess]
         if guessed and len(homes) == 1 and (home := homes.pop()).type != "meta":
-            run = Rounds(find_device(home), self.flow, guessed, state)
-            run.look(Walk(self.graph, self.inputs, home))
+            Survey(self.flow, guessed, state).look(Walk(self.graph, self.inputs, home), find_device(home))
 
     def _calibrated(self, spec: DeviceSpec, device: Device, state: Unchanged) -> tuple[DeviceSpec, str]:
         """The description, fitted to the dearest nodes of the model, or to probes where it cannot run on the device."""
         from gemini.profiling.probes import measure_probes
 
-        if self._away(device):
+        if self.away(device):
             return calibrate(spec, measure_probes(device)), f"calibrated by probes on {device.describe()}"
         chosen = sorted(self.classes.values(), key=lambda one: -len(one.members) * _work_ms(one, spec))[:CALIBRATED]
-        run = Rounds(device, self.flow, chosen, state)
-        run.survey(Walk(self.graph, self.inputs, device.torch_device))
-        run.time(Walk(self.graph, self.inputs, device.torch_device), 0)
-        found = self._measurements(device, [one for one in chosen if one.times and not one.failure])
+        run = Rounds(self, device, chosen, state)
+        run.survey()
+        for turn in range(LEAST_ROUNDS):
+            run.round(turn)
+        found = self._measurements(device, [one for one in chosen if not one.failure], run.times())
         return calibrate(spec, _pairs(found)), f"calibrated by {len(found)} classes of nodes on {device.describe()}"
 
     def _counted(self, state: Unchanged) -> None:
         walk = MetaWalk(self.graph, self.inputs)
-        Rounds(_NO_DEVICE, self.flow, list(self.classes.values()), state).count(walk)
+        Survey(self.flow, list(self.classes.values()), state).count(walk)
 
     # ── on a device ────────────────────────────────────────────────────────────────────────────────────────────
     def measured(self, device: Device, cache: Cache) -> Profile:
         """Measured nodes; classes that the cache knows are not measured again."""
+        budget = Budget(device)
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
         with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            steps, unchecked = self._measure(device, pending, state)
-        fresh = self._measurements(device, pending)
+            run = Rounds(self, device, pending, state)
+            self._rounds(run, budget)
+            if any(one.failure or not one.counted for one in pending):
+                self._counted(state)
+        fresh = self._measurements(device, pending, run.times())
         for signature, found in fresh.items():
             if found.source == MEASURED:
                 cache.write(signature, found)
         notes = (f"{len(known)} of {len(self.classes)} classes from the cache",) if known else ()
+        self.tell(1, 1, "done")
         return self._profile(
-            device=device.describe(), mode=MEASURED, measurements={**known, **fresh}, step=summarize(steps),
-            unchecked=unchecked, notes=notes,
+            device=device.describe(), mode=MEASURED, measurements={**known, **fresh}, steps=run.steps,
+            unchecked=run.unchecked, notes=(*notes, *run.notes),
         )  # fmt: skip
 
-    def _measure(self, device: Device, pending: list[NodeClass], state: Unchanged) -> tuple[list[float], str]:
-        """Run all rounds; the times of whole steps, or why there are none."""
-        step, unchecked = self._step(device)
-        run = Rounds(device, self.flow, pending, state)
-        steps: list[float] = []
-        budget = Budget(device)
-        if pending:
+    def _rounds(self, run: Rounds, budget: Budget) -> None:
+        """A survey; then rounds, as many as noise asks for and time allows."""
+        if run.pending:
             self.tell(0, self.rounds + 1, "survey")
-            run.survey(Walk(self.graph, self.inputs, device.torch_device))
-        if step is not None:
-            budget.step_ms = step.run()  # not counted: the first step allocates and warms up
+            run.survey()
         turn = 0
-        while turn < self.rounds or (turn < MOST_ROUNDS and pending and _noise(pending) > QUIET):
-            if turn >= LEAST_ROUNDS and not budget.allows_round():
+        while turn < self.rounds or (turn < MOST_ROUNDS and run.noise() > QUIET):
+            if turn >= min(LEAST_ROUNDS, self.rounds) and not budget.allows_round():
                 break
             self.tell(turn + 1, max(self.rounds, turn) + 1, f"round {turn + 1}")
             budget.begin_round()
-            if pending:
-                run.time(Walk(self.graph, self.inputs, device.torch_device), turn)
-            if step is not None:
-                steps.append(step.run())
-                budget.step_ms = min(budget.step_ms, steps[-1])
+            run.round(turn)
+            budget.step_ms = min(run.steps, default=0.0)
             turn += 1
-        if any(not one.times for one in pending):
-            self._counted(state)
-        self.tell(1, 1, "done")
-        return steps, unchecked
 
-    def _step(self, device: Device) -> tuple[Step | None, str]:
-        if not self.check:
-            return None, "not asked for"
-        away = self._away(device)
-        if away:
-            return None, f"the model is on {away}, not on {device.torch_device.type}"
-        return Step(self.graph, device, self.inputs, self.call), ""
-
-    def _away(self, device: Device) -> str:
+    def away(self, device: Device) -> str:
         """Where the model is, if not on the device."""
         homes = {t.device.type for t in self.graph.bound_model().parameters()} - {device.torch_device.type}
         return homes.pop() if homes else ""
 
-    def _measurements(self, device: Device, pending: list[NodeClass]) -> dict[str, Measurement]:
-        overhead = overhead_of(device) if pending else Times(0.0, 0.0)
-        found = {one.signature: _measurement(one, overhead) for one in pending if one.times and not one.failure}
+    def _measurements(
+        self, device: Device, pending: list[NodeClass], times: dict[str, ClassTimes]
+    ) -> dict[str, Measurement]:
+        found = {
+            one.signature: _measurement(one, times[one.signature])
+            for one in pending
+            if one.signature in times and not one.failure
+        }
         failed = [one for one in pending if one.signature not in found]
         if failed:
             spec = calibrate(spec_like(device.kind, device.describe()), _pairs(found))
@@ -178,19 +167,19 @@ class Profiling:
         return found
 
     def _profile(
-        self, *, device: str, mode: str, measurements: dict[str, Measurement], step: Reading | None, unchecked: str,
+        self, *, device: str, mode: str, measurements: dict[str, Measurement], steps: list[float], unchecked: str,
         notes: tuple[str, ...],
     ) -> Profile:  # fmt: skip
         nodes = self.graph.compute_nodes
         found = [measurements[self.signatures[node.id]] for node in nodes]
-        host = sum(m.forward_host.ms + m.backward_host.ms for m in found)
-        limited_by_host = host > sum(m.forward.ms + m.backward.ms for m in found)
-        assembly = Assembly(self.graph, limited_by_host)
-        for node, measurement in zip(nodes, found, strict=True):
+        limited_by_host = sum(one.host_ms for one in found) > sum(one.device_ms for one in found)
+        assembly = Assembly(self.flow)
+        times = step_times([self.signatures[node.id] for node in nodes], found)
+        for node, measurement, ms in zip(nodes, found, times, strict=True):
             signature = self.signatures[node.id]
-            assembly.add(node, signature, len(self.classes[signature].members), measurement)
+            assembly.add(node, signature, len(self.classes[signature].members), measurement, ms)
         total = sum(cost.ms for cost in assembly.costs)
-        checked = Check(step.ms, total, step.noise, step.samples) if step is not None and step.samples else None
+        checked = Check(min(steps), total, summarize(steps).noise, len(steps)) if steps else None
         return Profile(
             self.graph.model_name, device, mode, tuple(assembly.costs), assembly.parameters_mb,
             tuple(assembly.values_mb), "host" if limited_by_host else "device", checked, unchecked, notes,
@@ -225,30 +214,11 @@ class Budget:
         return not self.step_ms or now - self.begin + (now - self.round) <= BUDGET * self.step_ms
 
 
-def _noise(classes: list[NodeClass]) -> float:
-    """The noise of all classes, weighted by time."""
-    total = weighted = 0.0
-    for found in classes:
-        reading = summarize([times.forward + times.backward for times in found.times])
-        total += reading.ms * len(found.members)
-        weighted += reading.ms * reading.noise * len(found.members)
-    return weighted / total if total else 0.0
-
-
-def _measurement(found: NodeClass, overhead: Times) -> Measurement:
-    def reading(part: str) -> Reading:
-        extra = getattr(overhead, part)
-        return summarize([max(0.0, getattr(times, part) - extra) for times in found.times])
-
+def _measurement(found: NodeClass, times: ClassTimes) -> Measurement:
     return Measurement(
-        reading("forward"),
-        reading("backward"),
-        reading("forward_host"),
-        reading("backward_host"),
-        found.memory,
-        found.forward_work,
-        found.backward_work,
-    )
+        times.forward, times.backward, times.forward_host, times.backward_host,
+        found.memory, found.forward_work, found.backward_work,
+    )  # fmt: skip
 
 
 def _estimated(found: NodeClass, spec: DeviceSpec, reason: str) -> Measurement:
@@ -259,6 +229,3 @@ def _estimated(found: NodeClass, spec: DeviceSpec, reason: str) -> Measurement:
         Reading(forward), Reading(backward), empty, empty,
         found.memory, found.forward_work, found.backward_work, ANALYTIC, why,
     )  # fmt: skip
-
-
-_NO_DEVICE: Any = None  # counting asks nothing of a device

@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gemini.profiling.device import MB
+from gemini.profiling.work import tensors_of
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
     """Counts the bytes of storages made inside it; a `MemoryWatch`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so would load the compiler
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,9 +31,9 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a kernel and count what it returns."""
         kwargs = kwargs or {}
-        given = {key for leaf in tree_leaves((args, kwargs)) if (key := storage_key(leaf))}
+        given = {key for leaf in tensors_of((*args, *kwargs.values())) if (key := storage_key(leaf))}
         out = func(*args, **kwargs)
-        for leaf in tree_leaves(out):
+        for leaf in tensors_of((out,)):
             key = storage_key(leaf)
             if key and key not in given:
                 self._count(key, leaf.untyped_storage())

@@ -47,6 +47,16 @@ class Measurement:
     source: str = MEASURED
     reason: str = ""  # why it is analytic
 
+    @property
+    def device_ms(self) -> float:
+        """The time of the device, forward and backward."""
+        return self.forward.ms + self.backward.ms
+
+    @property
+    def host_ms(self) -> float:
+        """The time of the calling thread, forward and backward."""
+        return self.forward_host.ms + self.backward_host.ms
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

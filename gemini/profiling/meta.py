@@ -7,7 +7,7 @@ of its arguments and results only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +49,10 @@ class MetaWalk(Walk):
             self.copies[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
         return self.copies[id(tensor)]
 
+    def call_of(self, node: Node, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """A call of a node with stand-ins for the tensors of the model."""
+        return lambda: self._call(node, args, kwargs)
+
     def _call(self, node: Node, args: Any, kwargs: Any) -> Any:
         if not self.away or node.kind not in MODULES:
             return super()._call(node, args, kwargs)
@@ -77,7 +81,7 @@ def count(walk: MetaWalk, node: Node, flow: GradientFlow) -> tuple[Memory, Work,
     """(memory, forward work, backward work, reason why only sizes are known)."""
     try:
         isolation = Isolation(walk, node, flow)
-        held = [walk.stand_in_for(tensor) for tensor in walk.held_by(node)]
+        held = [walk.stand_in_for(tensor) for tensor in flow.held[node.id]]
         with walk.place(node), LiveMemory() as watch:
             return (*examine(isolation, watch, held), "")
     except Exception as error:

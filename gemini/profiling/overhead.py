@@ -2,53 +2,66 @@
 
 The clock itself takes time, on a GPU the events around a kernel. And a step starts one backward pass for all nodes
 where each reading starts one of its own; that is read from a chain of trivial ops, as the time of a chain of one less
-what each further link adds.
+what each further link adds. These readings are taken between those of nodes, as a processor in the midst of other work
+is slower than one that does nothing else.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
-from gemini.profiling.device import Backward, Device, Times
+from gemini.profiling.device import Device, Span, Stopwatch, Times
+from gemini.profiling.isolation import cut, differentiate, edge_of
 
-_LINKS, _TRIES = 20, 15
-
-
-def overhead_of(device: Device) -> Times:
-    """The time (ms) that each reading has too much."""
-    empty = _median([device.time(lambda: None, lambda _: lambda: None, 1.0) for _ in range(_TRIES)])
-    short, long = (_chain(device, links) for links in (1, 1 + _LINKS))
-    link, host_link = (
-        max(0.0, (long.backward - short.backward) / _LINKS),
-        max(0.0, (long.backward_host - short.backward_host) / _LINKS),
-    )
-    # On a GPU the kernels of backward are the same as ever; it is the host that starts more than it would.
-    backward = empty.backward if device.kind == "cuda" else max(0.0, short.backward - link)
-    return Times(empty.forward, backward, empty.forward_host, max(0.0, short.backward_host - host_link))
+EVERY = 16  # nodes between two readings
+_LINKS = 20
+_ONE = 1
 
 
-def _chain(device: Device, links: int) -> Times:
-    start = torch.ones(1, device=device.torch_device, requires_grad=True)
+class Overhead:
+    """Takes readings of nothing."""
 
-    def forward() -> torch.Tensor:
-        value = start
-        for _ in range(links):
-            value = value.view(1)
-        return value
+    def __init__(self, device: Device, watch: Stopwatch) -> None:
+        self.device, self.watch = device, watch
+        self.value = torch.ones(_ONE, device=device.torch_device)
+        self.count = 0
 
-    def prepare(result: torch.Tensor) -> Backward:
-        gradient = torch.ones_like(result)
-        return lambda: torch.autograd.grad([result], [start], [gradient], allow_unused=True)
+    def forward(self) -> None:
+        """One reading of a call that does nothing."""
+        self.count += 1
+        self.watch.time(("empty", self.count), lambda: None, 0)
 
-    return _median([device.time(forward, prepare, 1.0) for _ in range(_TRIES)])
+    def backward(self) -> None:
+        """One reading of a backward pass that does nothing, and of a longer one."""
+        self.count += 1
+        for links, name in ((1, "short"), (1 + _LINKS, "long")):
+            self.watch.time((name, self.count), self._chain(links), 0)
+
+    def _chain(self, links: int) -> Callable[[], object]:
+        with torch.enable_grad():
+            start = value = cut(self.value)
+            for _ in range(links):
+                value = value.view(_ONE)
+        root, end = edge_of(value), edge_of(start)
+        return lambda: differentiate((root,), (self.value,), (end,))
+
+    def read(self, spans: Mapping[Hashable, Span]) -> Times:
+        """The time (ms) that each reading has too much."""
+        found: dict[str, list[Span]] = {"empty": [], "short": [], "long": []}
+        for key, span in spans.items():
+            if isinstance(key, tuple) and key[0] in found:
+                found[key[0]].append(span)
+        empty, short, long = (_median(found[name]) for name in ("empty", "short", "long"))
+        start = Span(*(max(0.0, few - max(0.0, many - few) / _LINKS) for few, many in zip(short, long, strict=True)))
+        # On a GPU the kernels of backward are the same as ever; it is the host that starts more than it would.
+        backward = empty.ms if self.device.runs_behind else start.ms
+        return Times(empty.ms, backward, empty.host_ms, start.host_ms)
 
 
-def _median(found: list[Times]) -> Times:
-    return Times(
-        statistics.median(times.forward for times in found),
-        statistics.median(times.backward for times in found),
-        statistics.median(times.forward_host for times in found),
-        statistics.median(times.backward_host for times in found),
-    )
+def _median(spans: list[Span]) -> Span:
+    if not spans:
+        return Span(0.0)
+    return Span(statistics.median(span.ms for span in spans), statistics.median(span.host_ms for span in spans))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from gemini.profiling.device import Backward, Device
+from gemini.profiling.device import Device, Stopwatch
 from gemini.profiling.robust import summarize
 from gemini.profiling.work import Work, WorkCounter
 
@@ -40,25 +40,25 @@ def _probes() -> list[tuple[nn.Module, tuple[int, ...]]]:
 def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[tuple[Work, float]]:
     given = torch.ones(shape, device=device.torch_device, requires_grad=True)
     ends = [given, *module.parameters()]
-
-    def prepare(result: torch.Tensor) -> Backward:
-        gradient = torch.ones_like(result)
-        return lambda: torch.autograd.grad(result, ends, gradient)
-
-    forward_work, backward_work = _count(lambda: module(given), prepare)
-    device.time(lambda: module(given), prepare)
-    times = [device.time(lambda: module(given), prepare, 1.0) for _ in range(_TRIES)]
+    gradient = torch.ones_like(module(given))
+    forward_work, backward_work = _count(module, given, ends, gradient)
+    earlier: Stopwatch | None = None
+    for _ in range(2 if device.runs_behind else 1):
+        watch = device.stopwatch(earlier)
+        for index in range(_TRIES):
+            result = watch.time(("forward", index), lambda: module(given))
+            watch.time(("backward", index), partial(torch.autograd.grad, result, ends, gradient), 2)
+        earlier = watch
+    spans = watch.read()
     return [
-        (forward_work, summarize([t.forward for t in times]).ms),
-        (backward_work, summarize([t.backward for t in times]).ms),
+        (work, summarize([spans[name, index].ms for index in range(_TRIES)]).ms)
+        for name, work in (("forward", forward_work), ("backward", backward_work))
     ]
 
 
-def _count(forward: Callable[[], Any], prepare: Callable[[Any], Backward]) -> tuple[Work, Work]:
+def _count(module: nn.Module, given: Any, ends: list[Any], gradient: torch.Tensor) -> tuple[Work, Work]:
     with WorkCounter() as counter:
-        result = forward()
+        result = module(given)
         first = counter.take()
-        backward = prepare(result)
-        counter.take()
-        backward()
+        torch.autograd.grad(result, ends, gradient)
         return first, counter.take()

@@ -19,8 +19,9 @@ import torch
 from gemini.capture.executor import Execution
 from gemini.capture.forms import Literal, Mapping, Ref, Sequence
 from gemini.capture.graph import Graph
-from gemini.capture.node import Node
+from gemini.capture.node import MODULES, Node
 from gemini.capture.regions import RegionSwitch
+from gemini.capture.targets import find_op
 from gemini.capture.values import decode
 from gemini.errors import ProfileError
 from gemini.profiling.device import is_out_of_memory
@@ -41,18 +42,21 @@ class Walk(Execution):
 
     def visit(self, visitor: Visitor) -> None:
         """Run all nodes; `visitor` comes to each before it runs."""
-        dead_after = self.graph.liveness()
         for node in self.graph.nodes:
             if node.is_source:
                 self.results[node.id] = self._source(node)
             else:
                 visitor(self, node)
                 self._advance(node)
-            for dead in dead_after.get(node.id, ()):
-                for held in (self.results, self.arguments, self.inner):
-                    held.pop(dead, None)
-                for ref in [ref for ref in self.stand_ins if ref.node == dead]:
-                    del self.stand_ins[ref]
+            self._drop(node)
+
+    def _drop(self, node: Node) -> None:
+        """Drop the values that nothing after a node reads."""
+        for dead in self.graph.liveness().get(node.id, ()):
+            for held in (self.results, self.arguments, self.inner):
+                held.pop(dead, None)
+            if self.stand_ins:
+                self.stand_ins = {ref: value for ref, value in self.stand_ins.items() if ref.node != dead}
 
     def _source(self, node: Node) -> torch.Tensor:
         if node.kind == "input":
@@ -103,9 +107,16 @@ class Walk(Execution):
             return self.stand_ins[ref]
         return super()._value(ref)
 
-    def call(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Run a node on these arguments."""
-        return self._call(node, args, kwargs)
+    def call_of(self, node: Node, args: Any, kwargs: Any) -> Callable[[], Any]:
+        """A call of a node on these arguments, with nothing left to look up."""
+        if node.kind == "op":
+            op = find_op(node.target)
+            return lambda: op(*args, **kwargs)
+        inner = any(source == "inner" for source, _ in node.outputs)
+        if node.kind in MODULES and not node.checkpoint and not inner:
+            module = self.model.get_submodule(node.target) if node.target else self.model
+            return lambda: module(*args, **kwargs)
+        return lambda: self._call(node, args, kwargs)
 
     def decoded(self, node: Node, read: Callable[[Any], Any]) -> tuple[Any, Any]:
         """The arguments of a node, references answered by `read`."""

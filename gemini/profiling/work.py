@@ -9,13 +9,12 @@ kernel are those of its arguments and results; kernels that return views move no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 
@@ -55,6 +54,10 @@ class Work:
 class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts the work of what runs inside it."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to say so would load the compiler
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: Counter[tuple[str, bool, int, int]] = Counter()
@@ -63,7 +66,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
         """Run a kernel and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        given, made = list(_tensors((args, kwargs))), list(_tensors(out))
+        given, made = tensors_of((*args, *kwargs.values())), tensors_of((out,))
         if made and not _is_view(func, given, made):
             flops = _flops(func._overloadpacket, args, kwargs, out)
             dtype = str(given[0].dtype if given else made[0].dtype).removeprefix("torch.")
@@ -84,10 +87,15 @@ def bytes_only(sizes: int, dtype: str = "float32") -> Work:
     return Work((Kernel(dtype, False, 0, sizes),))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
+def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments or results of a kernel, which are nested in lists at most."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(value)
+    return found
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

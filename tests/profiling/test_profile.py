@@ -38,7 +38,7 @@ def test_every_node_that_computes_is_measured(name):
     found = profile(graph, args, kwargs, cache=False, rounds=1)
     assert [cost.id for cost in found] == [node.id for node in graph.compute_nodes]
     assert [(cost.name, cost.reason) for cost in found if cost.source != "measured"] == []
-    assert all(cost.samples >= 2 and cost.forward_ms > 0 for cost in found)
+    assert all(cost.samples >= 1 and cost.forward_ms > 0 for cost in found)
     held = {p.data_ptr(): p.numel() * p.element_size() for p in (*model.parameters(), *model.buffers())}
     assert found.parameter_mb() <= sum(held.values()) / MB + 1e-9
     assert found.check is not None

@@ -1,0 +1,97 @@
+"""Readings: from the times that several passes read to one time a class of nodes.
+
+A machine that is busy, hot or throttled for a while slows a whole pass. So a reading is taken as the product of the
+node's own time and a factor of its pass:
+
+    reading = time of the node × slowness of the pass × noise
+
+The slowness of a pass is the median, over the nodes and weighted by their time, of how their readings compare with
+the same nodes' in other passes. Every reading is divided by it, then multiplied by the least of them: disturbances
+only ever add time, so the quickest pass is the least disturbed. Of what is left, all readings of all nodes of a class
+are summed up by their median.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gemini.profiling.classes import NodeClass
+from gemini.profiling.device import Times
+from gemini.profiling.passes import PassReading
+from gemini.profiling.robust import Reading, summarize
+
+_LEAST = 0.05  # of a reading is left when the overhead is taken off: nothing takes no time
+DEVICE, HOST = ("forward", "backward"), ("forward_host", "backward_host")
+
+
+@dataclass(frozen=True)
+class ClassTimes:
+    """The times of a class of nodes."""
+
+    forward: Reading = Reading()
+    backward: Reading = Reading()
+    forward_host: Reading = Reading()
+    backward_host: Reading = Reading()
+
+    @property
+    def noise(self) -> float:
+        """Of both directions together."""
+        total = self.forward.ms + self.backward.ms
+        return (self.forward.ms * self.forward.noise + self.backward.ms * self.backward.noise) / total if total else 0.0
+
+
+def class_times(passes: Sequence[PassReading], classes: Iterable[NodeClass]) -> dict[str, ClassTimes]:
+    """The times of every class that was timed, by signature."""
+    clean = [{id_: _without(times, one.overhead) for id_, times in one.times.items()} for one in passes]
+    scales = {parts: _scales(clean, parts) for parts in (DEVICE, HOST)}
+    found = {}
+    for one in classes:
+        readings = {}
+        for parts, scale in scales.items():
+            for part in parts:
+                values = [
+                    getattr(times[id_], part) * factor
+                    for times, factor in zip(clean, scale, strict=True)
+                    for id_ in one.members
+                    if id_ in times
+                ]
+                readings[part] = summarize(values)
+        if readings["forward"].samples:
+            found[one.signature] = ClassTimes(**readings)
+    return found
+
+
+def _without(times: Times, overhead: Times) -> Times:
+    def less(part: str) -> float:
+        read, extra = float(getattr(times, part)), float(getattr(overhead, part))
+        return max(_LEAST * read, read - extra)
+
+    return Times(*(less(part) for part in (*DEVICE, *HOST)))
+
+
+def _scales(passes: Sequence[dict[int, Times]], parts: tuple[str, str]) -> list[float]:
+    """What to multiply the readings of every pass with."""
+    totals = [{id_: sum(getattr(times, part) for part in parts) for id_, times in one.items()} for one in passes]
+    nodes: dict[int, list[float]] = {}
+    for total in totals:
+        for id_, ms in total.items():
+            nodes.setdefault(id_, []).append(ms)
+    usual = {id_: statistics.median(values) for id_, values in nodes.items()}
+    slowness = [
+        weighted_median([(ms / usual[id_], usual[id_]) for id_, ms in total.items() if usual[id_] > 0])
+        for total in totals
+    ]
+    known = [value for value in slowness if value > 0]
+    return [min(known) / value if value > 0 else 1.0 for value in slowness]
+
+
+def weighted_median(values: Sequence[tuple[float, float]]) -> float:
+    """The value at which half of the weight is reached; 0 where there is none."""
+    half = sum(weight for _, weight in values) / 2
+    for value, weight in sorted(values):
+        half -= weight
+        if half <= 0:
+            return value
+    return 0.0
