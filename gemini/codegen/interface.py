@@ -3,9 +3,9 @@
         call ──input_ids──► stage 0 ──hidden──► stage 1 ──hidden_2──► stage 2 ──► loss
                                └───────────── mask ─────────────────────┘
 
-A value goes from the stage that makes it to every stage that reads it, directly. A stage that only asks for the size of
-a tensor gets the number. Tensors that the model holds are no ports: every stage that reads them holds them. Results that
-are inputs of the call, or tensors that the model holds, are no ports either.
+A value goes from the stage that makes it to every stage that reads it, directly. A stage that only asks for the size
+of a tensor gets the number. Tensors that the model holds are no ports: every stage that reads them holds them. Results
+that are inputs of the call, or tensors that the model holds, are no ports either.
 """
 
 from __future__ import annotations
@@ -125,7 +125,9 @@ def _source(partition: Partition, value: Ref | Expr) -> int | None:
 
 
 def _meta(graph: Graph, value: Ref | Expr) -> TensorMeta | None:
-    return graph.meta(value) if isinstance(value, Ref) else None
+    if not isinstance(value, Ref):
+        return None
+    return graph.nodes[value.node].outputs.get((value.source, value.path))
 
 
 def _name(namer: Namer, value: Ref | Expr) -> str:

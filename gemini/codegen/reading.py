@@ -63,13 +63,13 @@ def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
             found[stage].form(node.args, index)
             found[stage].form(node.kwargs, index)
     for guard in unforeseen(graph):
-        home = _home(graph, partition, guard, found)
+        home = _home(partition, guard, found)
         found[home].guards.append(guard)
         found[home].expr(guard.expr, guard.position)
     return found
 
 
-def _home(graph: Graph, partition: Partition, guard: Guard, found: list[Reads]) -> int:
+def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:
     """The stage that checks a guard: the last one that makes something it reads, else the first that reads it too."""
     read = {ref for part in tensor_reads(guard.expr) for ref in refs_of(part)}
     made = [partition.stage_of[ref.node] for ref in read if ref.node in partition.stage_of]

@@ -1,0 +1,243 @@
+"""Expressions: the arguments of a node, and numbers, as Python text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gemini.capture.callables import Closure, Method, Partial
+from gemini.capture.forms import Again, Literal, Mapping, Number, Owned, Path, Record, Ref, Sequence, Slice
+from gemini.capture.numbers import Expr
+from gemini.capture.symbols import Symbol, symbol_of
+from gemini.codegen.imports import Imports
+from gemini.codegen.literals import literal, string
+from gemini.codegen.paths import Paths, attribute, is_name
+from gemini.codegen.text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, sliced, subscript
+from gemini.errors import GenerateError
+
+_INFIX = {
+    "add": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "floordiv": ("//", TIMES), "truediv": ("/", TIMES),
+    "mod": ("%", TIMES), "pow": ("**", POWER), "eq": ("==", COMPARE), "ne": ("!=", COMPARE), "lt": ("<", COMPARE),
+    "le": ("<=", COMPARE), "gt": (">", COMPARE), "ge": (">=", COMPARE),
+}  # fmt: skip
+_ROUND = {"ceil": "math.ceil", "floor": "math.floor", "trunc": "math.trunc"}
+_READS = {"numel": "numel()", "item": "item()", "storage_offset": "storage_offset()"}
+
+
+class Expressions:
+    """Writes forms. `value` gives the text of a tensor, `number` that of a number which another stage read."""
+
+    def __init__(
+        self,
+        imports: Imports,
+        paths: Paths,
+        value: Callable[[Ref], Text],
+        number: Callable[[Expr], Text | None],
+    ) -> None:
+        self.imports, self.paths, self.value, self.number = imports, paths, value, number
+        # Containers that a variable holds, by label: those in the positional arguments, those in the keywords.
+        self.labels: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        self.hoisted = self.labels[0]
+        self.where = ""
+
+    # ── forms ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def form(self, form: Any) -> Text:
+        """The text of any form."""
+        label = getattr(form, "label", -1)
+        if label in self.hoisted and not isinstance(form, Again):
+            return Text(self.hoisted[label])
+        writer = _WRITERS.get(type(form))
+        if writer is None:
+            raise GenerateError(f"{self.where}: a {type(form).__name__} cannot be written as code")
+        return writer(self, form)
+
+    def all(self, forms: Any) -> str:
+        """Several forms, separated by commas."""
+        return ", ".join(str(self.form(form)) for form in forms)
+
+    def arguments(self, args: Any, kwargs: Any) -> list[str]:
+        """The texts between the parentheses of a call."""
+        with self.inside(0):
+            texts = [str(self.form(form)) for form in args]
+        with self.inside(1):
+            if all(isinstance(key, str) and is_name(key) for key, _ in kwargs):
+                return texts + [f"{key}={self.form(part)}" for key, part in kwargs]
+            listed = ", ".join(f"{self.plain(key)}: {self.form(part)}" for key, part in kwargs)
+            return [*texts, f"**{{{listed}}}"]
+
+    @contextmanager
+    def inside(self, which: int) -> Iterator[None]:
+        """Write parts of the positional arguments (0) or of the keywords (1) of a node."""
+        outer, self.hoisted = self.hoisted, self.labels[which]
+        yield
+        self.hoisted = outer
+
+    def plain(self, value: Any) -> str:
+        """A plain value, as it occurs in keys and expressions."""
+        text = literal(value)
+        if text is not None:
+            if "np.array(" in text:
+                self.imports.alias("numpy", "np")
+            return text
+        if isinstance(value, tuple):
+            return f"({', '.join(self.plain(part) for part in value)}{',' if len(value) == 1 else ''})"
+        symbol = symbol_of(value)
+        if symbol is not None:
+            return self.imports.symbol(symbol)
+        raise GenerateError(f"{self.where}: the value {value!r:.60} cannot be written as code")
+
+    def _literal(self, form: Literal) -> Text:
+        text = self.plain(form.value)
+        return Text(text, UNARY if text.startswith("-") else 16)
+
+    def _sequence(self, form: Sequence) -> Text:
+        inner = self.all(form.items)
+        if form.cls is list:
+            return Text(f"[{inner}]")
+        trailing = "," if len(form.items) == 1 else ""
+        if form.cls is tuple:
+            return Text(f"({inner}{trailing})")
+        if form.cls is torch.Size:
+            return Text(f"torch.Size(({inner}{trailing}))")
+        name = self.imports.cls(form.cls, self.where)
+        if form.cls.__bases__ == (tuple,) and hasattr(form.cls, "_fields"):
+            return Text(f"{name}({inner})")
+        return Text(f"{self.imports.support('sequence')}({', '.join([name, inner] if inner else [name])})")
+
+    def _mapping(self, form: Mapping) -> Text:
+        inner = ", ".join(f"{self.plain(key)}: {self.form(part)}" for key, part in form.items)
+        if form.cls is dict:
+            return Text(f"{{{inner}}}")
+        name = self.imports.cls(form.cls, self.where)
+        return Text(f"{self.imports.support('mapping')}({name}, {{{inner}}}{self.state(form.state)})")
+
+    def _record(self, form: Record) -> Text:
+        name = self.imports.cls(form.cls, self.where)
+        return Text(f"{self.imports.support('record')}({name}{self.state(form.state)})")
+
+    def state(self, state: Any) -> str:
+        """Attributes as further keywords of a call."""
+        if all(is_name(key) for key, _ in state):
+            return "".join(f", {key}={self.form(part)}" for key, part in state)
+        return f", **{{{', '.join(f'{self.plain(key)}: {self.form(part)}' for key, part in state)}}}"
+
+    def _again(self, form: Again) -> Text:
+        return Text(self.hoisted[form.label])
+
+    def _slice(self, form: Slice) -> Text:
+        return Text(f"slice({self.all((form.start, form.stop, form.step))})")
+
+    def _owned(self, form: Owned) -> Text:
+        return Text(self.paths.owned(form.module, form.attribute))
+
+    def _symbol(self, form: Symbol) -> Text:
+        return Text(self.imports.symbol(form))
+
+    def _closure(self, form: Closure) -> Text:
+        outer = f"({string(form.outer.module)}, {string(form.outer.qualname)})"
+        parts = [outer, self.plain(form.indices), string(form.name), f"[{self.all(form.cells)}]"]
+        if form.defaults:
+            parts.append(f"({self.all(form.defaults)}{',' if len(form.defaults) == 1 else ''})")
+        return Text(f"{self.imports.support('closure')}({', '.join(parts)})")
+
+    def _partial(self, form: Partial) -> Text:
+        name = self.imports.name("functools", "partial")
+        given = [str(self.form(part)) for part in (form.function, *form.args)]
+        return Text(f"{name}({', '.join(given)}{self.state(form.kwargs)})")
+
+    def _method(self, form: Method) -> Text:
+        return Text(attribute(self.form(form.owner).owner, form.name))
+
+    # ── subscripts ─────────────────────────────────────────────────────────────────────────────────────────────
+    def index(self, form: Any) -> str:
+        """The text between the brackets of `x[…]`."""
+        if isinstance(form, Sequence) and form.cls is tuple and form.items and form.label not in self.hoisted:
+            parts = [self._index_part(part) for part in form.items]
+            return ", ".join(parts) if len(parts) > 1 else f"{parts[0]},"
+        return self._index_part(form)
+
+    def _index_part(self, form: Any) -> str:
+        if not isinstance(form, Slice):
+            return str(self.form(form))
+        bounds = [
+            "" if isinstance(part, Literal) and part.value is None else str(self.form(part))
+            for part in (form.start, form.stop, form.step)
+        ]
+        return sliced(bounds[0], bounds[1], bounds[2] or None)
+
+    # ── numbers ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _number(self, form: Number) -> Text:
+        return self.expr(form.expr)
+
+    def expr(self, expr: Any) -> Text:
+        """The text of an expression."""
+        if not isinstance(expr, Expr):
+            text = self.plain(expr)
+            return Text(text, UNARY if text.startswith("-") else 16)
+        known = self.number(expr)
+        if known is not None:
+            return known
+        if expr.op in _INFIX:
+            sign, binds = _INFIX[expr.op]
+            left, right = (self.expr(part) for part in expr.operands)
+            return infix(left, sign, right, binds)
+        if expr.op == "neg":
+            return Text(f"-{self.expr(expr.operands[0]).at(UNARY)}", UNARY)
+        if expr.op in ("abs", "round", "bool"):
+            return Text(f"{expr.op}({self.expr(expr.operands[0])})")
+        if expr.op in _ROUND:
+            self.imports.modules["math"] = ""
+            return Text(f"{_ROUND[expr.op]}({self.expr(expr.operands[0])})")
+        return self._read(expr)
+
+    def _read(self, expr: Expr) -> Text:
+        if expr.op == "call":
+            name, args, kwargs = expr.operands
+            return self.call_op(name, args.items, kwargs.items)
+        owner = self.value(expr.operands[0]).owner
+        if expr.op == "size":
+            return Text(subscript(f"{owner}.shape", self.plain(expr.operands[1])))
+        if expr.op == "stride":
+            return Text(f"{owner}.stride({self.plain(expr.operands[1])})")
+        return Text(f"{owner}.{_READS[expr.op]}")
+
+    def call_op(self, name: str, args: Any, kwargs: Any) -> Text:
+        """A torch function, called."""
+        from gemini.codegen.operations import operation
+
+        return operation(self, name, args, kwargs)
+
+
+def followed(text: Text, path: Path) -> Text:
+    """A part of a value."""
+    code = text.owner if path else text.code
+    for kind, key in path:
+        code = attribute(code, key) if kind == "a" else subscript(code, _key(key))
+    return Text(code) if path else text
+
+
+def _key(key: Any) -> str:
+    text = literal(key)
+    if text is None:
+        raise GenerateError(f"the key {key!r:.60} cannot be written as code")
+    return text
+
+
+_WRITERS: dict[type, Callable[[Any, Any], Text]] = {
+    Ref: lambda self, form: self.value(form),
+    Literal: Expressions._literal,
+    Number: Expressions._number,
+    Sequence: Expressions._sequence,
+    Mapping: Expressions._mapping,
+    Record: Expressions._record,
+    Again: Expressions._again,
+    Slice: Expressions._slice,
+    Owned: Expressions._owned,
+    Symbol: Expressions._symbol,
+    Closure: Expressions._closure,
+    Partial: Expressions._partial,
+    Method: Expressions._method,
+}

@@ -1,0 +1,151 @@
+"""Liveness: when every variable is needed, what each is called, and when its contents can be dropped.
+
+A name is given again once its contents are dead, as a person does: `x = self.fc(x)`. Positions count statements; a
+statement reads before it sets.
+"""
+
+from __future__ import annotations
+
+from gemini.capture.forms import Ref
+from gemini.codegen.binding import Bindings
+from gemini.codegen.naming import unique
+from gemini.codegen.program import Item, Loop, Statement, Variable
+
+STRIDE = 4  # positions a statement: what is prepared, the statement, what is read from it afterwards
+
+
+class Liveness:
+    """Spans and names of all variables of a program."""
+
+    def __init__(self, items: list[Item], bindings: Bindings, reserved: set[str]) -> None:
+        self.bindings, self.reserved = bindings, reserved
+        self.variables: dict[Variable, None] = {}
+        for variable, _ in bindings.places.values():
+            if variable.fixed:
+                self._set(variable, -1)
+        for variable in bindings.numbers.values():
+            if variable.fixed:
+                self._set(variable, -1)
+        self.last = self._walk(items)
+        for value in bindings.outputs:
+            for variable in bindings.variables_of(value):
+                self._read(variable, self.last)
+        for loop in items:
+            if isinstance(loop, Loop):
+                self._merge(loop)
+        self._give_names()
+
+    # ── spans ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _set(self, variable: Variable, position: int) -> None:
+        variable.spans.append([position, position])
+        self.variables[variable] = None
+
+    def _read(self, variable: Variable, position: int) -> None:
+        variable.spans[-1][1] = max(variable.spans[-1][1], position)
+
+    def _walk(self, items: list[Item]) -> int:
+        position = STRIDE
+        for item in items:
+            if isinstance(item, Statement):
+                self._statement(item, position)
+                position += STRIDE
+                continue
+            position = self._loop(item, position)
+        return position
+
+    def _statement(self, statement: Statement, position: int) -> None:
+        statement.position = position
+        for step in statement.steps:
+            for variable in self.bindings.read(step):
+                self._read(variable, position + 1)
+            target = self.bindings.targets.get(step.node.id) if step.node is not None else None
+            for _, _, variable in target.hoisted if target is not None else ():
+                self._set(variable, position)
+                self._read(variable, position + 1)
+        for step in statement.steps:
+            for variable in self.bindings.set_by(step):
+                self._set(variable, position + 1)
+            target = self.bindings.targets.get(step.node.id) if step.node is not None else None
+            for variable, _ in target.sides if target is not None else ():
+                self._set(variable, position + 2)
+
+    def _loop(self, loop: Loop, position: int) -> int:
+        loop.start = position
+        for collected in loop.collected:
+            self._set(self.bindings.list_of(collected), position)
+        outside = dict(self.variables)
+        for carried in loop.carried:
+            for variable in self.bindings.variables_of(carried.start):
+                self._read(variable, position)
+            self._set(self.bindings.places[carried.inside][0], position + 1)
+        position += STRIDE
+        for statement in loop.body:
+            self._statement(statement, position)
+            position += STRIDE
+        loop.end = position
+        for carried in loop.carried:  # what a turn makes is read by the next
+            for variable in self.bindings.variables_of(carried.made):
+                self._read(variable, loop.end)
+        for variable in outside:  # what the body reads from outside is needed on every turn
+            if variable.spans[-1][1] > loop.start:
+                self._read(variable, loop.end)
+        return position + STRIDE
+
+    # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _merge(self, loop: Loop) -> None:
+        """Let a carried value, its start and its successor share a variable where their lives allow it."""
+        for carried in loop.carried:
+            inside, made = self.bindings.places[carried.inside][0], self.bindings.places.get(carried.made)
+            if made is not None and not made[1] and inside.spans[-1][1] <= made[0].spans[-1][0]:
+                self._unite(inside, made[0])
+            else:
+                inside.spans[-1][1] = loop.end
+            start = self.bindings.places.get(carried.start)
+            if start is not None and not start[1] and start[0].root.end <= loop.start:
+                self._unite(start[0], inside)
+
+    def _unite(self, first: Variable, other: Variable) -> None:
+        first, other = first.root, other.root
+        if first is other:
+            return
+        first.spans += other.spans
+        other.merged = first
+        if not first.fixed:
+            first.wanted = other.wanted
+
+    # ── names ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _give_names(self) -> None:
+        roots = [variable for variable in self.variables if variable.merged is None]
+        held: dict[str, list[list[int]]] = {}
+        for variable in sorted(roots, key=lambda one: (not one.fixed, one.spans[0][0])):
+            if variable.fixed:
+                name = variable.wanted
+            else:
+                blocked = {one for one, spans in held.items() if _overlap(spans, variable.spans)}
+                name = unique(variable.wanted, blocked | self.reserved)
+            variable.name = name
+            held.setdefault(name, []).extend(variable.spans)
+        for variable in self.variables:
+            variable.name = variable.root.name
+
+    def deaths(self) -> dict[int, list[str]]:
+        """The names whose contents are no longer needed, by position; not those that are set again there."""
+        lives: dict[str, list[list[int]]] = {}
+        for variable in self.variables:
+            lives.setdefault(variable.name, []).extend(variable.spans)
+        found: dict[int, list[str]] = {}
+        for name, spans in lives.items():
+            ordered = sorted(spans)
+            for at, (_, end) in enumerate(ordered):
+                following = ordered[at + 1][0] if at + 1 < len(ordered) else None
+                if following is None or following > end:
+                    found.setdefault(end, []).append(name)
+        return found
+
+    def name(self, value: Ref) -> str:
+        """What the variable of a value is called."""
+        return self.bindings.places[value][0].name
+
+
+def _overlap(one: list[list[int]], other: list[list[int]]) -> bool:
+    return any(a[0] == b[0] or (a[0] < b[1] and b[0] < a[1]) for a in one for b in other)

@@ -1,0 +1,203 @@
+"""Statements: what one step is in Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gemini.capture.forms import Again, Mapping, Record, Ref, leaves
+from gemini.capture.graph import Graph
+from gemini.capture.node import MODULES, Node
+from gemini.capture.numbers import Expr
+from gemini.capture.symbols import Symbol
+from gemini.codegen.binding import Bindings, containers
+from gemini.codegen.expressions import Expressions, followed
+from gemini.codegen.imports import Imports
+from gemini.codegen.literals import string
+from gemini.codegen.operations import statement as operation_statement
+from gemini.codegen.paths import Paths
+from gemini.codegen.program import Statement, Target, Variable
+from gemini.codegen.skeleton import HELD
+from gemini.codegen.steps import Step
+from gemini.codegen.text import Text
+from gemini.codegen.watching import is_watched
+
+
+class Statements:
+    """Writes the statements of one stage."""
+
+    def __init__(self, graph: Graph, bindings: Bindings, imports: Imports, paths: Paths) -> None:
+        self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
+        self.inlined: dict[Ref, Text] = {}
+        self.write = Expressions(imports, paths, self.value, self.number)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
+    def value(self, ref: Ref) -> Text:
+        """The text of a tensor."""
+        if ref in self.inlined:
+            return self.inlined.pop(ref)
+        if ref in self.bindings.turns:
+            variable, at = self.bindings.turns[ref]
+            return Text(f"{variable.name}[{at}]")
+        if ref in self.bindings.places:
+            variable, path = self.bindings.places[ref]
+            return followed(Text(variable.name), path)
+        node = self.graph.nodes[ref.node]
+        if node.kind in HELD:
+            return Text(self.paths.tensor(node.target))
+        return self._argument(node, ref)
+
+    def _argument(self, node: Node, ref: Ref) -> Text:
+        """A tensor that hangs on an argument of a node, where that is an object of the model."""
+        which, step, *rest = ref.path
+        form: Any = (node.args, node.kwargs)[which[1]]
+        part = form.items[step[1]] if step[0] == "i" else dict(form.items)[step[1]]
+        return followed(self.write.form(part), tuple(rest))
+
+    def number(self, expr: Expr) -> Text | None:
+        """The text of a number that was read already."""
+        variable = self.bindings.numbers.get(expr)
+        return None if variable is None else Text(variable.name)
+
+    def result(self, value: Ref | Expr) -> str:
+        """The text of what a stage returns."""
+        return str(self.value(value)) if isinstance(value, Ref) else self.bindings.numbers[value].name
+
+    # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────
+    def lines(self, statement: Statement) -> list[str]:
+        """The lines of a statement, without indentation (relative indentation inside)."""
+        lines: list[str] = []
+        for step in statement.steps:
+            if step is statement.main:
+                lines += self._main(step)
+            elif step.node is not None:
+                lines += self._hoisted(step.node)
+                result = self._call(step.node)
+                path = self._single_path(step.node)
+                self.inlined[Ref(step.node.id, "ret", path)] = followed(result, path)
+        return lines
+
+    def _single_path(self, node: Node) -> Any:
+        """The path of the one value of an inlined node that is read."""
+        return self.bindings.targets[node.id].path
+
+    def _main(self, step: Step) -> list[str]:
+        if step.guard is not None:
+            return self._guard(step)
+        if step.port is not None:
+            assert isinstance(step.port.value, Expr)
+            name = self.bindings.numbers.pop(step.port.value)
+            text = self.write.expr(step.port.value)
+            self.bindings.numbers[step.port.value] = name
+            return [f"{name.name} = {text}"]
+        assert step.node is not None
+        return self._node(step.node)
+
+    def _guard(self, step: Step) -> list[str]:
+        guard = step.guard
+        assert guard is not None
+        expect = self.imports.support("expect")
+        text = self.write.expr(guard.expr)
+        return [f"{expect}({text}, {self.write.plain(guard.expected)}, {string(text.code)})  # {guard.line}"]
+
+    def _node(self, node: Node) -> list[str]:
+        target = self.bindings.targets[node.id]
+        before = self._hoisted(node)
+        if node.kind == "op":
+            args, kwargs = self._arguments(node)
+            text = operation_statement(self.write, node.target, args, kwargs)
+            if text is not None:
+                return [*before, text]
+        inner = sorted({str(ref.path[0][1]) for _, ref in target.sides if ref.source == "inner"})
+        line = self._assigned(node, target)
+        after = [f"{variable.name} = {self._side(node, ref)}" for variable, ref in target.sides]
+        if not inner:
+            return [*before, line, *after]
+        modules = ", ".join(f"{string(name)}: {self.paths.module(name)}" for name in inner)
+        return [
+            *before,
+            f"with {self.imports.support('inner_results')}({{{modules}}}) as inner:",
+            f"    {line}",
+            *after,
+        ]
+
+    def _assigned(self, node: Node, target: Target) -> str:
+        result = self._call(node)
+        if target.pattern is not None:
+            return f"{_unpacked(target.pattern).removeprefix('(').removesuffix(')')} = {result}"
+        if target.whole is not None:
+            return f"{target.whole.name} = {followed(result, target.path)}"
+        return str(result)
+
+    def _side(self, node: Node, ref: Ref) -> Text:
+        if ref.source == "attr":
+            return followed(Text(self.paths.module(node.target)), ref.path)
+        (_, name), (_, call), *rest = ref.path
+        return followed(Text(f"inner[{string(name)}][{call}]"), tuple(rest))
+
+    def _hoisted(self, node: Node) -> list[str]:
+        """Containers that get a variable of their own; one that holds itself is made first and filled then."""
+        self.write.where = f"node {node.name} ({node.line})" if node.line else f"node {node.name}"
+        self.write.labels = {}, {}
+        lines = []
+        for which, label, variable in self.bindings.targets[node.id].hoisted:
+            form = (node.args, node.kwargs)[which]
+            container = next(part for part in containers(form) if part.label == label)
+            with self.write.inside(which):
+                lines += self._made(container, variable.name, self.write.labels[which])
+            self.write.labels[which][label] = variable.name
+        return lines
+
+    def _made(self, container: Any, name: str, labels: dict[int, str]) -> list[str]:
+        if not any(isinstance(leaf, Again) and leaf.label == container.label for leaf in leaves(container)):
+            return [f"{name} = {self.write.form(container)}"]
+        labels[container.label] = name
+        if isinstance(container, Record):
+            fill = self.imports.support("fill")
+            made = self.write.state(container.state)
+            return [f"{name} = {self.write.form(replace(container, state=(), label=-1))}", f"{fill}({name}{made})"]
+        empty = replace(container, items=(), label=-1)
+        return [
+            f"{name} = {self.write.form(empty)}",
+            f"{name}.update({self.write.form(Mapping(dict, container.items))})",
+        ]
+
+    def _arguments(self, node: Node) -> tuple[Any, Any]:
+        return getattr(node.args, "items", ()), getattr(node.kwargs, "items", ())
+
+    def _call(self, node: Node) -> Text:
+        """The expression that runs a node."""
+        args, kwargs = self._arguments(node)
+        watched = is_watched(self.graph, node)
+        if node.kind == "op" and not watched:
+            return self.write.call_op(node.target, args, kwargs)
+        function = self._function(node)
+        if watched:
+            function = f"{self.imports.support('checked')}({function}, {string(node.sketch)})"
+        if not node.checkpoint:
+            return Text(f"{function}({', '.join(self.write.arguments(args, kwargs))})")
+        checkpoint = self.imports.name("torch.utils.checkpoint", "checkpoint")
+        if kwargs:
+            partial = self.imports.name("functools", "partial")
+            function = f"{partial}({', '.join([function, *self.write.arguments((), kwargs)])})"
+        given = [function, *self.write.arguments(args, ()), f"use_reentrant={node.checkpoint == 'reentrant'}"]
+        return Text(f"{checkpoint}({', '.join(given)})")
+
+    def _function(self, node: Node) -> str:
+        if node.kind in MODULES:
+            return self.paths.module(node.target)
+        if node.kind == "op":
+            from gemini.codegen.operations import function_text
+
+            return function_text(self.write, node.target)
+        module, _, name = node.target.partition(":")
+        return self.imports.symbol(Symbol(module, name)) + (".apply" if node.kind == "function" else "")
+
+
+def _unpacked(pattern: Any) -> str:
+    if pattern is None:
+        return "_"
+    if isinstance(pattern, Variable):
+        return pattern.name
+    inner = ", ".join(_unpacked(part) for part in pattern)
+    return f"({inner},)" if len(pattern) == 1 else f"({inner})"

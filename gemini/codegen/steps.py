@@ -1,0 +1,107 @@
+"""Steps: what a stage does, in order: run a node, check a guard, read a number for another stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemini.capture.callables import Closure, Method, Partial
+from gemini.capture.forms import Mapping, Number, Record, Ref, Sequence, Slice, leaves, refs
+from gemini.capture.graph import Graph
+from gemini.capture.node import Guard, Node
+from gemini.capture.numbers import Expr
+from gemini.codegen.interface import Interface, Port
+from gemini.codegen.reading import Reads, tensor_reads
+from gemini.partition.partition import Partition
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One of: a node to run, a guard to check, a number to read for another stage."""
+
+    node: Node | None = None
+    guard: Guard | None = None
+    port: Port | None = None
+
+    @property
+    def forms(self) -> tuple[Any, ...]:
+        """What it reads, as forms."""
+        if self.node is not None:
+            return self.node.args, self.node.kwargs
+        if self.guard is not None:
+            return (Number(self.guard.expr),)
+        return (Number(self.port.value),) if self.port is not None and isinstance(self.port.value, Expr) else ()
+
+    def tensors(self) -> Iterator[Ref]:
+        """The tensors it reads as such, every occurrence, in the order in which they are evaluated."""
+        for form in self.forms:
+            yield from (leaf for leaf in leaves(form) if isinstance(leaf, Ref))
+
+    def reads(self) -> Iterator[Expr]:
+        """What it reads from tensors as numbers."""
+        for form in self.forms:
+            for leaf in leaves(form):
+                if isinstance(leaf, Number):
+                    yield from tensor_reads(leaf.expr)
+
+    def rewritten(self, change: Callable[[Ref], Ref]) -> Step:
+        """The step with other references."""
+        if self.node is not None:
+            args, kwargs = rewritten(self.node.args, change), rewritten(self.node.kwargs, change)
+            return Step(replace(self.node, args=args, kwargs=kwargs))
+        if self.guard is not None:
+            return Step(guard=replace(self.guard, expr=rewritten(self.guard.expr, change)))
+        assert self.port is not None
+        return Step(port=replace(self.port, value=rewritten(self.port.value, change)))
+
+
+def stage_steps(graph: Graph, partition: Partition, reads: list[Reads], interface: Interface) -> list[Step]:
+    """The steps of a stage, in the order of capture."""
+    events: list[tuple[int, int, Step]] = []
+    stage = interface.stage
+    events += [(index, 2, Step(graph.nodes[index])) for index in partition.stages[stage]]
+    events += [(guard.position, 0, Step(guard=guard)) for guard in reads[stage].guards]
+    for port in interface.outputs:
+        if isinstance(port.value, Expr):
+            wanted = [reads[target].numbers[port.value] for target in port.targets]
+            events.append((min(wanted, default=len(graph.nodes)), 1, Step(port=port)))
+    return [step for _, _, step in sorted(events, key=lambda event: event[:2])]
+
+
+def rewritten(form: Any, change: Callable[[Ref], Ref]) -> Any:
+    """A form with other references."""
+    if isinstance(form, Ref):
+        return change(form)
+    if isinstance(form, Number):
+        return Number(rewritten(form.expr, change))
+    if isinstance(form, Expr):
+        return Expr(form.op, tuple(rewritten(part, change) for part in form.operands))
+    if isinstance(form, Sequence):
+        return replace(form, items=tuple(rewritten(part, change) for part in form.items))
+    if isinstance(form, Mapping):
+        return replace(form, items=_pairs(form.items, change), state=_pairs(form.state, change))
+    if isinstance(form, Record):
+        return replace(form, state=_pairs(form.state, change))
+    if isinstance(form, Slice):
+        return Slice(*(rewritten(part, change) for part in (form.start, form.stop, form.step)))
+    if isinstance(form, Closure):
+        return replace(form, cells=_all(form.cells, change), defaults=_all(form.defaults, change))
+    if isinstance(form, Partial):
+        function = rewritten(form.function, change)
+        return Partial(function, _all(form.args, change), _pairs(form.kwargs, change))
+    return Method(rewritten(form.owner, change), form.name) if isinstance(form, Method) else form
+
+
+def _all(forms: tuple[Any, ...], change: Callable[[Ref], Ref]) -> tuple[Any, ...]:
+    return tuple(rewritten(part, change) for part in forms)
+
+
+def _pairs(pairs: tuple[tuple[Any, Any], ...], change: Callable[[Ref], Ref]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((key, rewritten(part, change)) for key, part in pairs)
+
+
+def read_refs(step: Step) -> Iterator[Ref]:
+    """All tensors that a step reads, as such or as numbers."""
+    for form in step.forms:
+        yield from refs(form)
