@@ -37,7 +37,7 @@ class Options:
     ratio: float = 1.0  # backward counts this much more than it was measured
     recompute: bool = False  # activations are computed again in backward
     links: Links = FREE  # ms and bytes; see `LinkProfile.links()`
-    slack: float = 0.02  # how much balance may be given up for fewer bytes
+    slack: float = 0.01  # how much balance may be given up for fewer bytes
     # ── constraints ────────────────────────────────────────────────────────────────────────────────────────────
     together: tuple[tuple[str, ...], ...] = ()  # groups of scopes that share a stage
     pins: Mapping[str, int] = field(default_factory=dict)  # scope → part
