@@ -107,7 +107,7 @@ def autograd_nodes(outputs: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def way_back(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
-    """Torch's own graph behind the outputs as text: which functions lead from where to which parameters.
+    """Torch's own graph behind the outputs as text: which functions, with which settings, lead to which parameters.
 
     Two runs with equal values and equal ways back have equal gradients.
     """
@@ -118,8 +118,24 @@ def way_back(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
     lines = [",".join(str(index.get(tensor.grad_fn, "-")) for tensor in outputs)]
     for node in nodes:
         leaf = names.get(id(node.variable), "?") if hasattr(node, "variable") else ""
-        lines.append(f"{node.name()} {leaf} {[(index.get(after, -1), slot) for after, slot in node.next_functions]}")
+        after = [(index.get(one, -1), slot) for one, slot in node.next_functions]
+        lines.append(f"{node.name()} {leaf} {after} {_settings(node)}")
     return "\n".join(lines)
+
+
+def _settings(node: Any) -> str:
+    """What a function of torch's graph remembers beside tensors: dimensions, rates, the context of a custom one."""
+    own = [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, _PLAIN)]
+    return str([*own, *(getattr(node, name) for name in _names(type(node)))])
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(kind: Any) -> tuple[str, ...]:
+    names = dir(kind)  # what is a tensor also has a raw form
+    return tuple(n for n in names if n.startswith("_saved_") and f"_raw{n}" not in names)
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def kept(_: str, grad: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ from gemini.capture.variants import Validity
 
 _log = logging.getLogger(__name__)
 _SEEDS = (20_011, 7, 8, 9, 10, 11)
-_THOROUGH_PARAMETERS = 30_000_000  # models up to this size are checked with gradients on every batch
+_THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by gradients on every batch
 
 
 class Refinement:
@@ -53,7 +53,7 @@ class Refinement:
         self.plan: BatchPlan | None = None
         if not self.without_weights:
             materialize(model, self._first_call)
-        self.thorough = sum(p.numel() for p in model.parameters()) <= _THOROUGH_PARAMETERS
+        self.thorough = True
         self.pinned = ""  # why the graph holds for one batch size only
         self.checked: dict[str, str] = {}
         self.saved = Saved(model, watch=True)
@@ -94,8 +94,8 @@ class Refinement:
 
     def _attempt(self) -> Graph:
         first = self._first_trace()
-        if not self.thorough:
-            self._reuse("batch", first, gradients=False)
+        self.thorough = first.seconds <= _THOROUGH_SECONDS
+        self._reuse("batch", first, gradients=False)
         first.release()
         graph = self._graph(first)
         self.checked = {}

@@ -7,6 +7,7 @@ batch dimension of every value is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,8 +40,8 @@ class Subject:
 class Trace:
     """A finished trace with the output it gave."""
 
-    def __init__(self, tracer: Tracer, output: Any, arguments: tuple[Any, Any]) -> None:
-        self.tracer, self.output, self.arguments = tracer, output, arguments
+    def __init__(self, tracer: Tracer, output: Any, arguments: tuple[Any, Any], seconds: float) -> None:
+        self.tracer, self.output, self.arguments, self.seconds = tracer, output, arguments, seconds
         self.nodes = tracer.nodes
 
     def release(self) -> None:
@@ -69,6 +70,7 @@ def trace(
         seed_all(seed)
     tracer = Tracer(model, granularity)
     tracer.values = [] if keep else None
+    begin = time.perf_counter()
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))
     except Coarsen as found:
@@ -82,8 +84,9 @@ def trace(
         raise Coarsen(tracer.failed or ("",), reason, "") from error
     finally:
         clear(caches)
+    seconds = time.perf_counter() - begin
     _refuse_state(model, tracer, saved)
-    return Trace(tracer, output, (args, kwargs))
+    return Trace(tracer, output, (args, kwargs), seconds)
 
 
 def _traced(tracer: Tracer, forward: Any, args: Any, kwargs: Any) -> Any:

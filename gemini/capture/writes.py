@@ -7,10 +7,9 @@ is copied. Writes through `.data`, detached views and `out=` count, since memory
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -35,6 +34,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
     """Copies what is about to be written; `copies` holds what was written so far."""
 
     supports_higher_order_operators = True
+    schemas: ClassVar[dict[int, tuple[int | str, ...]]] = {}
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,9 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a kernel."""
         kwargs = kwargs or {}
-        written = _written(func)
+        written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
+        if written is None:
+            written = self.schemas[id(func)] = _written(func)
         if written:
             for where in written:
                 self._note(kwargs.get(where) if isinstance(where, str) else _at(args, where))
@@ -72,7 +74,6 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
                         self.copies.append(Copy(name, held, held.detach().clone()))
 
 
-@functools.lru_cache(maxsize=4096)
 def _written(func: Any) -> tuple[int | str, ...]:
     """The arguments a kernel writes: positions and names. A kernel from outside torch may write all it is given."""
     schema = getattr(func, "_schema", None)
