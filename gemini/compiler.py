@@ -2,8 +2,8 @@
 
     capture → profile → partition → shard → schedule → generate → run
 
-Each step becomes a line here as it is built. What exists today is the way in: the configuration is checked,
-the model keeps its identity, and it runs on this process's own device.
+Each step becomes a line here as it is built. What exists today: the configuration is checked, workers are started, and
+parts of the model run in them while the program's own forward runs here. The model keeps its identity.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class GeminiCompiler:
                 "GeminiCompiler.compiler",
             )
         settings = config or GeminiConfig.load()
-        if not settings.quiet:
+        if settings.asks_for_workers:
+            from gemini.runtime.start import start
+
+            start(model, settings)
+        elif not settings.quiet:
             print(
-                f"gemini: {type(model).__name__} runs on this process's device: this version has no workers yet",
+                f"gemini: {type(model).__name__} runs in this process: no workers are asked for "
+                "(GeminiConfig(mode=pipeline, pipeline_degree=2))",
                 file=sys.stderr,
             )
         return model

@@ -6,10 +6,10 @@
     Place(homes)  Install(units)       ──►
                                        ◄──    Done
     Forward(call, unit, arguments, …)  ──►    runs the unit, keeps its graph if a backward may follow
-                                       ◄──    Done(outputs) · Refused(reason) · Raised(exception)
+                                       ◄──    Outputs · Refused(reason) · Raised(exception)
     Backward(call, gradients, …)       ──►
-                                       ◄──    Done(gradients)
-    … each message may carry `dropped`: calls whose graph nobody needs any more
+                                       ◄──    Gradients
+    … each request may carry `dropped`: calls whose graph nobody needs any more
     Stop                               ──►    leaves
 
 Requests carry a number and the reply repeats it, so a reply that nobody waits for any more (Ctrl-C) is recognised.
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.capture.regions import Region
 from gemini.runtime.memory.homes import Home
+from gemini.runtime.transport.link import Link
 
 
 class Hello(NamedTuple):
@@ -33,6 +33,13 @@ class Hello(NamedTuple):
     threads: int
     path: list[str]
     dtype: torch.dtype
+
+
+class Ready(NamedTuple):
+    """The worker is up."""
+
+    secret: bytes
+    pid: int
 
 
 class Place(NamedTuple):
@@ -50,57 +57,16 @@ class Install(NamedTuple):
     units: dict[int, Any]
 
 
-class Forward(NamedTuple):
-    """Run a unit."""
-
-    number: int
-    unit: int
-    body: bytes
-    tensors: list[torch.Tensor]
-    region: Region
-    generator: torch.Tensor
-    state: Any  # training flags and frozen parameters, where they have changed since the last call
-    dropped: list[int]
-
-
-class Backward(NamedTuple):
-    """Gradients of a call: `gradients` of its outputs, `inputs` and `parameters` that want one."""
-
-    number: int
-    call: int
-    gradients: list[torch.Tensor | None]
-    inputs: list[int]
-    parameters: list[int]
-    dropped: list[int]
-
-
 class Stop(NamedTuple):
     """Leave."""
 
     number: int
 
 
-class Ready(NamedTuple):
-    """The worker is up."""
-
-    secret: bytes
-    pid: int
-
-
-class Outputs(NamedTuple):
-    """What a unit returned. An output that is one of the inputs is named by its place instead."""
-
-    body: bytes
-    tensors: list[torch.Tensor | int]
-    differentiable: list[bool]
-    generator: torch.Tensor | None  # where the unit drew random numbers
-
-
 class Done(NamedTuple):
     """A request is carried out."""
 
     number: int
-    result: Any
 
 
 class Refused(NamedTuple):
@@ -118,3 +84,49 @@ class Raised(NamedTuple):
     name: str
     text: str
     traceback: str
+
+
+# ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
+class Forward(NamedTuple):
+    """Run a unit. Its state (training flags, frozen parameters) and the region come where they have changed."""
+
+    number: int
+    unit: int
+    body: bytes
+    region: Any
+    generator: bytes
+    state: Any
+    dropped: list[int]
+    tensors: list[Any]
+
+
+class Outputs(NamedTuple):
+    """What a unit returned. An output that is one of the inputs is named by its place, in `same`, instead."""
+
+    number: int
+    body: bytes
+    same: list[int | None]
+    differentiable: list[bool]
+    generator: bytes  # where the unit drew random numbers
+    tensors: list[Any]
+
+
+class Backward(NamedTuple):
+    """Gradients of the outputs of a call; `inputs` and `parameters` that want one."""
+
+    number: int
+    call: int
+    inputs: list[int]
+    parameters: list[int]
+    dropped: list[int]
+    tensors: list[Any]
+
+
+class Gradients(NamedTuple):
+    """The gradients that were asked for, inputs first; None where one took no part."""
+
+    number: int
+    tensors: list[Any]
+
+
+Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients)}

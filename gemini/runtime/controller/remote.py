@@ -22,7 +22,8 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.runtime.controller.faults import raise_remote
-from gemini.runtime.protocol import Backward, Done, Forward, Outputs, Refused
+from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.transport.packing import pack, unpack
 
 if TYPE_CHECKING:
@@ -46,55 +47,48 @@ class Call:
 
     def run(self) -> Any:
         """The result of the module; raises RefusedError where it must be run here."""
-        unit = self.unit
-        classes = unit.worker.link.classes
-        body, self.inputs = pack(self.arguments, classes)
-        self.body = body
-        found = RemoteCall.apply(self, len(self.inputs), *self.inputs, *unit.trained())
+        classes = self.unit.worker.link.classes
+        self.body, self.inputs = pack(self.arguments, classes)
+        made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
         assert self.outputs is not None
-        made = iter(found)
-        tensors = [self.inputs[one] if isinstance(one, int) else next(made) for one in self.outputs.tensors]
+        tensors = [next(made) if at is None else self.inputs[at] for at in self.outputs.same]
         return unpack(self.outputs.body, tensors, classes)
 
     def forward(self) -> Outputs:
         """Have the worker run it."""
         unit = self.unit
-        generator = torch.get_rng_state()
-        request = Forward(
-            self.number,
-            unit.number,
-            self.body,
-            self.inputs,
-            self.region,
-            generator,
-            unit.news(),
-            unit.take_dropped(),
-        )
-        reply = unit.worker.ask(request, f"forward of {unit.name}")
+        self.generator = get_state()
+        reply = unit.worker.ask(
+            Forward(
+                self.number, unit.number, self.body, unit.worker.region_news(self.region), self.generator, unit.news(),
+                unit.take_dropped(), self.inputs,
+            ),
+            unit.forward_text,
+        )  # fmt: skip
         if isinstance(reply, Refused):
             raise RefusedError(reply.reason)
-        if not isinstance(reply, Done):
+        if not isinstance(reply, Outputs):
             raise_remote(reply, unit, "forward")
-        outputs: Outputs = reply.result
-        if outputs.generator is not None:
-            torch.set_rng_state(outputs.generator)
-        self.generator = generator
-        self.outputs = outputs
-        return outputs
+        if reply.generator:
+            set_state(reply.generator)
+        self.outputs = reply
+        return reply
 
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
         """Have the worker run its backward."""
         unit = self.unit
-        request = Backward(unit.worker.next_number(), self.number, gradients, inputs, parameters, unit.take_dropped())
-        reply = unit.worker.ask(request, f"backward of {unit.name}")
-        if not isinstance(reply, Done):
+        number = unit.worker.next_number()
+        reply = unit.worker.ask(
+            Backward(number, self.number, inputs, parameters, unit.take_dropped(), gradients), unit.backward_text
+        )
+        if not isinstance(reply, Gradients):
             raise_remote(reply, unit, "backward")
-        return list(reply.result)
+        return list(reply.tensors)
 
     def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The tensors of the result with a graph of this process, and the parameters they depend on."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(self.generator)
+            set_state(self.generator)
             args, kwargs = self.arguments
             result = self.unit.run_here(args, kwargs)
         _, tensors = pack(result, self.unit.worker.link.classes)
@@ -108,16 +102,17 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, call: Call, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
         """Run the call; the results are the tensors it makes."""
         outputs = call.forward()
-        made = [tensor for tensor in outputs.tensors if isinstance(tensor, torch.Tensor)]
+        made = [
+            (tensor, flag)
+            for tensor, flag in zip(outputs.tensors, outputs.differentiable, strict=True)
+            if tensor is not None
+        ]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(t for t, flag in zip(outputs.tensors, outputs.differentiable, strict=True)
-              if isinstance(t, torch.Tensor) and not flag)
-        )  # fmt: skip
+        ctx.mark_non_differentiable(*(tensor for tensor, flag in made if not flag))
         ctx.call, ctx.count = call, count
         if any(outputs.differentiable):
             ctx.save_for_backward(token(call.unit.drop, call.number))
-        return tuple(made)
+        return tuple(tensor for tensor, _ in made)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
@@ -142,7 +137,7 @@ def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
     """Gradients by output; those that were inputs have none here."""
     assert call.outputs is not None
     given = iter(gradients)
-    return [None if isinstance(tensor, int) else next(given) for tensor in call.outputs.tensors]
+    return [next(given) if at is None else None for at in call.outputs.same]
 
 
 def _differentiable(call: Call, gradients: tuple[Any, ...], inputs: list[int], parameters: list[int]) -> list[Any]:

@@ -21,6 +21,7 @@ class Unit:
     def __init__(self, number: int, name: str, module: nn.Module, worker: Worker, household: Household) -> None:
         self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
         self.refused = ""  # why it is not a unit any more
+        self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
         self._dropped: deque[int] = deque()
 
     def install(self) -> str:

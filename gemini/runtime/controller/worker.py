@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from gemini.capture.regions import Region
 from gemini.errors import WorkerError
 from gemini.runtime.protocol import Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
@@ -44,6 +45,8 @@ class Worker:
         self.process: subprocess.Popen[bytes] = _STARTER.submit(_start, theirs, threads).result()
         theirs.close()
         self.link = Link(Channel(ours))
+        self.link.channel.be_patient(_SLICE)
+        self._region: Any = None
         self.link.send(Hello(self.secret, place, threads, list(sys.path), torch.get_default_dtype()))
 
     def greet(self) -> None:
@@ -69,6 +72,13 @@ class Worker:
             raise self._death() from None
         return self._wait(request.number)
 
+    def region_news(self, region: Region) -> Any:
+        """A region as plain data, if the worker is not in it already."""
+        if region == self._region:
+            return None
+        self._region = region
+        return (region.grad, region.inference, region.autocast)
+
     def _wait(self, number: int) -> Any:
         deadline = time.monotonic() + self.patience
         while True:
@@ -86,7 +96,7 @@ class Worker:
     def _receive(self, deadline: float) -> Any:
         while True:
             try:
-                found = self.link.receive(_SLICE)
+                found = self.link.receive()
             except ChannelClosed:
                 raise self._death() from None
             if found is not None:

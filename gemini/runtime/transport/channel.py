@@ -8,14 +8,13 @@ A frame may be interrupted (a signal, Ctrl-C) at any byte; what has arrived is k
 from __future__ import annotations
 
 import array
-import select
 import socket
 import struct
 import threading
 
 _HEADER = struct.Struct("<QI")
 _PIECE = 1 << 18
-_MOST_DESCRIPTORS = 64
+_RIGHTS = socket.CMSG_SPACE(64 * array.array("i").itemsize)  # descriptors in one piece, at most
 
 
 class ChannelClosed(Exception):
@@ -69,15 +68,20 @@ class Channel:
             raise pending
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────
-    def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
-        """The next frame and its descriptors; None if none is complete within `timeout` seconds."""
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """The next frame and its descriptors; None if nothing arrives for as long as `be_patient` says."""
         while True:
             found = self._complete()
             if found is not None:
                 return found
-            if timeout is not None and not select.select([self.connection], [], [], timeout)[0]:
+            if not self._read():
                 return None
-            self._read()
+
+    def be_patient(self, seconds: float) -> None:
+        """Let `receive` return after so long without a byte. The kernel keeps the time: it costs no call."""
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def _complete(self) -> tuple[bytes, list[int]] | None:
         if len(self._arrived) < _HEADER.size:
@@ -91,10 +95,11 @@ class Channel:
         descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         return body, descriptors
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
         try:
-            size = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
-            piece, rights, _, _ = self.connection.recvmsg(_PIECE, size, socket.MSG_CMSG_CLOEXEC)
+            piece, rights, _, _ = self.connection.recvmsg(_PIECE, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return False
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         for level, kind, data in rights:
@@ -105,3 +110,4 @@ class Channel:
         if not piece:
             raise ChannelClosed("the other side has closed the connection")
         self._arrived += piece
+        return True

@@ -1,43 +1,89 @@
-"""Packing: the arguments or the result of a call as bytes, with its tensors taken out.
+"""Packing: a Python value as bytes, with its tensors taken out.
 
 The tensors are what autograd must see, so they travel beside the rest: `unpack(pack(value))` is the value with whatever
 tensors one puts in the place of its own. The same tensor in two places is one.
+
+Classes and functions that the user's program defines are not importable in a worker, where the program never runs. They
+travel by value once, under a number that both sides use from then on; so an output of such a class comes home as the
+very class that the program knows.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
+import sys
+import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import torch
 
-from gemini.runtime.transport.link import Classes, name_class
-
 Packed = tuple[bytes, list[torch.Tensor]]
+_NAMED = (type, types.FunctionType)
+
+
+class Classes:
+    """The classes and functions that cross by number."""
+
+    def __init__(self) -> None:
+        self.number: dict[Any, int] = {}
+        self.of: dict[int, Any] = {}
+
+    def learn(self, number: int, one: Any) -> None:
+        """Both sides know `one` as `number`."""
+        self.number[one], self.of[number] = number, one
+
+    def name(self, one: Any) -> tuple[Any, ...] | None:
+        """How a class or function of the user's program is named on the way; None for what can be imported."""
+        if one in self.number:
+            return ("known", self.number[one])
+        if not _is_the_users(one.__module__):
+            return None
+        number, body = len(self.number), cloudpickle.dumps(one)
+        self.learn(number, one)
+        return ("new", number, body)
+
+    def resolve(self, found: tuple[Any, ...]) -> Any:
+        """What a name stands for."""
+        kind, number, *body = found
+        if kind == "new":
+            self.learn(number, pickle.loads(body[0]))
+        return self.of[number]
 
 
 def pack(value: Any, classes: Classes) -> Packed:
     """The bytes of a value and the tensors in it."""
+    try:
+        return _pack(_Packer, value, classes)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return _pack(_ThoroughPacker, value, classes)
+
+
+def _pack(cls: type, value: Any, classes: Classes) -> Packed:
     body = io.BytesIO()
-    packer = _Packer(body, classes)
+    packer = cls(body, pickle.HIGHEST_PROTOCOL)
+    packer.classes, packer.tensors, packer.place = classes, [], {}
     packer.dump(value)
     return body.getvalue(), packer.tensors
 
 
-def unpack(body: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> Any:
+def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes) -> Any:
     """The value, with these tensors in the place of its own."""
-    return _Unpacker(io.BytesIO(body), tensors, classes).load()
+    unpacker = _Unpacker(io.BytesIO(body))
+    unpacker.tensors, unpacker.classes = tensors, classes
+    return unpacker.load()
 
 
-class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, classes: Classes) -> None:
-        super().__init__(file)
-        self.classes = classes
-        self.tensors: list[torch.Tensor] = []
-        self.place: dict[int, int] = {}
+class _Packer(pickle.Pickler):
+    """For what Python itself can pickle."""
+
+    classes: Classes
+    tensors: list[torch.Tensor]
+    place: dict[int, int]
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -45,13 +91,31 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             if at == len(self.tensors):
                 self.tensors.append(value)
             return at
-        return name_class(value, self.classes) if isinstance(value, type) else None
+        return self.classes.name(value) if isinstance(value, _NAMED) else None
+
+
+class _ThoroughPacker(cloudpickle.Pickler):  # type: ignore[misc]
+    """For what it cannot: functions made inside others, modules, …"""
+
+    persistent_id = _Packer.persistent_id
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor], classes: Classes) -> None:
-        super().__init__(file)
-        self.tensors, self.classes = tensors, classes
+    tensors: Sequence[torch.Tensor | None]
+    classes: Classes
 
     def persistent_load(self, found: Any) -> Any:
         return self.tensors[found] if isinstance(found, int) else self.classes.resolve(found)
+
+
+_FOLDERS: set[str] = {*(path for path in sys.path if path.endswith("-packages")), str(Path(io.__file__).parent)}
+_INSTALLED = tuple(str(Path(folder).resolve()) for folder in (*_FOLDERS, str(Path(__file__).parents[2])))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_the_users(name: str | None) -> bool:
+    """Whether a module belongs to the user's program, rather than to an installed package."""
+    if name == "__main__":
+        return True
+    file = getattr(sys.modules.get(name or ""), "__file__", None)
+    return file is not None and not str(Path(file).resolve()).startswith(_INSTALLED)

@@ -139,12 +139,13 @@ class Window:
         weakref.finalize(view, self._released.append, slab).atexit = False
         return view
 
-    def released(self) -> list[Slab]:
-        """The slabs to give back, each once."""
+    def released(self) -> list[tuple[int, int, int]]:
+        """The slabs to give back, each once, as plain data."""
         found = []
         while self._released:
             try:
-                found.append(self._released.popleft())
+                slab = self._released.popleft()
             except IndexError:
                 break
+            found.append((slab.segment, slab.offset, slab.size))
         return found

@@ -23,6 +23,21 @@ class Refusal(Exception):
     """A unit did what cannot be done from afar."""
 
 
+class Draws:
+    """Whether Python's or NumPy's generators were used. Nothing but units uses them here, so one look a call does."""
+
+    def __init__(self) -> None:
+        self.state = python_randomness()
+
+    def have_been_made(self) -> bool:
+        """Since the last look."""
+        before, self.state = self.state, python_randomness()
+        return before != self.state
+
+
+_draws = Draws()
+
+
 class Audit:
     """Watches the calls of one module."""
 
@@ -41,12 +56,12 @@ class Audit:
             if self.suspects is None or at in self.suspects
         ]
         versions = [tensor._version for tensor in inputs]
-        drawn, held = python_randomness(), sketch((args, kwargs))
+        held = sketch((args, kwargs))
         yield
         self.suspects = {at for at, buffer, _, version in saved if buffer._version != version} | (
             self.suspects or set()
         )
-        reason = self._fault(inputs, versions, drawn, held, (args, kwargs))
+        reason = self._fault(inputs, versions, held, (args, kwargs))
         if reason:
             with torch.no_grad():
                 for _, buffer, before, version in saved:
@@ -54,10 +69,10 @@ class Audit:
                         buffer.copy_(before)
             raise Refusal(reason)
 
-    def _fault(self, inputs: list[torch.Tensor], versions: list[int], drawn: Any, held: str, given: Any) -> str:
+    def _fault(self, inputs: list[torch.Tensor], versions: list[int], held: str, given: Any) -> str:
         if [tensor._version for tensor in inputs] != versions:
             return "it writes to its inputs"
-        if python_randomness() != drawn:
+        if _draws.have_been_made():
             return "it draws from Python's or NumPy's random numbers"
         if sketch(given) != held:
             return "it changes an object that it was given"

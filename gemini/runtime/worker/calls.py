@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from gemini.capture.regions import Region
-from gemini.runtime.protocol import Backward, Forward, Outputs
-from gemini.runtime.transport.link import Classes
-from gemini.runtime.transport.packing import pack, unpack
+from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
+from gemini.runtime.transport.packing import Classes, pack, unpack
 from gemini.runtime.worker.audit import Audit
 
 
@@ -70,6 +70,7 @@ class Calls:
         self.classes = classes
         self.units: dict[int, Unit] = {}
         self.kept: dict[int, Kept] = {}
+        self.region = Region.current()
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
@@ -87,31 +88,35 @@ class Calls:
         leaves = request.tensors
         inputs = [Entrance.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
         args, kwargs = unpack(request.body, inputs, self.classes)
-        torch.set_rng_state(request.generator)
+        if request.region is not None:
+            self.region = Region(*request.region)
+        set_state(request.generator)
         with ExitStack() as stack:
-            request.region.enter(stack, Region.current())
+            self.region.enter(stack, Region.current())
             with unit.audit.watching(args, kwargs, inputs):
                 result = unit.module(*args, **kwargs)
-        drawn = torch.get_rng_state()
+        drawn = get_state()
         body, tensors = pack(result, self.classes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
-        graded = [tensor.requires_grad and id(tensor) not in place for tensor in tensors]
+        same = [place.get(id(tensor)) for tensor in tensors]
+        graded = [tensor.requires_grad and at is None for tensor, at in zip(tensors, same, strict=True)]
         if any(graded):
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             self.kept[request.number] = Kept(leaves, trained, tensors)
-        sent: list[Any] = [place.get(id(tensor), tensor.detach()) for tensor in tensors]
-        return Outputs(body, sent, graded, None if torch.equal(drawn, request.generator) else drawn)
+        sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
+        return Outputs(request.number, body, same, graded, b"" if drawn == request.generator else drawn, sent)
 
-    def backward(self, request: Backward) -> list[torch.Tensor | None]:
+    def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""
         kept = self.kept[request.call]
         wanted = [kept.inputs[at] for at in request.inputs] + [kept.parameters[at] for at in request.parameters]
         pairs = [
             (output, gradient)
-            for output, gradient in zip(kept.outputs, request.gradients, strict=True)
+            for output, gradient in zip(kept.outputs, request.tensors, strict=True)
             if gradient is not None
         ]
         if not pairs or not wanted:
-            return [None] * len(wanted)
+            return Gradients(request.number, [None] * len(wanted))
         outputs, gradients = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True))
+        found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        return Gradients(request.number, list(found))

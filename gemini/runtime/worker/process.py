@@ -79,7 +79,7 @@ class Server:
         from gemini.runtime.worker.audit import Refusal
 
         try:
-            return Done(request.number, self._carry_out(request, descriptors))
+            return self._carry_out(request, descriptors) or Done(request.number)
         except (Refusal, Unsendable) as refusal:
             return Refused(request.number, str(refusal))
         except Exception as error:

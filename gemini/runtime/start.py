@@ -1,0 +1,49 @@
+"""Start: workers for a model, as its configuration asks. Models of one configuration share their workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from torch import nn
+
+from gemini.config import GeminiConfig
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+
+_crews: dict[tuple[int, int], Crew] = {}
+
+
+def start(model: nn.Module, config: GeminiConfig) -> None:
+    """Manage a model: from its second call on, parts of it run in workers."""
+    if dispatch.find(model) is not None:
+        return
+    count = how_many(config)
+    if count < 2:
+        _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
+        return
+    if sys.platform != "linux":
+        _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
+        return
+    dispatch.manage(model, Managed(model, _crew(count), config.quiet))
+
+
+def how_many(config: GeminiConfig) -> int:
+    """The number of workers that a configuration asks for."""
+    if config.device_mapping is not None:
+        return sum(len(devices) for devices in config.device_mapping.values())
+    return config.workers or (config.sharding_size or 1) * (config.pipeline_degree or 1)
+
+
+def _crew(count: int) -> Crew:
+    """The crew of this process; a forked process makes its own."""
+    key = os.getpid(), count
+    if key not in _crews or not _crews[key].workers:
+        _crews[key] = Crew(count, max(1, len(os.sched_getaffinity(0)) // count))
+    return _crews[key]
+
+
+def _say(config: GeminiConfig, text: str) -> None:
+    if not config.quiet:
+        print(f"gemini: {text}", file=sys.stderr)
