@@ -169,8 +169,9 @@ def _orders(known: Known, laid_out: SchedPlan, workers: Sequence[int], nmicros: 
     if fits and shape.admits(count) and known.admits(count, nmicros, chunks):
         own = named_placement(known.placement, count, split=known.split, chunks=chunks if shape.chunked else None)
         home = {block.stage or 0: own.device(block) for block in own}
-        name = {own_worker: workers[stage] for stage, (own_worker, *_) in home.items()}
-        if len(home) == len(workers) and all(name[home[stage][0]] == workers[stage] for stage in home):
+        pairs = {(home[stage][0], worker) for stage, worker in enumerate(workers)} if len(home) == len(workers) else ()
+        name = dict(pairs)
+        if len(pairs) == count:  # each worker of the schedule is one of ours, for all its stages
             rows: list[list[Action]] = [[] for _ in range(laid_out.ndevs)]
             there = {(block.stage, block.btype) for block in laid_out}
             for at, row in enumerate(known.orders(own, nmicros)):
