@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,24 +13,6 @@ from gemini.capture.state import Saved
 
 PIECES = 4
 BALANCE = 1.5
-
-
-@dataclass
-class Verdict:
-    """One row of the table."""
-
-    name: str
-    cls: str
-    status: str  # equal | whole | different | failed | not buildable
-    nodes: int = 0
-    blocks: int = 0
-    balance: float = 0.0
-    batch: str = ""
-    seconds: float = 0.0
-    reason: str = ""
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def differences(graph: Graph, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> list[str]:

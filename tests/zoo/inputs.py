@@ -1,159 +1,124 @@
 """Inputs: a batch for any model, from its task, the signature of its forward and its configuration.
 
-Several guesses are tried; the first on which the model runs a training step (finite loss or outputs, and a
-gradient for at least one parameter) is taken.
+Several guesses are tried; a guess that fails is completed by what the error says is missing (see repairs.py). The
+first on which the model runs two training steps (finite loss or outputs, and a gradient for at least one parameter)
+is taken.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-LENGTH = 12
+from tests.zoo.labels import labels
+from tests.zoo.makers import About, make
+from tests.zoo.repairs import repaired
+
+MAINS = (
+    "input_ids",
+    "pixel_values",
+    "input_values",
+    "input_features",
+    "past_values",
+    "pixel_values_videos",
+    "hidden_states",
+    "inputs_embeds",
+)
+TRIES = 20  # of completing one guess
+MOST_ARGUMENTS = 10
+SAME_FAILURE = 4
 
 
-def _sub(config: Any, *names: str) -> Any:
-    for name in names:
-        if hasattr(config, name) and getattr(config, name) is not None:
-            return getattr(config, name)
-    return config
-
-
-def _get(config: Any, name: str, default: Any) -> Any:
-    for holder in (config, _sub(config, "text_config"), _sub(config, "vision_config"), _sub(config, "audio_config")):
-        value = getattr(holder, name, None)
-        if value is not None:
-            return value
-    return default
-
-
-def _tokens(config: Any, batch: int, length: int = LENGTH) -> torch.Tensor:
-    vocabulary = int(_get(config, "vocab_size", 100))
-    special = {
-        value
-        for holder in (config, _sub(config, "text_config"))
-        for name, value in vars(holder).items()
-        if name.endswith(("token_id", "token_index", "_id")) and isinstance(value, int)
-    }
-    allowed = [token for token in range(min(vocabulary, 200)) if token not in special] or [0]
-    picks = torch.randint(0, len(allowed), (batch, length))
-    return torch.tensor(allowed)[picks]
-
-
-def _image(config: Any, batch: int, size: int | None = None) -> torch.Tensor:
-    vision = _sub(config, "vision_config", "backbone_config", "encoder")
-    found = size or getattr(config, "image_size", None) or getattr(vision, "image_size", None) or 64
-    height, width = (found[0], found[1]) if isinstance(found, (list, tuple)) else (found, found)
-    channels = getattr(config, "num_channels", None) or getattr(vision, "num_channels", None) or 3
-    return torch.randn(batch, int(channels), int(height), int(width))
-
-
-def _labels(task: str, config: Any, batch: int, inputs: dict[str, Any]) -> dict[str, Any]:
-    classes = int(getattr(config, "num_labels", 2) or 2)
-    tokens = inputs.get("input_ids")
-    if task in ("CAUSAL_LM", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "PRETRAINING") and tokens is not None:
-        return {"labels": tokens.clone()}
-    if task in ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"):
-        return {"labels": _tokens(config, batch, 8)}
-    if task == "CTC":
-        return {"labels": _tokens(config, batch, 3)}
-    if task in ("IMAGE_CLASSIFICATION", "AUDIO_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEQUENCE_CLASSIFICATION"):
-        return {"labels": torch.randint(0, classes, (batch,))}
-    if task == "TOKEN_CLASSIFICATION" and tokens is not None:
-        return {"labels": torch.randint(0, classes, tuple(tokens.shape))}
-    if task == "SEMANTIC_SEGMENTATION" and "pixel_values" in inputs:
-        return {"labels": torch.randint(0, classes, (batch, *inputs["pixel_values"].shape[-2:]))}
-    if task == "QUESTION_ANSWERING":
-        return {"start_positions": torch.randint(0, 4, (batch,)), "end_positions": torch.randint(4, 8, (batch,))}
-    return {}
-
-
-def _main(name: str, config: Any, batch: int) -> Iterator[dict[str, Any]]:
-    """Guesses for the main input."""
-    if name in ("pixel_values", "image"):
-        frames = int(_get(config, "num_frames", 0) or 0)
-        if frames:
-            yield {name: torch.randn(batch, frames, *_image(config, 1).shape[1:])}
-        yield {name: _image(config, batch)}
-        for size in (64, 128, 224):
-            yield {name: _image(config, batch, size)}
-    elif name in ("pixel_values_videos",):
-        frames = int(_get(config, "num_frames", 0) or _get(config, "frames_per_clip", 0) or 4)
-        yield {name: torch.randn(batch, frames, *_image(config, 1).shape[1:])}
-    elif name == "input_values":
-        yield {name: torch.randn(batch, 4000)}
-        yield {name: torch.randn(batch, 1, 4000)}
-        yield {name: torch.randn(batch, int(_get(config, "max_length", 64)), int(_get(config, "num_mel_bins", 16)))}
-        yield {name: torch.randn(batch, 16000)}
-    elif name == "input_features":
-        bins = int(
-            _get(config, "num_mel_bins", 0)
-            or _get(config, "feature_size", 0)
-            or _get(config, "input_feat_per_channel", 80)
-        )
-        positions = int(_get(config, "max_source_positions", 32))
-        for length in (2 * positions, positions, 64):
-            yield {name: torch.randn(batch, bins, length)}
-            yield {name: torch.randn(batch, length, bins)}
-        yield {name: torch.randn(batch, 64, int(_get(config, "feature_projection_input_dim", 160)))}
-    elif name == "inputs_embeds":
-        yield {name: torch.randn(batch, LENGTH, int(_get(config, "hidden_size", 32)))}
-    elif name == "past_values":
-        length = int(_get(config, "context_length", 32) or 32)
-        for channels in (int(_get(config, "num_input_channels", 1) or 1), 1):
-            yield {name: torch.randn(batch, length, channels)}
-            yield {name: torch.randn(batch, length)}
-
-
-def guesses(model: Any, config: Any, task: str, batch: int) -> Iterator[dict[str, Any]]:
-    """Batches the model may accept, the most informative first."""
+def guesses(model: Any, config: Any, task: str, batch: int, *, thorough: bool) -> Iterator[Iterator[dict[str, Any]]]:
+    """Batches the model may accept, the most informative first, grouped by their main input."""
     accepted = inspect.signature(model.forward).parameters
-    main = getattr(model, "main_input_name", "input_ids")
-    names = [main] if main in accepted else []
-    names += [
+    required = [
         name
-        for name in ("input_ids", "pixel_values", "input_values", "input_features", "past_values")
-        if name in accepted
+        for name, one in accepted.items()
+        if one.default is inspect.Parameter.empty and one.kind is one.POSITIONAL_OR_KEYWORD
     ]
-    for name in dict.fromkeys(names):
-        for base in ({"input_ids": _tokens(config, batch)},) if name == "input_ids" else _main(name, config, batch):
-            yield from _with_company(base, accepted, config, task, batch)
-    if "input_ids" in accepted and "pixel_values" in accepted:
-        both = {"input_ids": _tokens(config, batch), "pixel_values": _image(config, batch)}
-        yield from _with_company(both, accepted, config, task, batch)
+    main = getattr(model, "main_input_name", "input_ids")
+    mains = list(main) if isinstance(main, (list, tuple)) else [main]
+    required += mains[1:]
+    names = [name for name in dict.fromkeys([*mains[:1], *MAINS]) if name in accepted] or required[:1]
+    names = [name for name in names if name in required] + [name for name in names if name not in required]
+    for name in names if thorough else names[:1]:
+        for value in make(name, About(config, batch)):
+            base = _with_required({name: value}, required, config, batch)
+            yield _with_company(base, accepted, config, task, batch)
+    if thorough and "input_ids" in accepted and "pixel_values" in accepted:
+        about = About(config, batch)
+        both = {"input_ids": next(make("input_ids", about)), "pixel_values": next(make("pixel_values", about))}
+        yield _with_company(both, accepted, config, task, batch)
+
+
+def _with_required(base: dict[str, Any], required: list[str], config: Any, batch: int) -> dict[str, Any]:
+    for name in required:
+        if name not in base:
+            found = next(make(name, About(config, batch, base)), None)
+            if found is not None:
+                base[name] = found
+    return base
 
 
 def _with_company(base: dict[str, Any], accepted: Any, config: Any, task: str, batch: int) -> Iterator[dict[str, Any]]:
+    about = About(config, batch, base)
     masked = dict(base)
     if "input_ids" in base and "attention_mask" in accepted:
         masked["attention_mask"] = torch.ones_like(base["input_ids"])
-    labels = {name: value for name, value in _labels(task, config, batch, base).items() if name in accepted}
-    decoder = {"decoder_input_ids": _tokens(config, batch, 8)} if "decoder_input_ids" in accepted else {}
-    boxes = (
-        {"bbox": torch.zeros(*base["input_ids"].shape, 4, dtype=torch.long)}
-        if "bbox" in accepted and "input_ids" in base
-        else {}
-    )
+    wanted = {name: value for name, value in labels(task, about).items() if name in accepted}
+    decoder = {"decoder_input_ids": next(make("decoder_input_ids", about))} if "decoder_input_ids" in accepted else {}
+    boxes = {"bbox": next(make("bbox", about))} if "bbox" in accepted and "input_ids" in base else {}
     uncached = {**masked, "use_cache": False} if "use_cache" in accepted else base
-    for extra in (labels, {**labels, **decoder}, decoder, {}):
-        for start in (masked, base, uncached):
-            yield {**start, **boxes, **extra}
+    combinations = [
+        {**start, **boxes, **extra}
+        for extra in (wanted, {**wanted, **decoder}, decoder, {})
+        for start in (masked, base, uncached)
+    ]
+    yield from {frozenset(one): one for one in combinations}.values()  # the same names are the same values here
 
 
-def make_inputs(model: Any, config: Any, task: str, batch: int) -> dict[str, Any]:
-    """The first guess on which a training step works."""
+def make_inputs(model: Any, config: Any, task: str, batch: int, *, thorough: bool = True) -> dict[str, Any]:
+    """The first guess on which a training step works; unless `thorough`, of those for its main input."""
     failures: list[str] = []
-    for kwargs in guesses(model, config, task, batch):
-        try:
-            if trains(model, kwargs):
-                return kwargs
-            failures.append("nothing to differentiate")
-        except Exception as error:
-            failures.append(f"{type(error).__name__}: {error!s:.200}")
-    raise RuntimeError(failures[0] if failures else "no input could be guessed from the signature")
+    for group in guesses(model, config, task, batch, thorough=thorough):
+        alike: dict[str, int] = {}
+        for kwargs in group:
+            try:
+                return _completed(model, config, kwargs, batch, [TRIES])
+            except Exception as error:
+                line = f"{type(error).__name__}: {error!s:.200}"
+                failures.append(line)
+                alike[line] = alike.get(line, 0) + 1
+                if alike[line] >= SAME_FAILURE:
+                    break  # other company does not help this main input
+    raise RuntimeError(_telling(failures) if failures else "no input could be guessed from the signature")
+
+
+def _telling(failures: list[str]) -> str:
+    """The first failure that is not about a missing argument; else the first."""
+    return next((line for line in failures if "missing" not in line and "specify" not in line), failures[0])
+
+
+def _completed(model: Any, config: Any, kwargs: dict[str, Any], batch: int, tries: list[int]) -> dict[str, Any]:
+    """The guess, completed by what errors ask for, once it trains; raises its first error otherwise."""
+    tries[0] -= 1
+    try:
+        if trains(model, kwargs):
+            return kwargs
+        raise RuntimeError("nothing to differentiate")
+    except Exception as error:
+        if len(kwargs) <= MOST_ARGUMENTS:
+            for better in repaired(model, kwargs, error, About(config, batch, kwargs)):
+                if tries[0] <= 0:
+                    break
+                with suppress(Exception):
+                    return _completed(model, config, better, batch, tries)
+        raise
 
 
 def trains(model: Any, kwargs: dict[str, Any]) -> bool:

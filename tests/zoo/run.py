@@ -1,131 +1,124 @@
-"""Sweep the zoo: capture every model, compare it with eager from outside, and write docs/zoo.md.
+"""Sweep the zoo: capture every model, cut it, compare with eager from outside, and write docs/zoo.md.
 
-python -m tests.zoo.run                 all models; continues where it stopped
-python -m tests.zoo.run --only llama t5 --fresh
+python -m tests.zoo.run --pipe                       all models; continues where it stopped
+python -m tests.zoo.run --only llama t5 --fresh      these again
+python -m tests.zoo.run --pipe --shard 3/14 --claims DIR --results DIR/3.jsonl      one of 14 processes
+python -m tests.zoo.run --merge DIR/*.jsonl          one file of many, and the table
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from gemini.capture import capture
-from tests.zoo import discovery
-from tests.zoo.checking import BALANCE, Verdict, balance, differences, weights
-from tests.zoo.classics import CLASSICS
+from tests.zoo import results
+from tests.zoo.judging import Animal, judge, zoo
 from tests.zoo.table import write_table
 
 RESULTS = Path(".gemini/zoo.jsonl")
-
-
-class TimeOut(BaseException):
-    """A model took longer than its share."""
-
-
-@contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    def ring(*_: Any) -> None:
-        raise TimeOut
-
-    previous = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
-
-
-def judge(
-    name: str, cls: str, make: Callable[[], tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]], limit: int
-) -> Verdict:
-    """Build, capture and check one model."""
-    started = time.perf_counter()
-    verdict = Verdict(name, cls, "not buildable")
-    try:
-        with at_most(max(1, limit // 3)):
-            model, args, kwargs = make()
-        with at_most(limit):
-            built, verdict.status = time.perf_counter(), "failed"
-            graph = capture(model, args, kwargs)
-            verdict.seconds = round(time.perf_counter() - built, 2)
-            verdict.nodes = len(graph.compute_nodes)
-            verdict.blocks = sum(node.kind == "block" for node in graph.nodes)
-            verdict.balance = round(balance(weights(graph, model)), 2)
-            verdict.batch = "any" if graph.batch_size is not None else "fixed"
-            reasons = [f"{scope or 'model'}: {reason}" for scope, reason in {**graph.blocks, **graph.calls}.items()]
-            verdict.reason = "; ".join(dict.fromkeys(reasons))
-            found = differences(graph, model, args, kwargs)
-            verdict.status = "different" if found else "whole" if "" in graph.blocks else "equal"
-            if found:
-                verdict.reason = f"{found[0]}; {verdict.reason}"
-    except TimeOut:
-        verdict.reason = f"more than {limit} s (of which {time.perf_counter() - started:.0f} s used)"
-    except discovery.NotBuildable as error:
-        verdict.status, verdict.reason = "not buildable", str(error)
-    except Exception as error:
-        verdict.reason = f"{type(error).__name__}: {error!s:.300}"
-    return verdict
-
-
-def zoo() -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Every model of the zoo: name, class, how to make it."""
-    for name, classic in CLASSICS.items():
-        yield f"classic/{name}", name, classic
-    for one in discovery.species():
-        yield one.model_type, one.class_name, lambda one=one: _specimen(one)  # type: ignore[misc]
-
-
-def _specimen(one: discovery.Species) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    specimen = discovery.build(one)
-    return specimen.model, (), specimen.kwargs
+TABLE = Path("docs/zoo.md")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], help="names of models; default all")
-    parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
-    parser.add_argument("--seconds", type=int, default=90, help="limit for one model")
-    parser.add_argument("--every", type=int, default=1, help="only every n-th model")
-    parser.add_argument("--reverse", action="store_true", help="from the last model to the first")
-    parser.add_argument("--table", action="store_true", help="write docs/zoo.md from the results and stop")
-    options = parser.parse_args()
+    """The command line."""
+    options = _options()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     _quiet()
-    RESULTS.parent.mkdir(exist_ok=True)
-    known = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    done = {row["name"]: row for row in known}
-    if not options.table:
-        models = list(enumerate(zoo()))
-        for index, (name, cls, make) in reversed(models) if options.reverse else models:
-            wanted = name in options.only if options.only else index % options.every == 0
-            if not wanted or (name in done and not options.fresh):
-                continue
-            row = judge(name, cls, make, options.seconds).row()
-            done[name] = row
-            with RESULTS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(
-                f"{row['status']:14s} {name:34s} {row['nodes']:5d} nodes {row['blocks']:3d} blocks "
-                f"balance {row['balance']:5.2f} {row['seconds']:6.2f} s  {row['reason'][:200]}",
-                flush=True,
-            )
-            gc.collect()
-    write_table(Path("docs/zoo.md"), list(done.values()), BALANCE)
+    if options.merge:
+        rows = {**results.read(options.results)}
+        for path in options.merge:
+            rows.update(results.read(path))
+        results.write(options.results, rows.values())
+    elif not options.table:
+        _sweep(options)
+    if options.merge or options.table or options.shard == (0, 1):
+        write_table(TABLE, list(results.read(options.results).values()))
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    done = {} if options.fresh else results.read(options.results)
+    hints = results.read(options.hints or options.results)
+    ends = time.monotonic() + options.stop_after
+    for animal in _chosen(options):
+        known = done.get(animal.name)
+        finished = known is not None and ("cuts" in known or not options.pipe or known["status"] == "not buildable")
+        if finished or time.monotonic() > ends or not _claimed(animal, options.claims):
+            continue
+        hint = hints.get(animal.name, {}).get("hint")
+        row = judge(animal, build=options.build_seconds, limit=options.seconds, cuts=options.pipe, hint=hint)
+        results.append(options.results, row)
+        print(_line(row), flush=True)
+        gc.collect()
+
+
+def _chosen(options: argparse.Namespace) -> list[Animal]:
+    animals = list(zoo())
+    if options.only:
+        return [animal for animal in animals if animal.name in options.only]
+    if options.again:
+        rows = results.read(options.results)
+        return [animal for animal in animals if rows.get(animal.name, {}).get("status") in options.again]
+    at, of = options.shard
+    if options.claims is not None:  # every process may take any model, beginning with its own share
+        return [*animals[at::of], *(animal for start in range(of) if start != at for animal in animals[start::of])]
+    return animals[at::of]
+
+
+def _claimed(animal: Animal, claims: Path | None) -> bool:
+    """Whether this process may take a model: the first to make its file does."""
+    if claims is None:
+        return True
+    claims.mkdir(parents=True, exist_ok=True)
+    try:
+        (claims / animal.name.replace("/", "+")).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _line(row: results.Row) -> str:
+    cuts = row.get("cuts", {})
+    good = sum(cut[0] == "equal" for cut in cuts.values())
+    faults = [f"{key} {cut[0]}: {cut[2][:120]}" for key, cut in cuts.items() if cut[0] != "equal"]
+    return (
+        f"{row['status']:14s} {row['name']:34s} {row['nodes']:5d} nodes {row['blocks']:3d} blocks "
+        f"balance {row['balance']:5.2f} {row['seconds']:6.2f} s  cuts {good}/{len(cuts)}  {row['reason'][:160]}"
+        + "".join(f"\n    {fault}" for fault in faults[:3])
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="names of models; default all")
+    parser.add_argument("--again", nargs="*", default=[], help="models with these results: failed, different …")
+    parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
+    parser.add_argument("--pipe", action="store_true", help="also cut every model by every partitioner")
+    parser.add_argument("--seconds", type=int, default=90, help="limit for one judgement of a model")
+    parser.add_argument("--build-seconds", type=int, default=45, help="limit for making one model")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), help="begin no model after so many seconds")
+    parser.add_argument("--shard", type=_shard, default=(0, 1), help="i/n: every n-th model, from the i-th")
+    parser.add_argument("--claims", type=Path, help="a folder that shards share: who is done helps the others")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"default {RESULTS}")
+    parser.add_argument("--hints", type=Path, help="results whose recipes are tried first; default those of --results")
+    parser.add_argument("--merge", nargs="*", type=Path, help="add these results to --results, and write the table")
+    parser.add_argument("--table", action="store_true", help=f"write {TABLE} from the results and stop")
+    return parser.parse_args()
+
+
+def _shard(text: str) -> tuple[int, int]:
+    at, _, of = text.partition("/")
+    if not (at.isdigit() and of.isdigit() and int(at) < int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r}: write i/n, with i from 0 to n-1")
+    return int(at), int(of)
 
 
 def _quiet() -> None:

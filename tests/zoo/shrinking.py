@@ -2,50 +2,21 @@
 
 Every field is shrunk by what its name says (a width, a number of layers, a vocabulary …), in sub-configurations
 too. Fields of one kind get one value, so that what had to match still matches. Where an architecture needs
-another relation, a second recipe with other values is tried.
+another relation, further recipes are tried: other values, unset fields filled in, or all widths divided by one
+number, which keeps whatever relations the widths have.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """The values the kinds of fields get."""
-
-    width: int = 32
-    heads: int = 4
-    key_heads: int = 2
-    feedforward: int = 64
-    layers: int = 4
-    vocabulary: int = 128
-    image: int = 32
-    patch: int = 8
-    widen_lists: bool = True
-    gentle: bool = False  # only fewer layers and tokens: widths stay, for architectures with relations of their own
-    rebuild: bool = False  # make the configuration anew from the small fields, so that derived ones follow
-
-    @property
-    def head(self) -> int:
-        return self.width // self.heads
-
-
-RECIPES = (
-    Recipe(),
-    Recipe(rebuild=True),
-    Recipe(key_heads=4),
-    Recipe(width=64, heads=4, key_heads=4, feedforward=64, image=64, patch=16),
-    Recipe(width=64, heads=2, key_heads=2, feedforward=128, image=64, patch=8, widen_lists=False),
-    Recipe(width=128, heads=4, key_heads=4, feedforward=128, layers=2, image=64, patch=8),
-    Recipe(layers=2, gentle=True),
-)
+from tests.zoo.recipes import Recipe
 
 _RULES: tuple[tuple[str, str], ...] = (
     (r"(^|_)(vocab_size|vocabulary_size|n_tokens|codebook_size|num_embeddings|type_vocab_size_keep)$", "vocabulary"),
+    (r"shared_layers$", "one"),
     (r"(num_hidden_layers|num_layers|n_layers?|num_.*_layers|.*_layers|num_blocks|n_blocks|depth)$", "layers"),
     (r"(num_key_value_heads|num_kv_heads|n_kv_heads|num_.*key_value_heads|n_head_kv)$", "key_heads"),
     (r"(num_attention_heads|num_heads|n_heads?|.*_attention_heads|.*num_heads|encoder_heads|decoder_heads)$", "heads"),
@@ -65,80 +36,31 @@ _RULES: tuple[tuple[str, str], ...] = (
         "positions",
     ),
     (r"(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts)$", "experts"),
-    (r"(num_experts_per_tok|top_k|moe_k|num_experts_per_token|moe_topk)$", "active"),
-    (r"^image_size$", "image"),
+    (r"(num_experts_per_tok|top_k|moe_k|num_experts_per_token|moe_topk|top_k_experts)$", "active"),
+    (r"^(num_queries|num_proposals|num_object_queries|num_denoising|num_points_keep)$", "queries"),
+    (r"^(n_group|num_expert_groups?|n_expert_groups|topk_group|num_group|num_experts_groups?)$", "one"),
+    (r"^(image_size|img_size|pretrain_image_size|input_image_size)$", "image"),
     (r"^patch_size$", "patch"),
 )
+# Unset fields that architectures expect, by name; the kinds of the rules above are filled too.
+_FILLED: tuple[tuple[str, Any], ...] = (
+    (r"pad_token_id$", 0),
+    (r"(bos|decoder_start)_token_id$", 1),
+    (r"eos_token_id$", 2),
+    (r"^prediction_length$", 8),
+    (r"^attn_layer_indices$", (1,)),
+    (r"^layer_types$", ("full_attention",) * 8),
+    (r"^mlp_layer_types$", ("dense", "sparse") * 4),
+    (r"^vocabulary_map$", {"<image>": 4}),
+    (r"^clip_qkv$", 8.0),
+    (r"shared_experts$", 1),
+    (r"^(initializer_range|.*dropout.*)$", 0.02),
+)
+_FILLABLE = ("vocabulary", "key_heads", "head", "width", "feedforward", "heads", "experts", "active")
 _TOKEN = re.compile(r"(token_id|token_index|_id)$")
-
-
-def _value(kind: str, recipe: Recipe) -> int:
-    fixed = {"positions": 128, "experts": 4, "active": 2}
-    return fixed[kind] if kind in fixed else int(getattr(recipe, kind))
-
-
-def _shrunk(name: str, value: Any, recipe: Recipe) -> Any:
-    if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
-        return value
-    if isinstance(value, int):
-        return _shrunk_int(name, value, recipe)
-    if isinstance(value, (list, tuple)) and value and all(type(part) is int for part in value):
-        return type(value)(_shrunk_list(name, list(value), recipe))
-    return value
-
-
-def _shrunk_int(name: str, value: int, recipe: Recipe) -> int:
-    if _TOKEN.search(name):
-        return value if 0 <= value < recipe.vocabulary else value % recipe.vocabulary if value >= 0 else value
-    for pattern, kind in _RULES:
-        if re.search(pattern, name):
-            if recipe.gentle and kind not in ("layers", "vocabulary", "positions", "experts", "active"):
-                return value
-            small = _value(kind, recipe)
-            return (
-                min(value, small)
-                if kind in ("layers", "experts", "active", "positions")
-                else small
-                if value > 0
-                else value
-            )
-    if (
-        value >= 256
-        and not recipe.gentle
-        and not re.search(r"(theta|window|rate|length|sample|_base|scal|position)", name)
-    ):
-        return recipe.width * (value // 256 if value < 512 else 2) if value < 512 else recipe.feedforward
-    return value
-
-
-def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
-    if "depth" in name or "layers" in name or "blocks" in name:
-        return [min(value, 2) for value in values] if "index" not in name and "indices" not in name else values
-    if recipe.gentle:
-        return values
-    if re.search(r"(heads|num_attention)", name):
-        return [min(value, recipe.heads) for value in values]
-    if re.search(r"(size|dim|channel|width|embed)", name) and max(values) >= 32 and "kernel" not in name:
-        if not recipe.widen_lists:
-            return [recipe.width] * len(values)
-        smallest = min(value for value in values if value > 0)
-        return [max(1, value * recipe.width // smallest // 2) if value > 4 else value for value in values]
-    return values
-
-
-def _covering(kinds: list[Any], count: int) -> list[Any]:
-    """The first layers of a list, with every kind of layer among them."""
-    chosen = kinds[:count]
-    for kind in dict.fromkeys(kinds):
-        if kind not in chosen and chosen:
-            chosen[-1 - list(dict.fromkeys(kinds)).index(kind) % len(chosen)] = kind
-    return chosen
-
-
-def rebuilt(config: Any) -> Any:
-    """The configuration made anew by its constructor from its own fields."""
-    accepted = inspect.signature(type(config)).parameters
-    return type(config)(**{name: value for name, value in vars(config).items() if name in accepted})
+_NO_WIDTH = re.compile(r"(theta|window|rate|length|samples|_base|scal|position|patch|kernel|stride|period|frames)")
+_SKIPPED = ("architectures", "torch_dtype", "dtype", "id2label", "label2id")
+_COUNTED = ("layers", "vocabulary", "positions", "experts", "active", "queries", "one")
 
 
 def shrink(config: Any, recipe: Recipe, seen: set[int] | None = None) -> Any:
@@ -147,22 +69,158 @@ def shrink(config: Any, recipe: Recipe, seen: set[int] | None = None) -> Any:
     if id(config) in seen:
         return config
     seen.add(id(config))
+    layers = vars(config).get("num_hidden_layers")
     for name, value in list(vars(config).items()):
-        if name.startswith("_") or name in ("architectures", "torch_dtype", "dtype", "id2label", "label2id"):
+        if name.startswith("_") or name in _SKIPPED:
             continue
-        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+        if is_config(value):
             shrink(value, recipe, seen)
             continue
-        small = _shrunk(name, value, recipe)
-        if isinstance(value, list) and name.endswith(("layer_types", "block_type")):
-            small = _covering(value, recipe.layers)
-        if isinstance(value, dict) and "mrope_section" in value:
-            parts = len(value["mrope_section"])
-            rest = recipe.head // 2 - (parts - 1) * (recipe.head // 2 // parts)
-            small = {**value, "mrope_section": [rest, *[recipe.head // 2 // parts] * (parts - 1)]}
+        small = _filled(name, recipe) if value is None and recipe.fill else _shrunk(name, value, recipe)
+        if isinstance(value, list) and len(value) == layers and layers > 4:
+            small = _covering(small, recipe.layers)  # an entry a layer
         if small != value:
             try:
                 setattr(config, name, small)
             except (AttributeError, NotImplementedError, ValueError, TypeError):
                 continue
+    _fit_stages(config, layers)
     return config
+
+
+def rebuilt(config: Any) -> Any:
+    """The configuration made anew by its constructor from its own fields."""
+    accepted = inspect.signature(type(config)).parameters
+    return type(config)(**{name: value for name, value in vars(config).items() if name in accepted})
+
+
+def expected(name: str, recipe: Recipe) -> Any:
+    """A value for a field that an architecture reads and its configuration does not have."""
+    kind = _kind(name)
+    if kind is not None:
+        return _value(kind, recipe)
+    if name.endswith("rope_theta"):
+        return 10_000.0
+    return 3 if _TOKEN.search(name) else None
+
+
+def is_config(value: Any) -> bool:
+    return hasattr(value, "to_dict") and hasattr(value, "model_type")
+
+
+def _kind(name: str) -> str | None:
+    return next((kind for pattern, kind in _RULES if re.search(pattern, name)), None)
+
+
+def _value(kind: str, recipe: Recipe) -> int:
+    fixed = {"positions": 128, "experts": 4, "active": 2, "queries": 8, "one": 1}
+    return fixed[kind] if kind in fixed else int(getattr(recipe, kind))
+
+
+def _filled(name: str, recipe: Recipe) -> Any:
+    for pattern, value in _FILLED:
+        if re.search(pattern, name):
+            return list(value) if isinstance(value, tuple) else value
+    kind = _kind(name)
+    if recipe.divide or recipe.gentle:  # widths are of the architecture's own, so only numbers of things can be filled
+        return _value(kind, recipe) if kind in ("vocabulary", "experts", "active") else None
+    return _value(kind, recipe) if kind in _FILLABLE else None
+
+
+def _shrunk(name: str, value: Any, recipe: Recipe) -> Any:
+    if isinstance(value, (list, tuple)) and name.endswith(("layer_types", "block_type", "layers_block_type")):
+        return type(value)(_covering(list(value), recipe.layers))
+    if isinstance(value, float) and name.endswith("depth_coefficient"):
+        return min(value, 0.5)
+    if isinstance(value, bool) or value is None or isinstance(value, (str, float)):
+        return value
+    if isinstance(value, int):
+        return _shrunk_int(name, value, recipe)
+    if isinstance(value, (list, tuple)) and value and all(type(part) is int for part in value):
+        return type(value)(_shrunk_list(name, list(value), recipe))
+    if isinstance(value, dict):
+        return _shrunk_dict(value, recipe)
+    return value
+
+
+def _shrunk_int(name: str, value: int, recipe: Recipe) -> int:
+    if _TOKEN.search(name):
+        return value if 0 <= value < recipe.vocabulary else value % recipe.vocabulary if value >= 0 else value
+    if re.search(r"_period$", name):
+        return min(value, 2)
+    if re.search(r"_offset$", name):
+        return min(value, 1)
+    kind = _kind(name)
+    if recipe.divide and (kind not in (*_COUNTED, "image")):
+        keep = kind in ("heads", "key_heads", "patch") or value < 32 or _NO_WIDTH.search(name)
+        return value if keep else max(4, value // recipe.divide)
+    if kind is not None:
+        if recipe.gentle and kind not in (*_COUNTED, "image"):
+            return value
+        small = _value(kind, recipe)
+        if (kind in _COUNTED and kind != "vocabulary") or recipe.gentle:
+            return min(value, small)
+        return small if value > 0 else value
+    if value >= 256 and not recipe.gentle and not _NO_WIDTH.search(name):
+        return recipe.width * (value // 256) if value < 512 else recipe.feedforward
+    return value
+
+
+def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
+    if _kind(name) == "image":
+        return [recipe.image] * len(values)
+    if re.search(r"(depth|layers|blocks|repeats)", name):
+        return [min(value, recipe.depth) for value in values] if "ind" not in name else values
+    if recipe.gentle:
+        return values
+    if name == "mrope_section":
+        return _sections(values, recipe)
+    if re.search(r"(size|dim|channel|width|embed)", name) and max(values) >= 32 and "kernel" not in name:
+        if recipe.divide:
+            return [value if "image" in name else max(2, value // recipe.divide) for value in values]
+        if not recipe.widen_lists:
+            return [recipe.width] * len(values)
+        smallest = min(value for value in values if value > 0)
+        return [max(1, value * recipe.width // smallest // 2) if value > 4 else value for value in values]
+    if re.search(r"(heads|num_attention)", name) and not recipe.divide:
+        return [min(value, recipe.heads) for value in values]
+    return values
+
+
+def _shrunk_dict(value: dict[Any, Any], recipe: Recipe) -> dict[Any, Any]:
+    """Settings of rotary embeddings and the like: numbers and lists in them by their names."""
+    return {
+        key: part if isinstance(part, (bool, str, float)) or not isinstance(key, str) else _shrunk(key, part, recipe)
+        for key, part in value.items()
+    }
+
+
+def _sections(values: list[int], recipe: Recipe) -> list[int]:
+    """Parts of a head that turn by time, row and column: together half a head."""
+    if recipe.divide:
+        return [max(1, value // recipe.divide) for value in values]
+    each = recipe.head // 2 // len(values)
+    return [recipe.head // 2 - (len(values) - 1) * each, *[each] * (len(values) - 1)]
+
+
+def _covering(kinds: list[Any], count: int) -> list[Any]:
+    """The first layers of a list, with every kind of layer among them."""
+    chosen, different = kinds[:count], []
+    for kind in kinds:
+        if kind not in different:
+            different.append(kind)
+    for kind in different:
+        if kind not in chosen and chosen:
+            chosen[-1 - different.index(kind) % len(chosen)] = kind
+    return chosen
+
+
+def _fit_stages(config: Any, before: int | None) -> None:
+    """A backbone that gives maps of some of its layers gives those of the last of the layers that are left."""
+    names, after = getattr(config, "stage_names", None), getattr(config, "num_hidden_layers", None)
+    if not names or not isinstance(after, int) or before != len(names) - 1 or after >= before:
+        return
+    count = min(after, len(getattr(config, "_out_indices", None) or [1]))
+    config.stage_names = names[: after + 1]
+    config._out_indices = list(range(after + 1 - count, after + 1))
+    config._out_features = config.stage_names[-count:]

@@ -4,58 +4,118 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import torch
+from tests.zoo.checking import BALANCE
+from tests.zoo.results import Row
 
-HEAD = """# The zoo: what capture makes of every model
+HEAD = """# The zoo: what becomes of every model
 
-Written by `python -m tests.zoo.run`. Every architecture of the installed transformers that a generic recipe can
-build small and train one step (one model a model type), and classic models written for the purpose. *equal*: forward,
-gradients and buffers of the graph equal the model's, checked from outside on fresh seeds. *whole*: the model runs
-as one block and cannot be cut; the reason says why. *balance*: heaviest of four contiguous pieces over the ideal,
-counted in layers with parameters.
+Written by `python -m tests.zoo.run --pipe`. Every architecture of the installed transformers that a generic recipe can
+build small and train two steps eagerly (one model a model type), and classic models written for the purpose.
+
+- **result** of capture — *equal*: forward, gradients and buffers of the graph equal the model's, in training mode,
+  checked from outside on fresh seeds; *whole*: the model runs as one block and cannot be cut, the reason says why.
+- **balance**: heaviest of four contiguous pieces over the ideal, counted in layers with parameters.
+- **in 2**, **in 4**: the model cut for 2 and 4 workers: stages by the exact partitioner, and how many of the
+  partitioners gave stages whose outputs, gradients, buffers and state dict equal the model's, run one after another
+  and with copies in between, dropout active. Reasons for anything else are listed below the table.
 """
+_COLUMNS = ("model", "class", "result", "nodes", "blocks", "balance", "batch size", "in 2", "in 4", "why it is coarse")
 
 
-def write_table(path: Path, rows: list[dict[str, Any]], limit: float) -> None:
+def write_table(path: Path, rows: list[Row], limit: float = BALANCE) -> None:
     """Write the page."""
+    rows = sorted(rows, key=lambda row: str(row["name"]))
     judged = [row for row in rows if row["status"] != "not buildable"]
-    counts = Counter(row["status"] for row in judged)
-    cut = sum(row["status"] == "equal" and row["balance"] <= limit for row in judged)
-    lines = [
-        HEAD,
-        f"torch {torch.__version__}{_transformers()}: {len(judged)} models trained a step eagerly; "
-        f"{len(rows) - len(judged)} model types could not be built by the recipes (listed last).",
-        "",
-        "| | models |",
-        "|---|---|",
-        *(f"| {status} | {count} |" for status, count in sorted(counts.items())),
-        f"| can be cut in four pieces, balance ≤ {limit} | {cut} ({100 * cut / max(1, len(judged)):.1f} %) |",
-        "",
-        "| model | class | result | nodes | blocks | balance | batch size | reason where coarse |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in sorted(judged, key=lambda row: row["name"]):
+    lines = [HEAD, *_summary(judged, len(rows), limit), "", _row(*_COLUMNS), _row(*["---"] * len(_COLUMNS))]
+    for row in judged:
         lines.append(
-            f"| {row['name']} | {row['cls']} | {row['status']} | {row['nodes']} | {row['blocks']} | {row['balance']} "
-            f"| {row['batch']} | {_cell(row['reason'])} |"
-        )
+            _row(
+                row["name"], row["cls"], row["status"], row["nodes"], row["blocks"], row["balance"], row["batch"],
+                _cut(row, 2), _cut(row, 4), _cell(row["reason"]),
+            )
+        )  # fmt: skip
+    lines += _exceptions(judged)
     lines += ["", "## Not built", "", "| model | class | why |", "|---|---|---|"]
-    for row in sorted(rows, key=lambda row: row["name"]):
-        if row["status"] == "not buildable":
-            lines.append(f"| {row['name']} | {row['cls']} | {_cell(row['reason'], 120)} |")
+    lines += [
+        _row(row["name"], row["cls"], _cell(row["reason"], 160)) for row in rows if row["status"] == "not buildable"
+    ]
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
 
 
+def _summary(judged: list[Row], total: int, limit: float) -> list[str]:
+    counts = Counter(row["status"] for row in judged)
+    good = sum(row["status"] == "equal" and row["balance"] <= limit for row in judged)
+    lines = [
+        f"{_versions(judged)} {len(judged)} models trained eagerly; {total - len(judged)} model types could not be "
+        "built by the recipes (listed last).",
+        "",
+        "| | models |",
+        "|---|---|",
+        *(_row(f"capture: {status}", count) for status, count in sorted(counts.items())),
+        _row(f"can be cut in four pieces, balance ≤ {limit}", _share(good, len(judged))),
+    ]
+    tried = [row for row in judged if "cuts" in row]
+    for parts in (2, 4):
+        ends = [(_outcomes(row, parts), row) for row in tried]
+        really = sum(bool(found) and all(cut[0] == "equal" for cut in found) for found, _ in ends)
+        lines.append(_row(f"cut in {parts} by every partitioner, equal to the model", _share(really, len(tried))))
+    return lines
+
+
+def _versions(judged: list[Row]) -> str:
+    libraries = sorted(
+        {f"torch {row.get('torch', '?')}, transformers {row.get('transformers', '?')}" for row in judged}
+    )
+    codes = {row.get("code", "?") for row in judged} | {row["cut_code"] for row in judged if "cut_code" in row}
+    captures = {row.get("code", "?") for row in judged}
+    cutting = {row["cut_code"] for row in judged if "cut_code" in row}
+    one = len(captures) == 1 and len(cutting) <= 1
+    told = "all rows by one version of the code" if one else f"rows by {len(codes)} versions of the code"
+    return f"{'; '.join(libraries)}; {told}."
+
+
+def _outcomes(row: Row, parts: int) -> list[list[object]]:
+    """What came of all partitioners that could be tried."""
+    cuts = row.get("cuts", {})
+    return [cut for key, cut in cuts.items() if key.endswith((f"/{parts}", "all")) and cut[0] != "no engine"]
+
+
+def _cut(row: Row, parts: int) -> str:
+    found = _outcomes(row, parts)
+    if not found:
+        return ""
+    good = sum(cut[0] == "equal" for cut in found)
+    if not good:
+        return str(found[0][0])
+    stages = row["cuts"].get(f"exact/{parts}", ["", 0])[1] or max(cut[1] for cut in found)  # type: ignore[type-var]
+    return f"{stages} · {good}/{len(found)}"
+
+
+def _exceptions(judged: list[Row]) -> list[str]:
+    lines = []
+    for row in judged:
+        why: dict[tuple[str, str], list[str]] = {}
+        for key, (status, _, reason) in row.get("cuts", {}).items():
+            if status not in ("equal", "no engine"):
+                why.setdefault((status, reason), []).append(key)
+        lines += [
+            _row(row["name"], ", ".join(keys), status, _cell(reason, 300)) for (status, reason), keys in why.items()
+        ]
+    if not lines:
+        return []
+    head = ["", "## Not cut, or not by all", "", "| model | partitioner/parts | result | why |", "|---|---|---|---|"]
+    return [*head, *lines]
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count} of {total} ({100 * count / max(1, total):.1f} %)"
+
+
+def _row(*cells: object) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
 def _cell(text: str, length: int = 220) -> str:
     return text[:length].replace("|", "/").replace("\n", " ").replace("<", "‹")
-
-
-def _transformers() -> str:
-    try:
-        import transformers
-    except ImportError:
-        return ""
-    return f", transformers {transformers.__version__}"

@@ -1,0 +1,168 @@
+"""Cutting every model: stages by every partitioner, run in one process and compared with the model from outside.
+
+One capture and one analytic profile a model; then each partitioner for each number of parts. The stages run one after
+another in one autograd graph, and detached, with copies between them, as workers would. Outputs, gradients, buffers
+and the state dicts of the stages must be the model's, with dropout active.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gemini.capture import Graph
+from gemini.capture.binding import Call
+from gemini.capture.observation import tensor_difference
+from gemini.capture.sketch import sketch
+from gemini.capture.state import Saved
+from gemini.capture.values import tensors
+from gemini.errors import MissingEngineError, PartitionError
+from gemini.partition import Options, partition
+from gemini.partition.registry import partitioners
+from gemini.pipe import Piped, pipe_model
+from gemini.profiling import profile
+
+PARTS = (2, 4)
+SEEDS = (11, 12, 13, 14)  # more than one, for models that skip layers at random: another path runs the model itself
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What came of one partitioner and one number of parts."""
+
+    status: str  # equal | different | uncut | fell back | failed | no engine
+    stages: int = 0
+    why: str = ""
+
+    def row(self) -> list[Any]:
+        return [self.status, self.stages, self.why]
+
+
+@dataclass
+class _Seen:
+    structure: str
+    outputs: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
+
+
+def judge_cuts(graph: Graph, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, list[Any]]:
+    """`partitioner/parts` → what came of it. Equal partitions are run once."""
+    call, known, found = Call(tuple(args), kwargs), {}, {}
+    costs = profile(graph, tuple(args), kwargs, analytic="cpu", cache=False)
+    expected = {seed: _step(model, call, seed, lambda a, k: model(*a, **k)) for seed in SEEDS[:1]}
+    for parts in PARTS:
+        for name in partitioners():
+            try:
+                cut = partition(graph, costs, parts, name, Options(time_limit=2.0))
+                if cut.stages not in known:
+                    piped = pipe_model(
+                        model, tuple(args), kwargs, nparts=parts, partitioner=name, graph=graph, profile=costs,
+                        options=Options(time_limit=2.0),
+                    )  # fmt: skip
+                    known[cut.stages] = _compared(piped, model, call, expected)
+                found[f"{name}/{parts}"] = known[cut.stages]
+            except PartitionError as error:
+                text = str(error)
+                status = "uncut" if "the most" in text or "whole" in text else "failed"
+                found[f"{name}/{parts}"] = Cut(status, 0, text.split("\n    →")[0])
+            except MissingEngineError as error:
+                found[f"{name}/{parts}"] = Cut("no engine", 0, str(error).split("\n")[0])
+            except Exception as error:
+                found[f"{name}/{parts}"] = Cut("failed", 0, f"{type(error).__name__}: {error!s:.300}")
+    return {key: cut.row() for key, cut in found.items()}
+
+
+def _compared(piped: Piped, model: torch.nn.Module, call: Call, expected: dict[int, _Seen]) -> Cut:
+    count = len(piped.stages)
+    lines = _state_differences(piped, model)
+    for seed in SEEDS:
+        if seed not in expected:
+            expected[seed] = _step(model, call, seed, lambda a, k: model(*a, **k))
+        before = piped.fallbacks
+        runs: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
+            ("in sequence", lambda a, k: piped(*a, **k)),
+            ("detached", lambda a, k: piped.run_detached(a, k, loss=_objective).output),
+        )
+        for way, run in runs:
+            seen = _step(model, call, seed, run, backward=way != "detached")
+            lines += [f"{way}: {line}" for line in _differences(expected[seed], seen)]
+        if lines:
+            return Cut("different", count, "; ".join(lines[:4]))
+        if piped.fallbacks == before:
+            return Cut("equal", count)
+    return Cut("fell back", count, "; ".join(piped.fallback_reasons)[:300])
+
+
+def _step(
+    model: torch.nn.Module, call: Call, seed: int, run: Callable[[Any, Any], Any], *, backward: bool = True
+) -> _Seen:
+    """One training step from the same state; everything is as before afterwards."""
+    saved = Saved(model)
+    torch.manual_seed(seed)
+    args, kwargs = call.arguments(call.tensors)
+    model.zero_grad(set_to_none=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output = run(args, kwargs)
+        loss = _objective(output) if backward else None
+        if loss is not None:
+            loss.backward()
+        inputs = {f"input {path}": t for path, t in tensors((args, kwargs))}
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        gradients |= {name: t.grad for name, t in inputs.items() if t.is_leaf and t.requires_grad}
+        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+        buffers |= {name: t.detach().clone() for name, t in inputs.items()}
+        outputs = {str(path): t.detach().clone() for path, t in tensors(output)}
+        return _Seen(sketch(output), outputs, gradients, buffers)
+    finally:
+        saved.restore()
+        model.zero_grad(set_to_none=True)
+
+
+def _objective(output: Any) -> torch.Tensor | None:
+    """A scalar that every differentiable output takes part in, with fixed weights."""
+    generator, total = torch.Generator().manual_seed(1), None
+    for _, tensor in tensors(output):
+        if tensor.requires_grad:
+            value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            weights = torch.rand(value.shape, generator=generator).to(value.device, value.dtype) + 0.5
+            part = ((value * weights).sum() / max(1, value.numel()) ** 0.5).float()
+            total = part if total is None else total + part
+    return total
+
+
+def _differences(expected: _Seen, found: _Seen) -> list[str]:
+    lines = [] if expected.structure == found.structure else [f"the output is {found.structure:.120}"]
+    for kind in ("outputs", "gradients", "buffers"):
+        one, other = getattr(expected, kind), getattr(found, kind)
+        for name in dict.fromkeys((*one, *other)):
+            difference = tensor_difference(_dense(one.get(name)), _dense(other.get(name)))
+            if difference:
+                lines.append(f"{kind[:-1]} {name}: {difference}")
+    return lines
+
+
+def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.to_dense() if tensor is not None and tensor.is_sparse else tensor
+
+
+def _state_differences(piped: Piped, model: torch.nn.Module) -> list[str]:
+    """Whether the stages together save what the model saves: the same names, the same values."""
+    original: dict[str, Any] = dict(model.state_dict())
+    together: dict[str, Any] = {}
+    for stage in piped.stages:
+        together.update(stage.state_dict())
+    lines = [f"no stage saves {name}" for name in original if name not in together]
+    lines += [f"a stage saves {name}, the model does not" for name in together if name not in original]
+    lines += [
+        f"a stage saves other values of {name}"
+        for name, value in original.items()
+        if name in together and isinstance(value, torch.Tensor) and tensor_difference(value, together[name])
+    ]
+    return lines
