@@ -1,4 +1,7 @@
-"""Comparing partitioners: all of them on one problem, side by side. One that fails is a row with its reason."""
+"""Comparing partitioners: all of them on one problem, side by side, and equal layers as people cut by hand.
+
+One that fails is a row with its reason.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from typing import Any
 from gemini.capture.graph import Graph
 from gemini.errors import GeminiError
 from gemini.partition.analysis import analyse
+from gemini.partition.baseline import NAME as BASELINE
+from gemini.partition.baseline import equal_layers_partition
 from gemini.partition.entry import partition
 from gemini.partition.figures import Analysis
 from gemini.partition.options import Options
@@ -88,11 +93,11 @@ def compare(
     *,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run several partitioners (default: all there are) on one problem."""
+    """Run several partitioners (default: all there are, and the baseline) on one problem."""
     options = options or Options()
-    names = list(all_partitioners() if partitioners is None else partitioners)
-    for name in names:
-        if partitioners is not None:
+    names = all_partitioners() if partitioners is None else list(partitioners)
+    for name in partitioners or ():
+        if name != BASELINE:
             find_partitioner(name)  # a wrong name is the caller's mistake, not a result
     rows = []
     for at, name in enumerate(names):
@@ -104,14 +109,18 @@ def compare(
 
 
 def all_partitioners() -> list[str]:
-    """Every partitioner there is, the baseline included."""
-    return list(partitioners())
+    """Every partitioner there is, and the baseline."""
+    return [*partitioners(), BASELINE]
 
 
 def _row(graph: Graph, profile: Profile, nparts: int, name: str, options: Options) -> Row:
     began = time.perf_counter()
     try:
-        made = partition(graph, profile, nparts, name, options)
+        made = (
+            equal_layers_partition(graph, profile, nparts, options)
+            if name == BASELINE
+            else partition(graph, profile, nparts, name, options)
+        )
         seconds = time.perf_counter() - began
         return Row(name, seconds, made, analyse(graph, profile, made, options))
     except GeminiError as error:

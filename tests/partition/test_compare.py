@@ -27,7 +27,8 @@ def profiled():
 
 def test_all_partitioners_side_by_side():
     found = compare(*profiled(), 2)
-    assert {row.name for row in found} >= set(partitioners())
+    assert {row.name for row in found} == {*partitioners(), "equal-layers"}
+    assert found["equal-layers"].partition.partitioner == "equal-layers"
     for row in found:
         assert row.analysis is not None or row.reason
     balances = [row.analysis.balance for row in found if row.analysis is not None]
@@ -59,7 +60,7 @@ def test_a_failure_is_a_row_with_its_reason(monkeypatch):
 def test_too_many_parts_fail_for_all_without_an_error():
     found = compare(*profiled(), 500)
     assert found.best is None
-    assert all("cannot be cut into 500 parts" in row.reason for row in found)
+    assert all("500" in row.reason for row in found)
     assert "is the most" in found.table()
 
 
