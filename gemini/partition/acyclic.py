@@ -19,7 +19,6 @@ from gemini.partition.search.refinement import refine
 from gemini.partition.search.starts import starts
 from gemini.partition.search.state import State
 
-MOVES = ("simple", "advanced", "global")
 _STARTS = 3
 
 
@@ -45,7 +44,9 @@ def acyclic_answers(problem: Problem, rng: random.Random) -> list[Answer]:
         if start.stage_of in seen:
             continue
         seen.add(start.stage_of)
-        found += [improved(problem, start, moves, rng) for moves in MOVES]
+        found.append(improved(problem, start, "simple", rng))
+        found.append(improved(problem, start, "advanced", rng))
+        found.append(improved(problem, found[-1], "global", rng))
         if len(seen) == _STARTS:
             break
     return found
@@ -54,8 +55,7 @@ def acyclic_answers(problem: Problem, rng: random.Random) -> list[Answer]:
 def improved(problem: Problem, start: Answer, moves: str, rng: random.Random) -> Answer:
     """What a kind of moves makes of a start."""
     state = State(problem, start.stage_of, start.worker_of)
-    slack = problem.options.slack
-    refine(state, "advanced" if moves == "global" else moves, rng, slack)
-    if moves == "global" and rearrange(state, state.bottleneck, rng):
-        refine(state, "advanced", rng, slack)
+    if moves == "global":
+        rearrange(state, state.bottleneck, rng)
+    refine(state, "advanced" if moves == "global" else moves, rng, problem.options.slack)
     return judge_state(state, f"{start.origin}, {moves} moves")

@@ -67,10 +67,10 @@ def coarsen(problem: Problem, rng: random.Random) -> list[Level]:
 
 def _matched(problem: Problem, most_ms: float, rng: random.Random) -> Clusters:
     """Pairs across the largest values first; a little chance makes coarsenings differ."""
-    size = [[0.0, 0.0] for _ in problem.items]
+    made = [0.0] * len(problem.items)
     for value, (producer, _) in zip(problem.values, problem.readers, strict=True):
-        size[producer][0] += value.mb
-    return pairs(problem, lambda source, _: -size[source][0] * (1 + 0.2 * rng.random()) - 1e-9 * rng.random(), most_ms)
+        made[producer] += value.mb
+    return pairs(problem, lambda source, _: -(made[source] + 1e-9) * (1 + 0.2 * rng.random()), most_ms)
 
 
 def _refined(problem: Problem, levels: list[Level], rng: random.Random) -> list[Answer]:
@@ -84,6 +84,6 @@ def _refined(problem: Problem, levels: list[Level], rng: random.Random) -> list[
         for at in range(len(levels) - 1, -1, -1):
             stage_of = [answer.stage_of[cluster] for cluster in levels[at].cluster_of]
             start = judge(finer[at], stage_of, answer.worker_of, "multilevel")
-            answer = improved(finer[at], start, "advanced" if at else "global", rng)
-        found.append(answer)
+            answer = improved(finer[at], start, "advanced", rng)
+        found += [answer, improved(problem, answer, "global", rng)]
     return found

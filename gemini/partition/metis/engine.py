@@ -13,6 +13,8 @@ from gemini.errors import MissingEngineError
 from gemini.partition.problem import Problem
 
 _SCALE = 1_000_000  # the work of all items
+_LEAST_SHARE = 0.2  # of an equal share
+_FEW = 32  # items with work a part
 _EDGE_SCALE = 10_000  # the heaviest edge
 
 
@@ -26,13 +28,9 @@ class Metis:
             raise MissingEngineError("pymetis", "metis", "the partitioner 'metis'") from error
         self.engine: Any = pymetis
         self.problem = problem
-        total = sum(item.ms for item in problem.items) or 1.0
-        self.weights = [round(item.ms / total * _SCALE) for item in problem.items]
-        if not any(self.weights):
-            self.weights = [1] * len(self.weights)
+        self.shares = _shares(problem)
+        self.weights = _weights(problem, max(self.shares))
         self._adjacency()
-        speeds = [worker.speed for worker in problem.workers]
-        self.shares = [speed / sum(speeds) for speed in speeds]
 
     def _adjacency(self) -> None:
         between: dict[tuple[int, int], float] = {}
@@ -72,6 +70,31 @@ class Metis:
             options=options,
         )
         return list(part_of)
+
+
+def _shares(problem: Problem) -> list[float]:
+    """The share of the work of each part; parts that would get next to nothing make METIS fail."""
+    speeds = [worker.speed for worker in problem.workers]
+    shares = [max(speed / sum(speeds), _LEAST_SHARE / len(speeds)) for speed in speeds]
+    return [share / sum(shares) for share in shares]
+
+
+def _weights(problem: Problem, largest_share: float) -> list[int]:
+    """Whole numbers for times. METIS cannot split work that a few items have between them, so where few have any, all
+    get some, and none has more than fits into a part."""
+    times = [item.ms for item in problem.items]
+    if sum(ms > 0 for ms in times) < _FEW * problem.nparts:
+        least = sum(times) / len(times) / 10 or 1.0
+        times = [max(ms, least) for ms in times]
+    rest, share = sum(times), largest_share
+    for ms in sorted(times, reverse=True):
+        if ms <= rest * share or share >= 1:
+            break
+        rest -= ms
+        share = min(1.0, share / (1 - share))
+    most = rest * share
+    scale = _SCALE / sum(min(ms, most) for ms in times)
+    return [round(min(ms, most) * scale) for ms in times]
 
 
 def _price(problem: Problem, value: int) -> float:

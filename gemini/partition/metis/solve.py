@@ -9,7 +9,8 @@ from gemini.partition.metis.engine import Metis
 from gemini.partition.metis.repair import filled, in_sequence, on_workers
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
-from gemini.partition.search.judging import Answer, finish, judge, judge_state
+from gemini.partition.search.hops import with_fewer_stages
+from gemini.partition.search.judging import Answer, finish, judge, judge_state, within_slack
 from gemini.partition.search.refinement import refine
 from gemini.partition.search.staging import stages_of
 from gemini.partition.search.starts import check_size
@@ -21,8 +22,7 @@ _STAGED = 2  # tries that are made into stages
 
 def partition_metis(problem: Problem) -> Assignment:
     """The best of several tries."""
-    found = metis_answers(problem)
-    best = min(found, key=lambda answer: answer.key)
+    best = within_slack(metis_answers(problem), problem.options.slack)
     return finish(problem, best, tries=len(_TRIES))
 
 
@@ -44,10 +44,10 @@ def metis_answers(problem: Problem) -> list[Answer]:
 
 def _mixed(problem: Problem, part_of: Sequence[int], rng: random.Random) -> Answer:
     """As many stages a worker as its part needs."""
-    stage_of, worker_of = stages_of(problem, part_of)
-    state = State(problem, stage_of, worker_of)
-    refine(state, "advanced", rng, passes=1)
-    return judge(problem, *stages_of(problem, state.workers()), "METIS")
+    state = State(problem, *stages_of(problem, part_of))
+    limit = state.bottleneck * (1 + problem.options.slack)
+    refine(state, "advanced", rng, problem.options.slack, passes=1)
+    return judge(problem, *with_fewer_stages(problem, state.workers(), limit), "METIS")
 
 
 def _one_a_worker(problem: Problem, part_of: Sequence[int], rng: random.Random) -> list[Answer]:

@@ -1,7 +1,7 @@
 """The partitioner `mpipe`: mixed pipes of several numbers of stages, and plain ones, refined; the best is kept.
 
-It begins with the answers of the contiguous cuts, of `acyclic` and of `metis` (where METIS is installed) among its own,
-so it is never slower than they are.
+It begins with equal layers, contiguous cuts and the answers of `acyclic` and of `metis` (where METIS is installed)
+among its own, so it is never slower than they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition.acyclic import acyclic_answers
@@ -18,61 +19,57 @@ from gemini.partition.mpipe.coarsening import Coarse, coarsen
 from gemini.partition.mpipe.packing import pack
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
-from gemini.partition.search.judging import Answer, finish, judge
+from gemini.partition.search.hops import with_fewer_stages
+from gemini.partition.search.judging import Answer, finish, judge, within_slack
+from gemini.partition.search.layers import equal_layers
 from gemini.partition.search.refinement import refine
-from gemini.partition.search.staging import stages_of
 from gemini.partition.search.starts import check_size
 from gemini.partition.search.state import State
 
 _STAGES_A_WORKER = (2, 3, 4)
 _CLUSTERS_A_STAGE = 6
-_WORTH = 0.02  # a further stage must save this share of what crosses
 
 
 def partition_mpipe(problem: Problem) -> Assignment:
     """The best of several mixed pipes and of what the others answer."""
     check_size(problem)
     rng = random.Random(problem.options.seed)
-    others, faults = _others(problem)
-    found = [*others]
+    found, answers, faults = _others(problem)
     if problem.options.mixed is not False and problem.nparts > 1:
         found += _pipes(problem, rng)
     if not found:
         raise faults[0]
     best = min(found, key=lambda answer: answer.key)
-    found += _polished(problem, best, rng)
-    chosen = _chosen(found, others, problem.options.slack)
-    stages = sorted({answer.nstages for answer in found})
-    return finish(problem, chosen, tries=len(found), stage_counts=stages)
-
-
-def _chosen(found: list[Answer], others: list[Answer], slack: float) -> Answer:
-    """What moves least, and in the fewest stages, of the answers close to the best, no slower than any other's."""
-    best = min(found, key=lambda answer: answer.key)
-    limit = best.time_ms * (1 + slack)
-    feasible = [answer.time_ms for answer in others if answer.key[:2] == best.key[:2]]
-    limit = max(best.time_ms, min([limit, *feasible]))
-    close = [a for a in found if a.key[:2] == best.key[:2] and a.time_ms <= limit * (1 + 1e-12)]
-    return min(close, key=lambda answer: (answer.cut * (1 + _WORTH * answer.nstages), answer.nstages, answer.key))
+    ceiling = min((answer.time_ms for answer in answers if answer.key[:2] == best.key[:2]), default=inf)
+    limit = max(best.time_ms, min(best.time_ms * (1 + problem.options.slack), ceiling))
+    found += _polished(problem, best, limit, rng)
+    chosen = within_slack(found, problem.options.slack, ceiling)
+    return finish(problem, chosen, tries=len(found), stage_counts=sorted({answer.nstages for answer in found}))
 
 
 # ── what the others answer ─────────────────────────────────────────────────────────────────────────────────────────
-def _others(problem: Problem) -> tuple[list[Answer], list[PartitionError]]:
-    """Answers of `acyclic`, contiguous cuts among them, and of `metis`; and why there are none."""
+def _others(problem: Problem) -> tuple[list[Answer], list[Answer], list[PartitionError]]:
+    """All that others look at, contiguous cuts among it; what they answer; and why where they do not."""
     found: list[Answer] = []
+    chosen: list[Answer] = []
     faults: list[PartitionError] = []
-    plain = replace(problem, options=replace(problem.options, mixed=None))
-    for answers in (acyclic_answers, metis_answers):
+    for look in (equal_layers, _acyclic, metis_answers):
         try:
-            if answers is acyclic_answers:
-                found += acyclic_answers(plain, random.Random(problem.options.seed))
-            else:
-                found += metis_answers(problem)
+            answers = look(problem)
         except MissingEngineError:
             continue
         except PartitionError as fault:
             faults.append(fault)
-    return found, faults
+            continue
+        if answers:
+            found += answers
+            chosen.append(within_slack(answers, problem.options.slack))
+    return found, chosen, faults
+
+
+def _acyclic(problem: Problem) -> list[Answer]:
+    plain = replace(problem, options=replace(problem.options, mixed=None))
+    return acyclic_answers(plain, random.Random(problem.options.seed))
 
 
 # ── mixed pipes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -99,16 +96,18 @@ def _uncoarsened(
             block_of, worker_of = state.block_of, list(state.worker_of)
         if at:
             block_of = [block_of[cluster] for cluster in levels[at - 1].cluster_of]
-    part_of = [worker_of[block] for block in block_of]
-    return judge(problem, *stages_of(problem, part_of), f"mixed pipe of {len(worker_of)} pieces")
+    limit = state.bottleneck * (1 + problem.options.slack)
+    stages = with_fewer_stages(problem, state.workers(), limit)
+    return judge(problem, *stages, f"mixed pipe of {len(worker_of)} pieces")
 
 
-def _polished(problem: Problem, best: Answer, rng: random.Random) -> Iterator[Answer]:
-    """The best answer, refined once more: for time alone, and for what crosses within the slack."""
-    for slack in (0.0, problem.options.slack):
+def _polished(problem: Problem, best: Answer, limit: float, rng: random.Random) -> Iterator[Answer]:
+    """The best answer, refined once more: for time alone, and for what crosses within a limit."""
+    for slack in (0.0, limit / best.time_ms - 1 if best.time_ms else 0.0):
         state = State(problem, best.stage_of, best.worker_of)
         refine(state, "advanced", rng, slack)
         if problem.options.mixed is False:
             yield judge(problem, state.block_of, state.worker_of, f"{best.origin}, polished")
         else:
-            yield judge(problem, *stages_of(problem, state.workers()), f"{best.origin}, polished")
+            stages = with_fewer_stages(problem, state.workers(), max(limit, state.bottleneck))
+            yield judge(problem, *stages, f"{best.origin}, polished")

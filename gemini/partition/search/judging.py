@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from gemini.errors import PartitionError
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
+from gemini.partition.search.hops import WORTH
 from gemini.partition.search.memory import memory_of_workers, overflow
 from gemini.partition.search.state import State
 
@@ -67,15 +69,13 @@ def judge_state(state: State, origin: str = "") -> Answer:
     return judge(state.problem, state.block_of, state.worker_of, origin)
 
 
-def within_slack(answers: Iterable[Answer], slack: float, ceiling: float | None = None) -> Answer:
-    """The answer that cuts least among those close to the best; `ceiling` is a time that must not be passed."""
+def within_slack(answers: Iterable[Answer], slack: float, ceiling: float = inf) -> Answer:
+    """What moves least, in few stages, of the answers close to the fastest and within a ceiling that it keeps."""
     found = list(answers)
     best = min(found, key=lambda answer: answer.key)
-    limit = best.time_ms * (1 + slack)
-    if ceiling is not None:
-        limit = max(best.time_ms, min(limit, ceiling))
-    close = [a for a in found if a.key[:2] == best.key[:2] and a.time_ms <= limit * (1 + 1e-12)]
-    return min(close, key=lambda answer: (_rounded(answer.cut), answer.nstages, answer.key))
+    limit = max(best.time_ms, min(best.time_ms * (1 + slack), ceiling)) * (1 + 1e-12)
+    close = [answer for answer in found if answer.key[:2] == best.key[:2] and answer.time_ms <= limit]
+    return min(close, key=lambda answer: (_rounded(answer.cut * (1 + WORTH * answer.nstages)), answer.key))
 
 
 def finish(problem: Problem, answer: Answer, **facts: Any) -> Assignment:

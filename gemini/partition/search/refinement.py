@@ -49,7 +49,14 @@ def balance(state: State, reach: int | None, rng: random.Random) -> None:
 def _calmest(state: State, at: int, reach: int | None) -> int | None:
     """The block where an item disturbs least, if it is better there than where it is."""
     best, best_key = None, (-1e-9, -1e-9)
+    plain = state.memory is None and state.transfers.free  # then only the work of the item counts
+    if plain and not state.ms[at]:
+        return None
+    load = state.loads[state.worker_of[state.block_of[at]]]
     for target in state.targets(at, reach):
+        worker = state.worker_of[target]
+        if plain and state.loads[worker] + state.ms[at] / state.speeds[worker] >= load:
+            continue
         cut, changes = state.effect(at, target)
         key = (state.excess(at, target), state.unrest(changes) + 1e-6 * cut / (state.cut + 1e-9))
         if key[0] < best_key[0] or (key[0] <= 1e-9 and key[1] < best_key[1]):
@@ -101,7 +108,9 @@ class _Pass:
         promised, _, at, target = heapq.heappop(self.heap)
         if at in self.locked:
             return None
-        cut = self._change(at, target)
+        low, high = self.state.span(at)
+        stays = not low <= target <= high or self.state.is_last(at)
+        cut = None if stays else self._price(at, target)
         if cut is None or cut > promised + 1e-12:
             self._offer(at, above=promised)
             return None
@@ -111,21 +120,22 @@ class _Pass:
         """Put the best move of an item on the heap; with `above`, only one that is worse than that."""
         best: tuple[float, int] | None = None
         for target in self.state.targets(at, self.reach):
-            cut = self._change(at, target)
+            cut = self._price(at, target)
             if cut is not None and (above is None or cut > above + 1e-12) and (best is None or cut < best[0]):
                 best = (cut, target)
         if best is not None:
             heapq.heappush(self.heap, (best[0], self.rng.random(), at, best[1]))
 
-    def _change(self, at: int, target: int) -> float | None:
-        """How the cut changes if an item moves; None where it may not."""
+    def _price(self, at: int, target: int) -> float | None:
+        """How the cut changes if an item moves within its span; None where loads or memory do not allow it."""
         state = self.state
-        low, high = state.span(at)
-        if not low <= target <= high or state.worker_of[target] == state.worker_of[state.block_of[at]]:
+        other = state.worker_of[target]
+        if state.loads[other] + state.ms[at] / state.speeds[other] > self.limit and state.ms[at] > 0:
             return None
-        if state.is_last(at):
-            return None
-        cut, changes = state.effect(at, target)
-        if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
-            return None
-        return None if state.excess(at, target) > 1e-9 else cut
+        if state.transfers.free:
+            cut = state.transfers.change(at, state.worker_of[state.block_of[at]], other)
+        else:
+            cut, changes = state.effect(at, target)
+            if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
+                return None
+        return None if state.memory and state.excess(at, target) > 1e-9 else cut

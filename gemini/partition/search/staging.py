@@ -12,7 +12,7 @@ stages of one worker are merged where no way leads from the one to the other thr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gemini.partition.problem import Problem
 
@@ -82,53 +82,71 @@ def _merged(problem: Problem, part_of: Sequence[int], stage_of: Sequence[int]) -
     worker_of = [0] * count
     for at, stage in enumerate(stage_of):
         worker_of[stage] = part_of[at]
-    after = [0] * count  # bit masks of the stages that read from each
-    for edge in problem.edges:
-        one, other = stage_of[edge.source], stage_of[edge.target]
-        if one != other:
-            after[one] |= 1 << other
+    merging = Merging(problem, stage_of, count)
     home = list(range(count))
+    alive: list[list[int]] = [[] for _ in range(problem.nparts)]  # stages of each worker that are left
     for stage in range(count):
-        for earlier in range(stage - 1, -1, -1):
-            same = worker_of[earlier] == worker_of[stage] and home[earlier] == earlier
-            if same and not _leads_through(after, earlier, stage):
-                _contract(after, earlier, stage)
+        mine = alive[worker_of[stage]]
+        for earlier in reversed(mine):
+            if not merging.closes_circle(earlier, stage):
+                merging.merge(earlier, stage)
                 home[stage] = earlier
                 break
-    return _numbered(problem, [_root(home, stage) for stage in stage_of], worker_of)
+        else:
+            mine.append(stage)
+    return _numbered(problem, [home[stage] for stage in stage_of], worker_of)
 
 
-def _root(home: Sequence[int], stage: int) -> int:
-    while home[stage] != stage:
-        stage = home[stage]
-    return stage
+class Merging:
+    """The graph of stages while stages are merged, as bit masks."""
+
+    def __init__(self, problem: Problem, stage_of: Sequence[int], count: int) -> None:
+        self.after, self.before = [0] * count, [0] * count
+        for edge in problem.edges:
+            one, other = stage_of[edge.source], stage_of[edge.target]
+            if one != other:
+                self.after[one] |= 1 << other
+                self.before[other] |= 1 << one
+
+    def beside(self, stage: int) -> list[int]:
+        """The stages that a stage reads from or writes to."""
+        return list(_bits(self.after[stage] | self.before[stage]))
+
+    def closes_circle(self, one: int, other: int) -> bool:
+        """Whether a way leads from one stage to another, or back, through a third."""
+        return self._leads(one, other) or self._leads(other, one)
+
+    def _leads(self, one: int, goal: int) -> bool:
+        if not self.before[goal] & ~(1 << one):
+            return False
+        seen = pending = self.after[one] & ~(1 << goal)
+        while pending:
+            lowest = pending & -pending
+            pending ^= lowest
+            fresh = self.after[lowest.bit_length() - 1] & ~seen
+            seen |= fresh
+            pending |= fresh
+            if seen >> goal & 1:
+                return True
+        return False
+
+    def merge(self, kept: int, gone: int) -> None:
+        """One stage becomes part of another."""
+        both = ~(1 << kept | 1 << gone)
+        for later in _bits(self.after[gone] & both):
+            self.before[later] = self.before[later] & ~(1 << gone) | 1 << kept
+        for earlier in _bits(self.before[gone] & both):
+            self.after[earlier] = self.after[earlier] & ~(1 << gone) | 1 << kept
+        self.after[kept] = (self.after[kept] | self.after[gone]) & both
+        self.before[kept] = (self.before[kept] | self.before[gone]) & both
+        self.after[gone] = self.before[gone] = 0
 
 
-def _leads_through(after: Sequence[int], one: int, other: int) -> bool:
-    """Whether a way leads from one stage to another, or back, through a third."""
-    return _reaches(after, after[one] & ~(1 << other), other) or _reaches(after, after[other] & ~(1 << one), one)
-
-
-def _reaches(after: Sequence[int], start: int, goal: int) -> bool:
-    seen = pending = start
-    while pending:
-        if seen >> goal & 1:
-            return True
-        lowest = pending & -pending
-        pending ^= lowest
-        fresh = after[lowest.bit_length() - 1] & ~seen
-        seen |= fresh
-        pending |= fresh
-    return bool(seen >> goal & 1)
-
-
-def _contract(after: list[int], kept: int, gone: int) -> None:
-    bit_kept, bit_gone = 1 << kept, 1 << gone
-    after[kept] = (after[kept] | after[gone]) & ~(bit_kept | bit_gone)
-    after[gone] = 0
-    for stage, mask in enumerate(after):
-        if mask & bit_gone:
-            after[stage] = (mask & ~bit_gone) | (bit_kept if stage != kept else 0)
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def _numbered(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -54,7 +54,7 @@ class Transfers:
     def effect(self, at: int, one: int, other: int) -> tuple[float, dict[int, float]]:
         """How the cut, and the transfer times of workers, change if an item moves from one worker to another."""
         if self.free:
-            return self._bytes(at, one, other), {}
+            return self.change(at, one, other), {}
         cut = 0.0
         loads: dict[int, float] = {}
         for value, source, target, sign in self._changes(at, one, other):
@@ -63,7 +63,8 @@ class Transfers:
             loads[target] = loads.get(target, 0.0) + cost
         return cut, loads
 
-    def _bytes(self, at: int, one: int, other: int) -> float:
+    def change(self, at: int, one: int, other: int) -> float:
+        """How the cut changes if an item moves, the price of a value being the same between all workers."""
         prices, readers, part_of, producer = self.prices, self.readers, self.part_of, self.producer
         cut = 0.0
         for value in self.makes[at]:
@@ -99,7 +100,7 @@ class Transfers:
 
     def move(self, at: int, one: int, other: int) -> None:
         """An item moves from one worker to another."""
-        self.cut += self.effect(at, one, other)[0]
+        self.cut += self.change(at, one, other) if self.uniform else self.effect(at, one, other)[0]
         for value in self.reads[at]:
             count = self.readers[value]
             count[other] = count.get(other, 0) + 1
