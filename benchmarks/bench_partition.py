@@ -4,7 +4,7 @@
 
 Balance: every partitioner cuts on one measured profile and is judged on a second, independent one: the time of the
 slowest worker over the ideal. Limits are those of `exact`; `mpipe` and `exact` must besides be no worse than equal
-layers, `metis` and `acyclic` on the profile they were made on.
+layers, `metis` and `acyclic` on the profile they were made on, beyond the slack that is given up for fewer bytes.
 
 Cost: `pipe_model` from an empty cache at most 15 eager training steps and from a warm one at most 3; the generated
 stages one after another at most 2 % slower than the model (median of interleaved repeats).
@@ -161,14 +161,16 @@ def balance(bench: Bench, options: argparse.Namespace) -> list[str]:
 
 
 def _missed(name: str, parts: int, own: dict[str, float], judged: dict[str, float]) -> list[str]:
-    where = f"{name}, {parts} workers"
+    from gemini.partition import Options
+
+    where, slack = f"{name}, {parts} workers", Options().slack
     missed = [f"{where}: {one} failed" for one in BEST if one not in own]
     limit = LIMITS[name].get(parts)
     if limit is not None and judged.get("exact", 1.0) > limit:
         missed.append(f"{where}: exact {judged['exact']:.3f}, limit {limit}")
     for one in BEST:
         for other in OTHERS:
-            if one in own and other in own and own[one] > own[other] * (1 + 1e-9):
+            if one in own and other in own and own[one] > own[other] * (1 + slack):
                 missed.append(f"{where}: {one} {own[one]:.4f} is worse than {other} {own[other]:.4f}")
     return missed
 

@@ -36,7 +36,7 @@ def add_partition_arguments(parser: argparse.ArgumentParser) -> None:
     costs.add_argument("--weight", choices=("both", "forward", "backward"), help="the time that is balanced (both)")
     costs.add_argument("--ratio", type=float, metavar="X", help="backward counts this much more than measured (1)")
     costs.add_argument("--recompute", action="store_true", help="activations are computed again in backward")
-    costs.add_argument("--slack", type=float, metavar="X", help="balance that may be given up for fewer bytes (0.02)")
+    costs.add_argument("--slack", type=float, metavar="X", help="balance that may be given up for fewer bytes (0.01)")
     costs.add_argument("--optimizer-copies", type=float, metavar="N", help="of each weight, besides its gradient (2)")
     run = parser.add_argument_group("schedule and search")
     run.add_argument("--schedule", metavar="NAME", help="gpipe, 1f1b, interleaved, zb_h1, composed … (1f1b)")

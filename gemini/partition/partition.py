@@ -40,6 +40,8 @@ class Partition:
     facts: dict[str, Any] = field(default_factory=dict)  # what the partitioner says: optimal, gap, seconds, tries
 
     def __post_init__(self) -> None:
+        for name in ("options", "facts"):  # as they are when read from a file
+            object.__setattr__(self, name, _plain(getattr(self, name)))
         faults = list(self._faults())
         if faults:
             raise PartitionError("not a valid partition:\n" + "\n".join(f"  - {fault}" for fault in faults))
@@ -118,6 +120,13 @@ class Partition:
         except ValueError as error:
             raise ArtifactError(f"{path} is not JSON: {error}") from error
         return Partition.from_json(data)
+
+
+def _plain(value: Any) -> Any:
+    """The same with lists for tuples."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def _graph_faults(partition: Partition, graph: Graph) -> Iterator[str]:
