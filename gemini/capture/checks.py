@@ -26,6 +26,7 @@ from gemini.capture.observation import (
     Differences,
     Observation,
     compare,
+    contents,
     dense,
     distance,
     look,
@@ -132,7 +133,7 @@ class Checks:
 
     def _completed(self, seen: Observation) -> Observation:
         """With all tensors that any run has written: one that this run did not write is as before."""
-        return replace(seen, buffers={copy.name: copy.before for copy in self.saved.written()} | seen.buffers)
+        return replace(seen, buffers={copy.name: contents(copy.before) for copy in self.saved.written()} | seen.buffers)
 
     # ── a closer look ──────────────────────────────────────────────────────────────────────────────────────────
     def _closer(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:

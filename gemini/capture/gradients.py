@@ -126,16 +126,16 @@ def way_back(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
 def _settings(node: Any) -> str:
     """What a function of torch's graph remembers beside tensors: dimensions, rates, the context of a custom one."""
     own = [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, _PLAIN)]
-    return str([*own, *(getattr(node, name) for name in _names(type(node)))])
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(kind: Any) -> tuple[str, ...]:
-    names = dir(kind)  # what is a tensor also has a raw form
-    return tuple(n for n in names if n.startswith("_saved_") and f"_raw{n}" not in names)
+    kind = type(node)
+    if kind not in _SETTINGS:  # what is a tensor also has a raw form
+        _SETTINGS[kind] = [
+            name for name in dir(kind) if name.startswith("_saved_") and not hasattr(kind, f"_raw{name}")
+        ]
+    return str([*own, *(getattr(node, name) for name in _SETTINGS[kind])])
 
 
 _PLAIN = (bool, int, float, str, type(None))
+_SETTINGS: dict[type, list[str]] = {}
 
 
 def kept(_: str, grad: torch.Tensor) -> torch.Tensor:
@@ -144,11 +144,11 @@ def kept(_: str, grad: torch.Tensor) -> torch.Tensor:
 
 
 def digest(_: str, grad: torch.Tensor) -> torch.Tensor:
-    """The sums of a gradient along one dimension with random weights; a small gradient is its own digest."""
+    """The sums of a tensor along one dimension with random weights; a small one is its own digest."""
     flat = grad.detach()
     flat = flat.to_dense() if flat.layout != torch.strided else flat
     flat = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
-    flat = flat if flat.dtype == torch.float64 else flat.float()
+    flat = flat.float() if flat.is_floating_point() and flat.dtype != torch.float64 else flat.double()
     rows = flat.numel() // _WIDTH
     if rows < 2:
         return flat.clone()

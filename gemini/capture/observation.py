@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call
-from gemini.capture.gradients import Grads, Sink, backward, kept, way_back
+from gemini.capture.gradients import Grads, Sink, backward, digest, kept, way_back
 from gemini.capture.sketch import sketch
 from gemini.capture.state import Saved
 from gemini.capture.values import tensors
 
+_SMALL = 1 << 16  # elements
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128": 1e-9}
 
 
@@ -74,7 +75,7 @@ def look(
     if saved is None:
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
-        state = {copy.name: copy.tensor.detach().clone() for copy in saved.written()}
+        state = {copy.name: contents(copy.tensor) for copy in saved.written()}
     seen = Observation(
         sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given]
     )
@@ -84,6 +85,11 @@ def look(
     else:
         seen.way_back = way_back(model, made, given)
     return seen
+
+
+def contents(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a small tensor, a digest of a large one."""
+    return tensor.detach().clone() if tensor.numel() <= _SMALL else digest("", tensor)
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.writes import Copy, Writes, held_tensors
+from gemini.capture.writes import Copy, Writes, held_tensors, put_back
 
 _CONTAINERS = (list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -192,17 +192,10 @@ class Saved:
             for tensor, memory in self.memory:
                 if tensor.data_ptr() != memory.data_ptr():  # `parameter.data = …`
                     tensor.data = memory
-            for copy in self.written():
-                if not torch.equal(_bits(copy.tensor), _bits(copy.before)):
-                    copy.tensor.data.copy_(copy.before)
+            if self.writes is not None:
+                self.writes.undo()
+            for copy in self.copies:
+                put_back(copy)
         self.generators.restore()
         for generator, state in self.own_generators:
             generator.set_state(state)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A view that compares NaN equal to itself."""
-    flat = tensor.detach()
-    if flat.is_floating_point() and flat.numel() and flat.is_contiguous():
-        return flat.reshape(-1).view(torch.uint8)
-    return flat

@@ -40,6 +40,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.copies: list[Copy] = []
         self.copied: set[int] = set()
+        self.dirty: set[int] = set()  # written since `undo`
         self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
 
     @classmethod
@@ -65,10 +66,18 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
                 self._note(kwargs.get(where) if isinstance(where, str) else _at(args, where))
         return func(*args, **kwargs)
 
+    def undo(self) -> None:
+        """Put back what was written."""
+        for copy in self.copies:
+            if id(copy.tensor) in self.dirty:
+                put_back(copy)
+        self.dirty.clear()
+
     def _note(self, value: Any) -> None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):
                 for name, held in self.watched.get(memory_of(tensor), ()):
+                    self.dirty.add(id(held))
                     if id(held) not in self.copied:
                         self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
                         self.copies.append(Copy(name, held, held.detach().clone()))
@@ -86,6 +95,15 @@ def _written(func: Any) -> tuple[int | str, ...]:
         if declared or foreign or argument.name in _UNDECLARED:
             found += [index, argument.name]
     return tuple(found)
+
+
+def put_back(copy: Copy) -> None:
+    """Give a tensor its contents from before, if it has others."""
+    now, before = copy.tensor.detach(), copy.before
+    strides = now.stride() if now.layout == torch.strided else ()
+    overlaps = any(stride == 0 and size > 1 for stride, size in zip(strides, now.shape, strict=False))
+    if not overlaps or not torch.equal(now, before):  # what overlaps itself cannot be written as a whole
+        copy.tensor.data.copy_(before)
 
 
 def _at(args: tuple[Any, ...], index: int) -> Any:
