@@ -43,20 +43,40 @@ def build_problem(graph: Graph, profile: Profile, nparts: int, options: Options)
 
 
 def _check(graph: Graph, profile: Profile, nparts: int, options: Options) -> None:
-    if nparts < 1:
-        raise PartitionError(f"{nparts} parts\n    → ask for 1 or more")
-    wanted, known = {node.id for node in graph.compute_nodes}, {cost.id for cost in profile}
-    if wanted != known:
-        raise PartitionError(
-            f"the profile is not of this graph: {len(known)} nodes are profiled, {len(wanted)} compute\n"
-            "    → profile(graph)"
-        )
+    if not isinstance(nparts, int) or isinstance(nparts, bool) or nparts < 1:
+        raise PartitionError(f"{nparts!r} parts\n    → ask for a whole number, 1 or more")
+    _check_profile(graph, profile)
     scopes = {scope for node in graph.compute_nodes for scope in (*node.scope, node.name, node.target)}
     asked = [*options.uncut, *options.pins, *(scope for group in options.together for scope in group)]
-    faults = [f"no scope {scope!r}{_meant(scope, scopes)}" for scope in asked if scope not in scopes]
-    faults += [f"{s!r} is pinned to part {p} of {nparts}" for s, p in options.pins.items() if p >= nparts]
+    faults = [f"no scope {scope!r}{_meant(scope, scopes)}" for scope in dict.fromkeys(asked) if scope not in scopes]
+    faults += [f"{s!r} is pinned to part {p} of {nparts}, which count from 0"
+               for s, p in options.pins.items() if p >= nparts]  # fmt: skip
+    if options.workers and len(options.workers) != nparts:
+        faults.append(f"{len(options.workers)} workers are described for {nparts} parts; describe one a part, or none")
+    for name in ("latency", "bandwidth"):
+        table = getattr(options.links, name)
+        if isinstance(table, tuple) and len(table) != nparts:
+            faults.append(f"the {name} of links is given between {len(table)} workers, of {nparts}")
     if faults:
         raise PartitionError("constraints cannot be met:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+
+def _check_profile(graph: Graph, profile: Profile) -> None:
+    wanted = {node.id: node.name for node in graph.compute_nodes}
+    known = {cost.id: cost.name for cost in profile}
+    if wanted == known:
+        return
+    missing = [name for at, name in wanted.items() if known.get(at) != name]
+    strange = [name for at, name in known.items() if wanted.get(at) != name]
+    shown = "".join(
+        f"\n  - {count}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        for count, names in (("not profiled", missing), ("profiled, but not in the graph", strange))
+        if names
+    )
+    raise PartitionError(
+        f"the profile of {profile.model} is not of this graph of {graph.model_name}: {len(known)} nodes are profiled, "
+        f"{len(wanted)} compute{shown}\n    → profile(graph)"
+    )
 
 
 def _meant(scope: str, scopes: set[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -53,13 +53,31 @@ class Options:
     time_limit: float = 10.0  # seconds, for those that search
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workers", tuple(self.workers))
-        object.__setattr__(self, "together", tuple(tuple(group) for group in self.together))
-        object.__setattr__(self, "uncut", tuple(self.uncut))
-        object.__setattr__(self, "pins", dict(self.pins))
-        faults = list(self._faults())
+        faults = list(self._shape_faults())
+        if not faults:
+            object.__setattr__(self, "workers", tuple(self.workers))
+            object.__setattr__(self, "together", tuple(tuple(group) for group in self.together))
+            object.__setattr__(self, "uncut", tuple(self.uncut))
+            object.__setattr__(self, "pins", dict(self.pins))
+            faults = list(self._faults())
         if faults:
             raise PartitionError("options of a partition:\n" + "\n".join(f"  - {fault}" for fault in faults))
+
+    def _shape_faults(self) -> Iterator[str]:
+        """What is not even of the right kind."""
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        if not _is_group(given["uncut"]):
+            yield f"uncut {given['uncut']!r}; it is a tuple of scopes"
+        groups = given["together"]
+        if isinstance(groups, str) or not isinstance(groups, Iterable) or not all(map(_is_group, groups)):
+            yield f"together {groups!r}; it is a tuple of groups, each a tuple of scopes"
+        if not isinstance(given["pins"], Mapping):
+            yield f"pins {given['pins']!r}; they are a dict of scopes to parts"
+        workers = given["workers"]
+        if not isinstance(workers, Iterable) or not all(isinstance(worker, Worker) for worker in workers):
+            yield f"workers {workers!r}; each is a Worker(speed=…, memory_mb=…)"
+        if not isinstance(given["links"], Links):
+            yield f"links {given['links']!r}; they are Links(latency, bandwidth)"
 
     def _faults(self) -> Iterator[str]:
         if self.weight not in WEIGHTS:
@@ -68,19 +86,24 @@ class Options:
             yield f"tied {self.tied!r}; it is one of {', '.join(TIED)}"
         for name in ("ratio", "slack", "optimizer_copies", "time_limit"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
+            if not _is_number(value) or value < 0:
                 yield f"{name} {value!r}; it is a finite number, 0 or more"
         for name in ("chunks", "micro_batches"):
-            if getattr(self, name) < 1:
-                yield f"{name} {getattr(self, name)!r}; it is 1 or more"
+            value = getattr(self, name)
+            if not _is_whole(value) or value < 1:
+                yield f"{name} {value!r}; it is a whole number, 1 or more"
+        if not _is_whole(self.seed):
+            yield f"seed {self.seed!r}; it is a whole number"
+        if self.mixed is False and _is_whole(self.chunks) and self.chunks > 1:
+            yield f"{self.chunks} chunks a worker, but a worker is to have one stage (mixed=False)"
         for at, worker in enumerate(self.workers):
-            if not math.isfinite(worker.speed) or worker.speed <= 0:
+            if not _is_number(worker.speed) or worker.speed <= 0:
                 yield f"worker {at} has speed {worker.speed!r}; it is a number above 0"
-            if worker.memory_mb is not None and not worker.memory_mb > 0:
+            if worker.memory_mb is not None and (not _is_number(worker.memory_mb) or worker.memory_mb <= 0):
                 yield f"worker {at} has {worker.memory_mb!r} MB of memory; it is a number above 0, or None"
         for scope, part in self.pins.items():
-            if part < 0:
-                yield f"{scope!r} is pinned to part {part}; parts count from 0"
+            if not _is_whole(part) or part < 0:
+                yield f"{scope!r} is pinned to part {part!r}; parts are whole numbers from 0"
 
     def of(self, nparts: int) -> tuple[Worker, ...]:
         """One worker a part."""
@@ -104,6 +127,21 @@ class Options:
         if unknown:
             raise PartitionError(f"unknown options: {', '.join(unknown)}\n    → known are {', '.join(sorted(known))}")
         made = dict(data)
-        made["workers"] = tuple(Worker(**worker) for worker in data.get("workers", ()))
-        made["links"] = Links(**data["links"]) if "links" in data else FREE
-        return Options(**made)
+        try:
+            made["workers"] = tuple(Worker(**worker) for worker in data.get("workers", ()))
+            made["links"] = Links(**data["links"]) if "links" in data else FREE
+            return Options(**made)
+        except TypeError as error:
+            raise PartitionError(f"not options of a partition: {error}") from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_group(value: Any) -> bool:
+    return not isinstance(value, str) and isinstance(value, Iterable) and all(isinstance(scope, str) for scope in value)

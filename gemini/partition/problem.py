@@ -169,6 +169,18 @@ class Problem:
         peak = max((self.items[at].peak_mb for at in items), default=0.0) / self.options.micro_batches
         return self.weights_mb(items) + self.activations_mb(items) * share + peak
 
+    def memories(self, stages: Sequence[Sequence[int]], workers: Sequence[int]) -> list[float]:
+        """What each worker takes (MB) with all of its stages, given in order; its parameters count once."""
+        batches = self.options.micro_batches
+        found = [0.0] * self.nparts
+        for at, (items, worker) in enumerate(zip(stages, workers, strict=True)):
+            found[worker] += self.activations_mb(items) * in_flight(at, len(stages), batches) / batches
+        for worker in range(self.nparts):
+            items = [item for some, owner in zip(stages, workers, strict=True) if owner == worker for item in some]
+            peak = max((self.items[item].peak_mb for item in items), default=0.0)
+            found[worker] += self.weights_mb(items) + peak / batches
+        return found
+
 
 def in_flight(stage: int, nstages: int, micro_batches: int) -> int:
     """Micro-batches between forward and backward in a stage, as 1F1B has them: the first stage holds the most."""

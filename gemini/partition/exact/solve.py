@@ -7,6 +7,7 @@ from typing import Any
 
 from gemini.errors import PartitionError
 from gemini.partition.exact.contiguous import Cuts, fastest, lower_bound, narrowest
+from gemini.partition.exact.filling import fill
 from gemini.partition.exact.line import Line
 from gemini.partition.exact.orders import orders
 from gemini.partition.exact.seats import Seats, seatings
@@ -26,7 +27,12 @@ class Try:
 def partition_exact(problem: Problem) -> Assignment:
     """The optimum over contiguous cuts of several orders."""
     lines = {name: Line(problem, order) for name, order in orders(problem).items()}
-    tries = [Try(name, line, seats) for seats in seatings(problem) for name, line in lines.items()]
+    tries = [
+        Try(name, line, seats)
+        for seats in seatings(problem)
+        for name, line in lines.items()
+        if fill(line, seats) is not None
+    ]
     best = _least(tries)
     if best is None:
         raise PartitionError(

@@ -1,0 +1,76 @@
+"""Options: checked when made, all faults at once, and the same after a trip through JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gemini.errors import PartitionError
+from gemini.partition.options import Options, Worker
+from gemini.schedule.links import Links
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"weight": "all"}, "weight 'all'; it is one of both, forward, backward"),
+        ({"tied": "yes"}, "tied 'yes'; it is one of together, sync"),
+        ({"slack": -0.1}, "slack -0.1; it is a finite number, 0 or more"),
+        ({"slack": "much"}, "slack 'much'"),
+        ({"ratio": float("nan")}, "ratio nan"),
+        ({"chunks": 0}, "chunks 0; it is a whole number, 1 or more"),
+        ({"micro_batches": 2.5}, "micro_batches 2.5"),
+        ({"micro_batches": True}, "micro_batches True"),
+        ({"mixed": False, "chunks": 2}, "2 chunks a worker, but a worker is to have one stage"),
+        ({"workers": (Worker(0.0),)}, "worker 0 has speed 0.0; it is a number above 0"),
+        ({"workers": (Worker(1.0, -3.0),)}, "worker 0 has -3.0 MB of memory"),
+        ({"workers": (1.0, 2.0)}, "each is a Worker"),
+        ({"pins": {"encoder": -1}}, "'encoder' is pinned to part -1"),
+        ({"pins": {"encoder": "first"}}, "'encoder' is pinned to part 'first'"),
+        ({"pins": ["encoder"]}, "pins ['encoder']; they are a dict"),
+        ({"uncut": "encoder"}, "uncut 'encoder'; it is a tuple of scopes"),
+        ({"together": ("encoder", "decoder")}, "together ('encoder', 'decoder'); it is a tuple of groups"),
+        ({"links": 3}, "links 3; they are Links"),
+    ],
+)
+def test_a_wrong_option_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        Options(**wrong)
+    assert said in str(caught.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(PartitionError) as caught:
+        Options(weight="all", slack=-1, chunks=0)
+    assert str(caught.value).count("\n  - ") == 3
+
+
+def test_options_survive_json() -> None:
+    options = Options(
+        workers=(Worker(1.0, 100.0), Worker(2.0)),
+        links=Links(((0, 1), (1, 0)), 5.0),
+        together=(("a", "b"), ("c",)),
+        pins={"a": 1},
+        uncut=("d",),
+        slack=0.1,
+    )
+    assert Options.from_json(json.loads(json.dumps(options.to_json()))) == options
+
+
+@pytest.mark.parametrize("data", [{"sluck": 1}, {"workers": [{"power": 1}]}, {"links": {"width": 1}}, {"workers": 3}])
+def test_json_of_something_else_is_refused(data: dict[str, Any]) -> None:
+    with pytest.raises(PartitionError):
+        Options.from_json(data)
+
+
+def test_unknown_options_list_the_known_ones() -> None:
+    with pytest.raises(PartitionError, match=r"unknown options: sluck\n    → known are chunks, .*slack"):
+        Options.from_json({"sluck": 1})
+
+
+def test_one_worker_a_part() -> None:
+    assert Options().of(3) == (Worker(),) * 3
+    with pytest.raises(PartitionError, match="2 workers are described for 3 parts"):
+        Options(workers=(Worker(), Worker())).of(3)
