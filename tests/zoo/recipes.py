@@ -40,7 +40,8 @@ _LAST = (
     Recipe(divide=8, image=64, depth=4, rebuild=True, fill=True),
     Recipe(key_heads=4, rebuild=True, fill=True),
     Recipe(key_heads=4, fill=True),
-    Recipe(width=256, heads=2, key_heads=2, feedforward=128, image=64, patch=16, fill=True),  # heads of usual size
+    Recipe(width=256, heads=2, key_heads=2, feedforward=128, image=64, patch=16, fill=True),  # heads of usual sizes
+    Recipe(width=128, heads=2, key_heads=2, feedforward=128, image=64, patch=16, fill=True),
     Recipe(divide=4, layers=2, image=64, rebuild=True, fill=True),
     Recipe(divide=16, layers=2, image=64, rebuild=True, fill=True),
     Recipe(divide=32, layers=2, image=64, fill=True),

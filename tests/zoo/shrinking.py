@@ -44,6 +44,7 @@ _RULES: tuple[tuple[str, str], ...] = (
 )
 # Unset fields that architectures expect, by name; the kinds of the rules above are filled too.
 _FILLED: tuple[tuple[str, Any], ...] = (
+    (r"^(image|video|audio)_token_(id|index)$", 5),
     (r"pad_token_id$", 0),
     (r"(bos|decoder_start)_token_id$", 1),
     (r"eos_token_id$", 2),
@@ -85,6 +86,7 @@ def shrink(config: Any, recipe: Recipe, seen: set[int] | None = None) -> Any:
             except (AttributeError, NotImplementedError, ValueError, TypeError):
                 continue
     _fit_stages(config, layers)
+    _fit_grid(config)
     return config
 
 
@@ -140,6 +142,8 @@ def _shrunk(name: str, value: Any, recipe: Recipe) -> Any:
         return type(value)(_shrunk_list(name, list(value), recipe))
     if isinstance(value, dict):
         return _shrunk_dict(value, recipe)
+    if isinstance(value, list) and re.search(r"feat(ure)?_sizes$", name):  # maps of pictures of 1024 dots a side
+        return [[max(1, side * recipe.image // 1024) for side in part] for part in value]
     return value
 
 
@@ -177,7 +181,7 @@ def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
         return _sections(values, recipe)
     if re.search(r"(size|dim|channel|width|embed)", name) and max(values) >= 32 and "kernel" not in name:
         if recipe.divide:
-            return [value if "image" in name else max(2, value // recipe.divide) for value in values]
+            return [value if value <= 4 or "image" in name else max(2, value // recipe.divide) for value in values]
         if not recipe.widen_lists:
             return [recipe.width] * len(values)
         smallest = min(value for value in values if value > 0)
@@ -189,10 +193,14 @@ def _shrunk_list(name: str, values: list[int], recipe: Recipe) -> list[int]:
 
 def _shrunk_dict(value: dict[Any, Any], recipe: Recipe) -> dict[Any, Any]:
     """Settings of rotary embeddings and the like: numbers and lists in them by their names."""
-    return {
+    made = {
         key: part if isinstance(part, (bool, str, float)) or not isinstance(key, str) else _shrunk(key, part, recipe)
         for key, part in value.items()
     }
+    if recipe.fill and "rope_theta" in made and "mrope_section" not in made and not (recipe.divide or recipe.gentle):
+        turning = int(recipe.head * made.get("partial_rotary_factor", 1)) // 2
+        made["mrope_section"] = [turning - 2 * (turning // 3), turning // 3, turning // 3]
+    return made
 
 
 def _sections(values: list[int], recipe: Recipe) -> list[int]:
@@ -213,6 +221,13 @@ def _covering(kinds: list[Any], count: int) -> list[Any]:
         if kind not in chosen and chosen:
             chosen[-1 - different.index(kind) % len(chosen)] = kind
     return chosen
+
+
+def _fit_grid(config: Any) -> None:
+    """Where a configuration says how many patches a side of a picture has, it is as many as there are now."""
+    sizes = [getattr(config, name, None) for name in ("image_size", "patch_size", "image_embedding_size")]
+    if all(isinstance(size, int) for size in sizes):
+        config.image_embedding_size = sizes[0] // sizes[1]
 
 
 def _fit_stages(config: Any, before: int | None) -> None:
