@@ -37,6 +37,7 @@ class TensorMeta:
     requires_grad: bool
     batch_dim: int | None = None
     batch_factor: int = 1  # elements of the batch dimension a sample: > 1 where the batch is flattened with another
+    strides: tuple[int, ...] | None = None  # where the elements lie, unless one after the other
 
     @property
     def numel(self) -> int:

@@ -219,6 +219,8 @@ DRAWS = "its Python code draws from Python's or NumPy's generator"
 
 
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    """Shape, dtype, device and gradient flag of a tensor."""
+    """Shape, dtype, device, gradient flag and place in memory of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorMeta(tuple(tensor.shape), dtype, str(tensor.device), tensor.requires_grad)
+    spread = tensor.layout == torch.strided and not tensor.is_contiguous()
+    strides = tuple(tensor.stride()) if spread else None
+    return TensorMeta(tuple(tensor.shape), dtype, str(tensor.device), tensor.requires_grad, strides=strides)

@@ -149,6 +149,7 @@ def _read_node(data: dict[str, Any], reader: Reader, regions: list[Region]) -> N
     node.shares, node.changes = tuple(data["shares"]), tuple(data["changes"])
     for source, route, meta in data["outputs"]:
         meta["shape"] = tuple(meta["shape"])
+        meta["strides"] = None if meta.get("strides") is None else tuple(meta["strides"])
         node.outputs[source, reader(route)] = TensorMeta(**meta)
     return node
 
