@@ -58,25 +58,30 @@ def pipe_model(
     or a `profile` made before is used as it is. With `output` the result is also written to a folder.
     """
     flow = _Flow(
-        model, args, dict(kwargs or {}), nparts, partitioner, options or Options(), depth, basic_blocks,
+        model, args, {} if kwargs is None else kwargs, nparts, partitioner, options or Options(), depth, basic_blocks,
         None if output is None else Path(output), overwrite, device, analytic, rounds, cache, graph, profile,
     )  # fmt: skip
     flow.check()
     tell = progress or (lambda *_: None)
     for at, (name, step) in enumerate(STEPS):
         tell(at, len(STEPS), name)
-        step(flow, lambda done, total, what, at=at: tell(at * total + done, len(STEPS) * total, what))  # type: ignore[misc]
+        step(flow, _within(tell, at, name))
     tell(len(STEPS), len(STEPS), "done")
     return flow.piped
 
 
-@dataclass
+def _within(tell: Progress, at: int, name: str) -> Progress:
+    """Progress of one step as progress of the whole flow."""
+    return lambda done, total, what: tell(at * total + done, len(STEPS) * total, f"{name}: {what}")
+
+
+@dataclass(repr=False)
 class _Flow:
     """What was asked, and what the steps have made of it so far."""
 
     model: nn.Module
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     nparts: int
     partitioner: str
     options: Options
@@ -115,6 +120,7 @@ class _Flow:
             faults.append(f"nparts={self.nparts!r}; it is a whole number, 1 or more")
         for name, kinds, remedy in (
             ("args", (tuple, list), "it is a tuple of arguments: args=(batch,)"),
+            ("kwargs", Mapping, "it is a dictionary of keyword arguments"),
             ("options", Options, "write Options(…) of gemini.partition"),
         ):
             if not isinstance(getattr(self, name), kinds):
@@ -158,9 +164,11 @@ def check_request(
 def _capture(flow: _Flow, _: Progress) -> None:
     from gemini.capture import capture
 
-    flow.graph = flow.known_graph or capture(
-        flow.model, tuple(flow.args), flow.kwargs, depth=flow.depth, basic_blocks=flow.basic_blocks
-    )
+    if flow.known_graph is not None:
+        flow.graph = flow.known_graph
+    else:
+        args, blocks = tuple(flow.args), flow.basic_blocks
+        flow.graph = capture(flow.model, args, dict(flow.kwargs), depth=flow.depth, basic_blocks=blocks)
     if flow.graph.is_whole and flow.nparts > 1:
         raise PartitionError(
             f"{flow.graph.model_name} cannot be cut into {flow.nparts} parts: it had to be captured whole, "
@@ -171,10 +179,13 @@ def _capture(flow: _Flow, _: Progress) -> None:
 def _profile(flow: _Flow, tell: Progress) -> None:
     from gemini.profiling import profile
 
-    flow.profile = flow.known_profile or profile(
-        flow.graph, tuple(flow.args), flow.kwargs, device=flow.device, analytic=flow.analytic,
-        rounds=flow.rounds, cache=flow.cache, progress=tell,
-    )  # fmt: skip
+    if flow.known_profile is not None:
+        flow.profile = flow.known_profile
+    else:
+        flow.profile = profile(
+            flow.graph, tuple(flow.args), dict(flow.kwargs), device=flow.device, analytic=flow.analytic,
+            rounds=flow.rounds, cache=flow.cache, progress=tell,
+        )  # fmt: skip
 
 
 def _partition(flow: _Flow, _: Progress) -> None:

@@ -38,7 +38,8 @@ class SharedParameters:
     def __enter__(self) -> SharedParameters:
         for p in self.parameters:
             self._aside.append((p, p.grad, p._backward_hooks, p._post_accumulate_grad_hooks))
-            p.grad, p._backward_hooks, p._post_accumulate_grad_hooks = None, None, None
+            # An empty dictionary: setting None would leave the hooks in force.
+            p.grad, p._backward_hooks, p._post_accumulate_grad_hooks = None, None, {}
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
