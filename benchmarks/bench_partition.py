@@ -41,7 +41,7 @@ def t5(options: argparse.Namespace) -> Made:
 
     config = T5Config(
         d_model=768, d_kv=64, d_ff=3072, num_heads=12, num_layers=options.layers // 2,
-        num_decoder_layers=options.layers // 2, use_cache=False,
+        num_decoder_layers=options.layers // 2, use_cache=False, decoder_start_token_id=0,
     )  # fmt: skip
     ids = torch.randint(0, config.vocab_size, (options.batch, options.length))
     return T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": ids.clone()}

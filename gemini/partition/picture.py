@@ -38,6 +38,8 @@ _INK, _FAINT, _LINE, _LIMIT = "#1f2328", "#656d76", "#d0d7de", "#b3261e"
 _LIGHT, _DARK = "#dfe3e8", "#98a1ad"  # forward and backward of no stage in particular
 _DOTS = 150
 _ROW = 0.2  # inches a line of the list of stages
+_ROWS = 16  # of that list, beyond which it has columns
+_WIDEST = 22.0  # inches
 _BOXES = 60  # of the graph, beyond which it is folded
 _NARROW = 24  # workers beyond which bars carry no numbers
 
@@ -76,7 +78,7 @@ def _rendered(analysis: Analysis, form: str) -> bytes:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"svg.hashsalt": "gemini", "font.family": "DejaVu Sans", "font.size": 9})
         listed = _list_height(analysis)
-        width, bars = max(9.0, 2.6 + 0.44 * 2 * analysis.nparts), 3.3
+        width, bars = min(max(9.0, 2.6 + 0.88 * analysis.nparts), _WIDEST), 3.3
         height = 1.15 + bars + 0.55 + listed
         figure = Figure(figsize=(width, height), facecolor="white")
         FigureCanvasAgg(figure)
@@ -86,7 +88,7 @@ def _rendered(analysis: Analysis, form: str) -> bytes:
         _time(figure.add_axes((gap, bottom, half, tall)), analysis)
         _memory(figure.add_axes((2 * gap + half, bottom, half, tall)), analysis)
         _heading(figure, analysis, height)
-        _stage_list(figure, analysis, width, height, listed)
+        _stage_list(figure, analysis, listed)
         content = io.BytesIO()
         undated: dict[str, Any] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
         figure.savefig(content, format=form, dpi=_DOTS, metadata=undated[form])
@@ -96,7 +98,7 @@ def _rendered(analysis: Analysis, form: str) -> bytes:
 # ── bars ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _time(axes: Axes, analysis: Analysis) -> None:
     """Segments from the bottom: forward (light) and backward (dark) of each stage of the worker."""
-    tallest = 0.0
+    tallest, ideal = 0.0, _ideal(analysis)
     for worker in analysis.workers:
         base = 0.0
         for at in worker.stages:
@@ -109,8 +111,7 @@ def _time(axes: Axes, analysis: Analysis) -> None:
             axes.bar(worker.worker, worker.transfer_ms, 0.72, base, color="white", edgecolor=_FAINT, hatch="////")
             base += worker.transfer_ms
         tallest = max(tallest, base)
-        _above(axes, analysis, worker.worker, base)
-    ideal = _ideal(analysis)
+        _above(axes, analysis, worker.worker, base, ideal)
     axes.axhline(ideal, color=_INK, linestyle=(0, (4, 3)), linewidth=1, zorder=2.5)
     _dress(axes, analysis, "time of a batch, ms", max(tallest, ideal))
     moving = any(worker.transfer_ms for worker in analysis.workers)
@@ -143,11 +144,13 @@ def _memory(axes: Axes, analysis: Analysis) -> None:
     _legend(axes, [(label, colour) for _, label, colour in MEMORY_PARTS], line="limit" if limited else None)
 
 
-def _above(axes: Axes, analysis: Analysis, at: int, value: float) -> None:
+def _above(axes: Axes, analysis: Analysis, at: int, value: float, line: float = 0.0) -> None:
+    """The number of a bar on top of it; above a line that it would be struck through by."""
     if analysis.nparts <= _NARROW:
         text = f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+        top = line if 0.9 * line < value < line else value
         axes.annotate(
-            text, (at, value), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=_INK,
+            text, (at, top), (0, 3), textcoords="offset points", ha="center", va="bottom", fontsize=8, color=_INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8}, zorder=3,
         )  # fmt: skip
 
@@ -161,7 +164,7 @@ def _inside(axes: Axes, analysis: Analysis, at: int, base: float) -> None:
 
 
 def _dress(axes: Axes, analysis: Analysis, title: str, tallest: float) -> None:
-    axes.set_title(title, loc="left", fontsize=9, color=_INK, pad=24, x=-0.1)
+    axes.set_title(title, loc="left", fontsize=9, color=_INK, pad=24, x=-_left(axes))
     axes.set_xlim(-0.6, analysis.nparts - 0.4)
     axes.set_ylim(0, tallest * 1.12 or 1)
     ticks = range(0, analysis.nparts, max(1, analysis.nparts // 24))
@@ -174,6 +177,11 @@ def _dress(axes: Axes, analysis: Analysis, title: str, tallest: float) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_LINE)
+
+
+def _left(axes: Axes) -> float:
+    """How far titles begin to the left of the axes, as a share of their width: above the numbers there."""
+    return float(0.36 * axes.figure.dpi / axes.bbox.width)
 
 
 def _legend(
@@ -195,8 +203,8 @@ def _legend(
     if line:
         handles.append(Line2D([], [], color=_LIMIT, linewidth=1.6, label=line))
     axes.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(-0.11, 1.0), ncols=len(handles), frameon=False, fontsize=7.5,
-        handlelength=1.0, handletextpad=0.4, columnspacing=0.8, borderaxespad=0.1, labelcolor=_FAINT,
+        handles=handles, loc="lower left", bbox_to_anchor=(-_left(axes), 1.0), ncols=len(handles), frameon=False,
+        fontsize=7.5, handlelength=1.0, handletextpad=0.4, columnspacing=0.8, borderaxespad=0.1, labelcolor=_FAINT,
     )  # fmt: skip
 
 
@@ -212,24 +220,33 @@ def _heading(figure: Figure, analysis: Analysis, height: float) -> None:
     figure.text(left, 1 - 0.40 / height, below, fontsize=9, va="top", color=_FAINT)
 
 
+def _columns(analysis: Analysis) -> int:
+    return -(-len(analysis.stages) // _ROWS)
+
+
 def _list_height(analysis: Analysis) -> float:
-    return _ROW * len(analysis.stages) + 0.12
+    return _ROW * -(-len(analysis.stages) // _columns(analysis)) + 0.12
 
 
-def _stage_list(figure: Figure, analysis: Analysis, width: float, height: float, listed: float) -> None:
+def _stage_list(figure: Figure, analysis: Analysis, listed: float) -> None:
+    """The stages in columns: their two colours, number, and scopes."""
     from matplotlib.patches import Rectangle
 
-    most = int((width - 1.0) / 0.066)
+    width, height = figure.get_figwidth(), figure.get_figheight()
+    columns, rows = _columns(analysis), -(-len(analysis.stages) // _columns(analysis))
+    apart = (width - 0.2) / columns
+    indent = 0.54 if analysis_is_plain(analysis) else 0.84
+    most = int((apart - indent - 0.2) / 0.066)
     for at, stage in enumerate(analysis.stages):
-        top = listed - 0.02 - _ROW * at
-        for column, colour in enumerate((stage_colour(at), darker(stage_colour(at)))):
-            corner = ((0.16 + 0.12 * column) / width, (top - 0.15) / height)
+        left, top = 0.16 + apart * (at // rows), listed - 0.02 - _ROW * (at % rows)
+        for place, colour in enumerate((stage_colour(at), darker(stage_colour(at)))):
+            corner = ((left + 0.12 * place) / width, (top - 0.15) / height)
             figure.add_artist(Rectangle(corner, 0.12 / width, 0.12 / height, facecolor=colour, edgecolor="none"))
         label = f"{stage.stage}" if analysis_is_plain(analysis) else f"{stage.stage} on {stage.worker}"
         text = stage.scopes if len(stage.scopes) <= most else stage.scopes[: most - 1] + "…"
-        figure.text(0.48 / width, (top - 0.09) / height, label, fontsize=8, va="center", color=_INK)
-        start = 0.7 if analysis_is_plain(analysis) else 1.0
-        figure.text(start / width, (top - 0.09) / height, text, fontsize=8, va="center", color=_FAINT)
+        middle = (top - 0.09) / height
+        figure.text((left + 0.32) / width, middle, label, fontsize=8, va="center", color=_INK)
+        figure.text((left + indent) / width, middle, text, fontsize=8, va="center", color=_FAINT)
 
 
 def analysis_is_plain(analysis: Analysis) -> bool:
