@@ -43,6 +43,11 @@ class Crew:
         """Whether this process started the crew, rather than was forked from the one that did."""
         return os.getpid() == self.owner
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether an interrupt has cut a message in two, so that a worker cannot be asked any more."""
+        return any(worker.link.channel.torn for worker in self.workers)
+
     def next_unit(self) -> int:
         """A number for a unit, which no other model's unit has."""
         self.number += 1

@@ -82,6 +82,9 @@ def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
 def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
     if not managed.crew.is_ours:
         return _here(forward, args, kwargs)
+    if unit.worker.link.channel.torn:
+        managed.give_up("an interrupt has cut the connection to a worker")
+        return _here(forward, args, kwargs)
     reason = unit.obstacle()
     if not reason:
         try:

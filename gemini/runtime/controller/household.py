@@ -43,12 +43,11 @@ class Household:
         self.addresses.update({id(tensor): tensor.data_ptr() for tensor in arrived})
 
     def bring_home(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """See to it that all are at home; False where one can have none. Workers see the contents of all others."""
+        """See to it that all are at home; whether one has another home now, so that workers must be told."""
+        moved = False
         for tensor in tensors:
             if self.addresses.get(id(tensor)) == tensor.data_ptr():
                 continue
-            if not can_move(tensor):
-                return False
             view = self.views.get(id(tensor))
             if view is not None and (view.dtype, view.shape, view.stride()) == (
                 tensor.dtype,
@@ -59,5 +58,7 @@ class Household:
                 tensor.data = view
             else:
                 self.homes.pop(id(tensor), None)
+                self.addresses.pop(id(tensor), None)
                 self.take_in([tensor])
-        return True
+                moved = True
+        return moved

@@ -34,6 +34,7 @@ class Managed:
         self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
         self.planned = False  # units are chosen, when the second call begins
         self.calls = 0
+        self.given_up = ""
         self._names: dict[int, str] = {}
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
@@ -77,6 +78,12 @@ class Managed:
             if any(True for _ in inner.module.parameters()):
                 found.update(self._install(inner, unit.worker.place))
         return found
+
+    def give_up(self, reason: str) -> None:
+        """The model runs in this process from now on; its tensors are here anyway."""
+        if not self.given_up:
+            self.given_up = reason
+            self.say(f"{self.name} runs in this process from here on: {reason}")
 
     def say(self, text: str) -> None:
         """One line to the user."""

@@ -11,6 +11,7 @@ from torch import nn
 from gemini.capture.hooks import has_hooks
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import Worker
+from gemini.runtime.memory.homes import can_move
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
 
@@ -30,8 +31,9 @@ class Unit:
         self.parameters = list(self.module.parameters())
         self.held = [*self.parameters, *self.module.buffers()]
         self._told: Any = None
-        if not self.household.bring_home(self.held):
+        if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
+        self.household.bring_home(self.held)
         loose = Snapshot(self.module).loose
         if any(tensor.requires_grad for tensor, _ in loose):
             return "it holds a computed tensor in an attribute"
@@ -54,10 +56,8 @@ class Unit:
             return "hooks hang on modules inside it"
         if self.module._forward_pre_hooks:  # they may change the module
             return "hooks run before it"
-        if self.snapshot.changed():
+        if self.snapshot.changed() or self.household.bring_home(self.held):
             return self.install()
-        if not self.household.bring_home(self.held):
-            return "its tensors cannot live in shared memory"
         return ""
 
     def trained(self) -> list[torch.Tensor]:

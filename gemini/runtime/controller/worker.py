@@ -39,13 +39,14 @@ class Worker:
         self.last = "start"
         self.mailbox: dict[int, Any] = {}
         self._numbers = 0
-        self._receiving = threading.Lock()
+        self._abandoned: set[int] = set()  # requests whose reply nobody waits for any more
+        self._arrival = threading.Condition()
+        self._reading = False
         self._counting = threading.Lock()
         ours, theirs = Channel.pair()
         self.process: subprocess.Popen[bytes] = _STARTER.submit(_start, theirs, threads).result()
         theirs.close()
         self.link = Link(Channel(ours))
-        self.link.channel.be_patient(_SLICE)
         self._region: Any = None
         self.link.send(Hello(self.secret, place, threads, list(sys.path), torch.get_default_dtype()))
 
@@ -70,7 +71,11 @@ class Worker:
             self.link.send(request, descriptors)
         except ChannelClosed:
             raise self._death() from None
-        return self._wait(request.number)
+        try:
+            return self._wait(request.number)
+        except BaseException:
+            self._abandoned.add(request.number)
+            raise
 
     def region_news(self, region: Region) -> Any:
         """A region as plain data, if the worker is not in it already."""
@@ -80,23 +85,34 @@ class Worker:
         return (region.grad, region.inference, region.autocast)
 
     def _wait(self, number: int) -> Any:
+        """The reply to a request. One thread reads for all; the others look when something has arrived."""
         deadline = time.monotonic() + self.patience
-        while True:
-            with self._receiving:
-                if number in self.mailbox:
-                    return self.mailbox.pop(number)
+        with self._arrival:
+            while number not in self.mailbox and self._reading:
+                self._arrival.wait()
+            if number in self.mailbox:
+                return self.mailbox.pop(number)
+            self._reading = True
+        try:
+            while True:
                 reply = self._receive(deadline)
                 if reply.number == number:
                     return reply
-                if reply.number not in self.abandoned:
-                    self.mailbox[reply.number] = reply
-
-    abandoned: frozenset[int] | set[int] = frozenset()
+                with self._arrival:
+                    if reply.number in self._abandoned:
+                        self._abandoned.discard(reply.number)
+                    else:
+                        self.mailbox[reply.number] = reply
+                        self._arrival.notify_all()
+        finally:
+            with self._arrival:
+                self._reading = False
+                self._arrival.notify_all()
 
     def _receive(self, deadline: float) -> Any:
         while True:
             try:
-                found = self.link.receive()
+                found = self.link.receive(_SLICE)
             except ChannelClosed:
                 raise self._death() from None
             if found is not None:

@@ -2,12 +2,14 @@
 
     frame     8 bytes: length of the body     4 bytes: number of descriptors     body
 
-A frame may be interrupted (a signal, Ctrl-C) at any byte; what has arrived is kept, and the next call goes on with it.
+Ctrl-C may strike anywhere. While a frame is awaited nothing is lost; in the short time in which bytes are handed over,
+an exception leaves the channel *torn*: nobody can tell any more where a frame begins, and it is not used again.
 """
 
 from __future__ import annotations
 
 import array
+import select
 import socket
 import struct
 import threading
@@ -29,6 +31,9 @@ class Channel:
         self._sending = threading.Lock()
         self._arrived = bytearray()
         self._descriptors: list[int] = []
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self.torn = False
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
@@ -46,42 +51,39 @@ class Channel:
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Send one frame; raises ChannelClosed where nobody will read it."""
+        frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         with self._sending:
-            frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+            self._check()
             try:
-                if descriptors:
-                    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-                    frame = frame[self.connection.sendmsg([frame[: _HEADER.size]], rights) :]
-                # Signals must not leave half a frame behind: the rest is sent even if a handler raises.
-                self._send_rest(frame)
+                sent = self.connection.sendmsg([frame], rights)
+                while sent < len(frame):
+                    sent += self.connection.send(frame[sent:])
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
+            except BaseException:
+                self.torn = True
+                raise
 
-    def _send_rest(self, frame: memoryview) -> None:
-        pending: BaseException | None = None
-        while frame:
-            try:
-                frame = frame[self.connection.send(frame) :]
-            except KeyboardInterrupt as interrupt:
-                pending = interrupt
-        if pending is not None:
-            raise pending
+    def _check(self) -> None:
+        if self.torn:
+            raise ChannelClosed("it was interrupted in the middle of a message")
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────
-    def receive(self) -> tuple[bytes, list[int]] | None:
-        """The next frame and its descriptors; None if nothing arrives for as long as `be_patient` says."""
+    def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
+        """The next frame and its descriptors; None if nothing arrives for `timeout` seconds."""
+        patience = None if timeout is None else timeout * 1000
         while True:
             found = self._complete()
             if found is not None:
                 return found
-            if not self._read():
-                return None
-
-    def be_patient(self, seconds: float) -> None:
-        """Let `receive` return after so long without a byte. The kernel keeps the time: it costs no call."""
-        whole = int(seconds)
-        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._check()
+            try:
+                if not self._poll.poll(patience):
+                    return None
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            self._read()
 
     def _complete(self) -> tuple[bytes, list[int]] | None:
         if len(self._arrived) < _HEADER.size:
@@ -90,24 +92,28 @@ class Channel:
         end = _HEADER.size + length
         if len(self._arrived) < end:
             return None
-        body = bytes(memoryview(self._arrived)[_HEADER.size : end])
-        del self._arrived[:end]
-        descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        try:
+            body = bytes(memoryview(self._arrived)[_HEADER.size : end])
+            del self._arrived[:end]
+            descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        except BaseException:
+            self.torn = True
+            raise
         return body, descriptors
 
-    def _read(self) -> bool:
+    def _read(self) -> None:
         try:
             piece, rights, _, _ = self.connection.recvmsg(_PIECE, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
-        except BlockingIOError:
-            return False
+            for level, kind, data in rights:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    found = array.array("i")
+                    found.frombytes(data[: len(data) - len(data) % found.itemsize])
+                    self._descriptors += found
+            self._arrived += piece
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-        for level, kind, data in rights:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found = array.array("i")
-                found.frombytes(data[: len(data) - len(data) % found.itemsize])
-                self._descriptors += found
+        except BaseException:
+            self.torn = True
+            raise
         if not piece:
             raise ChannelClosed("the other side has closed the connection")
-        self._arrived += piece
-        return True

@@ -9,6 +9,7 @@ Tensors of the model that live in shared memory are only named.
 from __future__ import annotations
 
 import marshal
+import threading
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,7 @@ class Link:
         self.channel = channel
         self.pool, self.window = Pool(), Window()
         self.classes = Classes()
+        self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
         self.homes: list[torch.Tensor] = []  # the same on the other side
 
@@ -40,16 +42,16 @@ class Link:
             body, found = pack(message, self.classes)
             kind, fields = "", [body]
         headers = [None if tensor is None else self._header(tensor) for tensor in found]
-        news = self.pool.news()
-        sizes = [segment.size for segment in news]
-        frame = marshal.dumps((kind, fields, headers, sizes, self.window.released()))
-        self.channel.send(frame, (*(segment.descriptor for segment in news), *descriptors))
-        for segment in news:
-            segment.forget_descriptor()
+        with self._sending:
+            news = self.pool.news()
+            sizes, released = [segment.size for segment in news], self.window.released()
+            frame = marshal.dumps((kind, fields, headers, sizes, released))
+            self.channel.send(frame, (*(segment.descriptor for segment in news), *descriptors))
+            self.pool.announce(news)
 
-    def receive(self) -> tuple[Any, list[int]] | None:
-        """The next message and the descriptors that came with it; None if the channel's patience ends."""
-        found = self.channel.receive()
+    def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
+        """The next message and the descriptors that came with it; None if nothing arrives in time."""
+        found = self.channel.receive(timeout)
         if found is None:
             return None
         frame, descriptors = found

@@ -110,8 +110,14 @@ class Pool:
     def news(self) -> list[Segment]:
         """Segments that the receiver does not know yet."""
         with self._lock:
-            found, self.announced = self.segments[self.announced :], len(self.segments)
-            return found
+            return self.segments[self.announced :]
+
+    def announce(self, news: list[Segment]) -> None:
+        """The receiver knows these segments now."""
+        with self._lock:
+            self.announced += len(news)
+        for segment in news:
+            segment.forget_descriptor()
 
     @property
     def size(self) -> int:

@@ -83,7 +83,8 @@ class Server:
         except (Refusal, Unsendable) as refusal:
             return Refused(request.number, str(refusal))
         except Exception as error:
-            return Raised(request.number, _portable(error), type(error).__name__, str(error), traceback.format_exc())
+            trace = traceback.format_exc()
+            return Raised(request.number, _portable(error), type(error).__name__, str(error), trace)
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Backward, Forward, Install, Place

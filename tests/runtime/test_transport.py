@@ -1,0 +1,123 @@
+"""Whatever is sent arrives as it was, and its memory comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini.runtime.transport.channel import Channel, ChannelClosed
+from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.slabs import SEGMENT, rounded
+from gemini.runtime.transport.tensors import Unsendable
+
+
+@dataclass
+class Answer:
+    """A class of the program's own."""
+
+    value: Any
+    count: int
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Link, Link]]:
+    one, other = (Link(Channel(end)) for end in Channel.pair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def arrived(ends: tuple[Link, Link], value: Any) -> Any:
+    sender = threading.Thread(target=ends[0].send, args=(value,))
+    sender.start()
+    found = ends[1].receive()
+    sender.join()
+    assert found is not None
+    return found[0]
+
+
+TENSORS = {
+    "scalar": torch.tensor(3.5),
+    "empty": torch.zeros(0, 3),
+    "large": torch.randn(300, 400),
+    "transposed": torch.randn(30, 40).t(),
+    "channels last": torch.randn(2, 3, 8, 9).to(memory_format=torch.channels_last),
+    "strided": torch.randn(60, 40)[::2, ::3],
+    "expanded": torch.randn(4, 1).expand(4, 600),
+    "boolean": torch.ones(5000, dtype=torch.bool),
+    "bfloat16": torch.randn(700, 4).bfloat16(),
+    "complex": torch.randn(700, dtype=torch.cfloat).conj(),
+    "integers": torch.arange(9),
+    "sparse": torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,), check_invariants=True),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_arrives_as_it_was(name: str, ends: tuple[Link, Link]) -> None:
+    tensor = TENSORS[name]
+    found = arrived(ends, {"x": [tensor, None]})["x"][0]
+    assert found.dtype == tensor.dtype
+    assert found.shape == tensor.shape
+    assert torch.equal(found.to_dense(), tensor.to_dense())
+    if name in ("transposed", "channels last"):
+        assert found.stride() == tensor.stride()
+
+
+def test_gradients_are_asked_for_as_before(ends: tuple[Link, Link]) -> None:
+    found = arrived(ends, torch.randn(2000, requires_grad=True))
+    assert found.requires_grad
+    assert found.is_leaf
+
+
+def test_the_same_tensor_twice_is_one(ends: tuple[Link, Link]) -> None:
+    tensor = torch.randn(500)
+    one, other = arrived(ends, (tensor, tensor))
+    assert one is other
+
+
+def test_classes_and_functions_of_the_program_come_home(ends: tuple[Link, Link]) -> None:
+    there = arrived(ends, Answer(torch.randn(3), 4))
+    back = arrived((ends[1], ends[0]), there)
+    assert type(back) is Answer
+    assert arrived(ends, lambda x: x + 1)(2) == 3
+
+
+def test_memory_is_used_again_once_the_receiver_is_done(ends: tuple[Link, Link]) -> None:
+    for _ in range(20):
+        found = arrived(ends, torch.randn(1 << 20))
+        del found
+        arrived((ends[1], ends[0]), None)  # the news travel with the next message
+    assert ends[0].pool.size <= SEGMENT
+
+
+def test_memory_is_kept_while_a_view_lives(ends: tuple[Link, Link]) -> None:
+    view = arrived(ends, torch.arange(100_000))[50_000:]
+    arrived((ends[1], ends[0]), None)
+    arrived(ends, torch.zeros(100_000, dtype=torch.long))
+    assert view[0] == 50_000
+
+
+def test_what_cannot_cross_says_so(ends: tuple[Link, Link]) -> None:
+    with pytest.raises(Unsendable, match="sparse_csr"):
+        ends[0].send(torch.eye(3).to_sparse_csr())
+
+
+def test_a_closed_end_is_noticed(ends: tuple[Link, Link]) -> None:
+    ends[1].close()
+    with pytest.raises(ChannelClosed):
+        ends[0].receive()
+    with pytest.raises(ChannelClosed):
+        ends[0].send("x" * 1_000_000)
+
+
+@given(st.integers(1, 1 << 40))
+def test_size_classes_waste_little(size: int) -> None:
+    assert size <= rounded(size) <= max(64, size + 63, 1.25 * size)
+    assert rounded(rounded(size)) == rounded(size)
