@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gemini.capture.forms import Again, Mapping, Path, Record, Ref, Sequence, leaves
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node
 from gemini.capture.numbers import Expr
-from gemini.codegen.interface import Interface
+from gemini.codegen.interface import Port
 from gemini.codegen.naming import Namer, identifier
 from gemini.codegen.operations import returns_first
 from gemini.codegen.program import Collected, Item, Loop, Target, Variable, statements
@@ -23,20 +23,23 @@ _MOST_UNPACKED = 6
 class Bindings:
     """`places[value]` is the variable that holds a value and the way from there; `targets[node]` what a node sets."""
 
-    def __init__(self, graph: Graph, namer: Namer, interface: Interface, items: list[Item]) -> None:
+    def __init__(
+        self, graph: Graph, namer: Namer, inputs: Iterable[Port], outputs: list[Ref | Expr], items: list[Item]
+    ) -> None:
         self.graph, self.namer = graph, namer
         self.places: dict[Ref, tuple[Variable, Path]] = {}
-        self.numbers: dict[Expr, Variable] = {}
+        self.numbers: dict[Expr, Variable] = {}  # that another stage read
+        self.leaving: dict[Expr, Variable] = {}  # that are read for other stages
         self.targets: dict[int, Target] = {}
         self.lists: dict[int, Variable] = {}  # of collected values, by identity of the collection
         self.turns: dict[Ref, tuple[Variable, int]] = {}
-        for port in interface.inputs:
+        for port in inputs:
             variable = Variable(port.name, fixed=True)
             if isinstance(port.value, Ref):
                 self.places[port.value] = variable, ()
             else:
                 self.numbers[port.value] = variable
-        self.outputs = [port.value for port in interface.outputs]
+        self.outputs = outputs
         self._collect(items)
         used = self._used(items)
         for item in items:
@@ -74,7 +77,7 @@ class Bindings:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────
     def _bind(self, step: Step, used: dict[int, list[Ref]], inlined: bool) -> None:
         if step.port is not None and isinstance(step.port.value, Expr):
-            self.numbers[step.port.value] = Variable(step.port.name)
+            self.leaving[step.port.value] = Variable(step.port.name)
         node = step.node
         if node is None:
             return
@@ -143,12 +146,12 @@ class Bindings:
                 refs = read.get((which, container.label), [])
                 if container is form or not (container.label in again[which] or refs):
                     continue
-                variable = Variable(self._container_name(node, form, container))
+                variable = Variable(self._container_name(form, container))
                 target.hoisted.append((which, container.label, variable))
                 for ref in refs:
                     self.places[ref] = variable, ref.path[2:]
 
-    def _container_name(self, node: Node, form: Any, container: Any) -> str:
+    def _container_name(self, form: Any, container: Any) -> str:
         keys = {id(part): key for key, part in form.items} if isinstance(form, Mapping) else {}
         return identifier(str(keys.get(id(container), container.cls.__name__.lower())))
 
@@ -161,13 +164,13 @@ class Bindings:
         for ref in read_refs(step):
             yield from self.variables_of(ref)
         for expr in step.reads():
-            if expr in self.numbers and (step.port is None or step.port.value != expr):
+            if expr in self.numbers:
                 yield self.numbers[expr]
 
     def variables_of(self, value: Ref | Expr) -> Iterator[Variable]:
         """The variables behind a value."""
         if isinstance(value, Expr):
-            yield self.numbers[value]
+            yield self.leaving[value]
         elif value in self.turns:
             yield self.turns[value][0]
         elif value in self.places:
@@ -176,7 +179,7 @@ class Bindings:
     def set_by(self, step: Step) -> Iterator[Variable]:
         """The variables that a step sets."""
         if step.port is not None and isinstance(step.port.value, Expr):
-            yield self.numbers[step.port.value]
+            yield self.leaving[step.port.value]
         target = self.targets.get(step.node.id) if step.node is not None else None
         if target is None:
             return

@@ -1,13 +1,25 @@
-"""The body of `forward`: statements in regions and loops, with comments that name the scopes and dead values dropped."""
+"""The body of `forward`: statements in regions and loops, in paragraphs that name their scope.
+
+Values that are dead at the end of a paragraph are deleted there, unless their name is about to be set again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region
-from gemini.codegen.liveness import STRIDE, Liveness
+from gemini.codegen.headings import Paragraph
+from gemini.codegen.liveness import Liveness
+from gemini.codegen.loop_text import loop_header
 from gemini.codegen.program import Item, Loop, Statement
 from gemini.codegen.regions import base_region, contexts
+from gemini.codegen.skeleton import join
 from gemini.codegen.statements import Statements
+
+_INDENT = "    "
+_ROW = 96
 
 
 class Body:
@@ -16,43 +28,100 @@ class Body:
     def __init__(self, graph: Graph, statements: Statements, liveness: Liveness) -> None:
         self.graph, self.statements, self.liveness = graph, statements, liveness
         self.base = base_region(graph)
-        self.deaths = liveness.deaths()
+        self.lives = liveness.lives()
         self.lines: list[str] = []
-        self.region: Region | None = None
-        self.scope = ""
+        self.appended: dict[int, list[tuple[str, Ref]]] = {}  # values that go into lists, by the node that makes them
 
     def write(self, items: list[Item]) -> list[str]:
         """The lines of the body, indented relative to it."""
-        for item in items:
-            assert isinstance(item, Statement), Loop
-            self._statement(item, "")
+        run: list[Statement] = []
+        for item in [*items, None]:
+            if isinstance(item, Statement):
+                run.append(item)
+                continue
+            end = item.start if item is not None else self.liveness.last
+            self._paragraphs(run, "", "", end)
+            run = []
+            if item is not None:
+                self._loop(item)
         return self.lines
 
-    def _statement(self, statement: Statement, space: str) -> None:
-        node = statement.main.node
-        if node is not None:
-            self._scope(node.scope[-1] if node.scope else "", space)
-        inner = space + self._enter(node.region if node is not None else self.region, space)
-        self.lines += [inner + line for line in self.statements.lines(statement)]
-        self._drop(statement.position, inner)
+    # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _paragraphs(self, run: Sequence[Statement], space: str, inside: str, end: int, turn: int | None = None) -> None:
+        """Statements up to a position `end`; `turn` is where a loop goes on from there."""
+        paragraphs = Paragraph.split(run, inside)
+        starts = [paragraph.statements[0].position for paragraph in paragraphs]
+        for at, paragraph in enumerate(paragraphs):
+            if paragraph.heading:
+                self._blank()
+                self.lines.append(f"{space}# {paragraph.heading}")
+            elif at:
+                self._blank()
+            self._statements(paragraph.statements, space)
+            following = starts[at + 1] if at + 1 < len(starts) else end
+            until = starts[at + 2] if at + 2 < len(starts) else end
+            if turn is not None and at + 1 == len(paragraphs):
+                following, until = end, end
+            self._drop(paragraph.statements[0].position, following, until, space)
 
-    def _scope(self, scope: str, space: str) -> None:
-        if scope != self.scope:
-            self.scope = scope
-            self.region = None if self.region is None else self.region
-            self.lines.append(f"{space}# {scope or self.graph.model_name}")
+    def _statements(self, run: Sequence[Statement], space: str) -> None:
+        entered: Region | None = None
+        for statement in run:
+            node = statement.main.node
+            region = node.region if node is not None else entered
+            if region is None or region == self.base or self.base is None:
+                entered, inner = None, space
+            else:
+                inner = space + _INDENT
+                if region != entered:
+                    self.lines.append(f"{space}with {', '.join(contexts(region, self.base))}:")
+                    entered = region
+            self.lines += [inner + line for line in self.statements.lines(statement)]
+            for step in statement.steps:
+                for name, value in self.appended.get(step.node.id, ()) if step.node is not None else ():
+                    self.lines.append(f"{inner}{name}.append({self.statements.value(value)})")
 
-    def _enter(self, region: Region | None, space: str) -> str:
-        if region is None or self.base is None or region == self.base:
-            self.region = region
-            return ""
-        found = contexts(region, self.base)
-        if region != self.region:
-            self.region = region
-            self.lines.append(f"{space}with {', '.join(found)}:")
-        return "    "
+    def _drop(self, start: int, following: int, until: int, space: str) -> None:
+        """Delete what died between two positions and is not set again before a third."""
+        if following >= self.liveness.last:
+            return
+        dead = []
+        for name, spans in self.lives.items():
+            earlier = [span for span in spans if span[0] < following]
+            if not earlier or not start <= max(earlier)[1] < following:
+                continue  # not set yet, still needed, or deleted before
+            if not any(following <= begin < until for begin, _ in spans):
+                dead.append(name)
+        if dead:
+            self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]
 
-    def _drop(self, position: int, space: str) -> None:
-        names = sorted({name for at in range(position, position + STRIDE) for name in self.deaths.get(at, ())})
-        if names and position + STRIDE < self.liveness.last:
-            self.lines.append(f"{space}del {', '.join(names)}")
+    # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _loop(self, loop: Loop) -> None:
+        before, header, name = loop_header(loop, self.statements, self.liveness)
+        self._blank()
+        self.lines += [*before, *header]
+        template = join(loop.prefix, str(loop.template))
+        self.statements.paths.local[template] = name
+        for collected in loop.collected:
+            listed = self.statements.bindings.list_of(collected).name
+            self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
+        self._paragraphs(loop.body, _INDENT, template, loop.end, turn=loop.start)
+        del self.statements.paths.local[template]
+        for carried in loop.carried:
+            inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
+            if inside != made:
+                self.lines.append(f"{_INDENT}{inside} = {made}")
+        self._blank()
+
+    def _blank(self) -> None:
+        if self.lines and self.lines[-1] and not self.lines[-1].endswith(":"):
+            self.lines.append("")
+
+
+def _rows(names: list[str]) -> list[str]:
+    """Names in rows that are not too long."""
+    rows = [""]
+    for name in names:
+        row = f"{rows[-1]}, {name}" if rows[-1] else name
+        rows = [*rows[:-1], row] if len(row) < _ROW else [*rows, name]
+    return rows

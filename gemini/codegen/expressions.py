@@ -56,12 +56,41 @@ class Expressions:
 
     def all(self, forms: Any) -> str:
         """Several forms, separated by commas."""
-        return ", ".join(str(self.form(form)) for form in forms)
+        return ", ".join(self.each(forms))
+
+    def each(self, forms: Any) -> list[str]:
+        """The texts of several forms; sizes of one tensor in a row become `*x.shape[:2]`."""
+        texts: list[str] = []
+        at = 0
+        while at < len(forms):
+            count = self._sizes(forms[at:])
+            if count < 2:
+                texts.append(str(self.form(forms[at])))
+                at += 1
+                continue
+            ref, first = forms[at].expr.operands
+            texts.append(f"*{self.value(ref).owner}.shape[{first or ''}:{first + count}]")
+            at += count
+        return texts
+
+    def _sizes(self, forms: Any) -> int:
+        """How many forms from the first on are sizes of one tensor, dimension by dimension."""
+        count = 0
+        for form in forms:
+            expr = form.expr if isinstance(form, Number) else None
+            if not isinstance(expr, Expr) or expr.op != "size" or self.number(expr) is not None:
+                break
+            ref, dim = expr.operands
+            start, first = forms[0].expr.operands
+            if ref != start or first < 0 or dim != first + count:
+                break
+            count += 1
+        return count
 
     def arguments(self, args: Any, kwargs: Any) -> list[str]:
         """The texts between the parentheses of a call."""
         with self.inside(0):
-            texts = [str(self.form(form)) for form in args]
+            texts = self.each(args)
         with self.inside(1):
             if all(isinstance(key, str) and is_name(key) for key, _ in kwargs):
                 return texts + [f"{key}={self.form(part)}" for key, part in kwargs]
@@ -94,10 +123,11 @@ class Expressions:
         return Text(text, UNARY if text.startswith("-") else 16)
 
     def _sequence(self, form: Sequence) -> Text:
-        inner = self.all(form.items)
+        texts = self.each(form.items)
+        inner = ", ".join(texts)
         if form.cls is list:
             return Text(f"[{inner}]")
-        trailing = "," if len(form.items) == 1 else ""
+        trailing = "," if len(texts) == 1 else ""
         if form.cls is tuple:
             return Text(f"({inner}{trailing})")
         if form.cls is torch.Size:
@@ -140,7 +170,7 @@ class Expressions:
         outer = f"({string(form.outer.module)}, {string(form.outer.qualname)})"
         parts = [outer, self.plain(form.indices), string(form.name), f"[{self.all(form.cells)}]"]
         if form.defaults:
-            parts.append(f"({self.all(form.defaults)}{',' if len(form.defaults) == 1 else ''})")
+            parts.append(str(self.form(Sequence(tuple, form.defaults))))
         return Text(f"{self.imports.support('closure')}({', '.join(parts)})")
 
     def _partial(self, form: Partial) -> Text:

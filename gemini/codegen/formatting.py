@@ -32,9 +32,8 @@ def _opened(code: str, indent: int) -> list[str]:
     start, end = span
     head, body, tail = code[: start + 1], code[start + 1 : end], code[end:]
     space = " " * (indent + 4)
-    if code[start] != "[" or True:
-        if len(space) + len(body) <= WIDTH and "\n" not in body:
-            return [" " * indent + head, space + body, " " * indent + tail]
+    if len(space) + len(body) <= WIDTH:
+        return [" " * indent + head, space + body, " " * indent + tail]
     lines = [" " * indent + head]
     for part in split_parts(body):
         comma = "" if " for " in part and len(split_parts(body)) == 1 else ","

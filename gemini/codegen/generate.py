@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
 from gemini.codegen.binding import Bindings
 from gemini.codegen.body import Body
+from gemini.codegen.folding import Folding, count_uses
 from gemini.codegen.imports import Imports
 from gemini.codegen.interface import Interface, interfaces_of
 from gemini.codegen.liveness import Liveness
+from gemini.codegen.loops import Rolled, roll
 from gemini.codegen.naming import RESERVED, Namer
 from gemini.codegen.paths import Paths
-from gemini.codegen.program import Item, Statement
-from gemini.codegen.reading import Reads, stage_reads
+from gemini.codegen.program import Item, Loop
+from gemini.codegen.reading import stage_reads
 from gemini.codegen.skeleton import Skeleton, skeletons
 from gemini.codegen.stage_file import stage_source
 from gemini.codegen.statements import Statements
-from gemini.codegen.steps import stage_steps
+from gemini.codegen.steps import Step, stage_steps
 from gemini.partition.partition import Partition
 
 
@@ -38,30 +41,64 @@ def generate(graph: Graph, partition: Partition) -> tuple[StageCode, ...]:
     reads, namer = stage_reads(graph, partition), Namer(graph)
     made = interfaces_of(graph, partition, reads, namer)
     held = skeletons(graph, partition, reads)
-    return tuple(
-        _stage(graph, partition, reads, namer, interface, skeleton)
-        for interface, skeleton in zip(made, held, strict=True)
-    )
+    codes = []
+    for interface, skeleton in zip(made, held, strict=True):
+        steps = stage_steps(graph, partition, reads, interface)
+        codes.append(_Stage(graph, namer, interface, skeleton).code(steps, partition))
+    return tuple(codes)
 
 
-def _stage(
-    graph: Graph, partition: Partition, reads: list[Reads], namer: Namer, interface: Interface, skeleton: Skeleton
-) -> StageCode:
-    steps = stage_steps(graph, partition, reads, interface)
-    items: list[Item] = [Statement((step,)) for step in steps]
-    imports = Imports(port.name for port in interface.inputs)
-    _lines(graph, namer, interface, skeleton, items, imports)  # finds what is imported, whose names are then taken
-    body = _lines(graph, namer, interface, skeleton, items, imports)
-    source = stage_source(graph, partition, interface, skeleton, imports, body)
-    return StageCode(interface, f"Stage{interface.stage}", source, skeleton.parameter_names(), skeleton.buffer_names())
+class _Stage:
+    """The making of one stage."""
+
+    def __init__(self, graph: Graph, namer: Namer, interface: Interface, skeleton: Skeleton) -> None:
+        self.graph, self.namer, self.interface, self.skeleton = graph, namer, interface, skeleton
+        self.imports = Imports(port.name for port in interface.inputs)
+
+    def code(self, steps: list[Step], partition: Partition) -> StageCode:
+        """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
+        rolled = roll(self.graph, steps, self.interface)
+        _, lengths = self._lines(self._folded(rolled, {}), rolled)
+        body, _ = self._lines(self._folded(rolled, lengths), rolled)
+        interface, skeleton = self.interface, self.skeleton
+        source = stage_source(self.graph, partition, interface, skeleton, self.imports, body)
+        names = skeleton.parameter_names(), skeleton.buffer_names()
+        return StageCode(interface, f"Stage{interface.stage}", source, *names)
+
+    def _folded(self, rolled: Rolled, lengths: dict[int, int]) -> list[Item]:
+        everything = [step for item in rolled.items for step in (item.steps if isinstance(item, Loop) else [item])]
+        loops = [item for item in rolled.items if isinstance(item, Loop)]
+        kept = {rolled.outside(port.value) for port in self.interface.outputs if isinstance(port.value, Ref)}
+        kept |= {ref for loop in loops for one in loop.carried for ref in (one.start, one.made)}
+        kept |= {one.made for loop in loops for one in loop.collected}
+        folding = Folding(self.namer, count_uses(everything), kept, lengths)
+        items: list[Item] = []
+        run: list[Step] = []
+        for item in rolled.items:
+            if isinstance(item, Step):
+                run.append(item)
+                continue
+            items += folding.fold(run)
+            run = []
+            item.body = folding.fold(item.steps, indent=4)
+            items.append(item)
+        return [*items, *folding.fold(run)]
+
+    def _lines(self, items: list[Item], rolled: Rolled) -> tuple[list[str], dict[int, int]]:
+        outputs = [rolled.outside(port.value) for port in self.interface.outputs]
+        bindings = Bindings(self.graph, self.namer, self.interface.inputs, outputs, items)
+        reserved = {*RESERVED, *self.imports.names.values(), *self.imports.modules}
+        liveness = Liveness(items, bindings, reserved)
+        statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton))
+        lines = Body(self.graph, statements, liveness).write(items)
+        results = [statements.result(value) for value in outputs]
+        return _with_return(lines, results), statements.lengths
 
 
-def _lines(
-    graph: Graph, namer: Namer, interface: Interface, skeleton: Skeleton, items: list[Item], imports: Imports
-) -> list[str]:
-    bindings = Bindings(graph, namer, interface, items)
-    liveness = Liveness(items, bindings, {*RESERVED, *imports.names.values(), *imports.modules})
-    statements = Statements(graph, bindings, imports, Paths(skeleton))
-    lines = Body(graph, statements, liveness).write(items)
-    results = [statements.result(port.value) for port in interface.outputs]
+def _with_return(lines: list[str], results: list[str]) -> list[str]:
+    """The lines and what they return; a value that is set last is returned at once."""
+    while lines and not lines[-1]:
+        lines.pop()
+    if len(results) == 1 and lines and lines[-1].startswith(f"{results[0]} = "):
+        return [*lines[:-1], f"return {lines[-1].partition(' = ')[2]}"]
     return [*lines, f"return {', '.join(results) or '()'}"]

@@ -82,6 +82,11 @@ class Liveness:
         for statement in loop.body:
             self._statement(statement, position)
             position += STRIDE
+            made = {step.node.id for step in statement.steps if step.node is not None}
+            for collected in loop.collected:
+                if collected.made.node in made:
+                    for variable in self.bindings.variables_of(collected.made):
+                        self._read(variable, statement.position + STRIDE - 1)
         loop.end = position
         for carried in loop.carried:  # what a turn makes is read by the next
             for variable in self.bindings.variables_of(carried.made):
@@ -128,18 +133,12 @@ class Liveness:
         for variable in self.variables:
             variable.name = variable.root.name
 
-    def deaths(self) -> dict[int, list[str]]:
-        """The names whose contents are no longer needed, by position; not those that are set again there."""
-        lives: dict[str, list[list[int]]] = {}
+    def lives(self) -> dict[str, list[tuple[int, int]]]:
+        """When the contents of every name are needed: (set, last read)."""
+        found: dict[str, list[tuple[int, int]]] = {}
         for variable in self.variables:
-            lives.setdefault(variable.name, []).extend(variable.spans)
-        found: dict[int, list[str]] = {}
-        for name, spans in lives.items():
-            ordered = sorted(spans)
-            for at, (_, end) in enumerate(ordered):
-                following = ordered[at + 1][0] if at + 1 < len(ordered) else None
-                if following is None or following > end:
-                    found.setdefault(end, []).append(name)
+            for begin, end in variable.spans if variable.merged is None else ():
+                found.setdefault(variable.name, []).append((begin, end))
         return found
 
     def name(self, value: Ref) -> str:

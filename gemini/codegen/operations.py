@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Sequence as SequenceType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional
+from torch._jit_internal import boolean_dispatched
 
-from gemini.capture.forms import Ref
+from gemini.capture.forms import Literal, Number, Ref
 from gemini.capture.targets import find_op
 from gemini.codegen.paths import is_name
 from gemini.codegen.text import AND, COMPARE, OR, PLUS, POWER, SHIFT, TIMES, UNARY, XOR, Text, infix, subscript
@@ -47,7 +50,7 @@ def operation(write: Expressions, name: str, args: SequenceType[Any], kwargs: An
             return Text(f"{write.form(args[0]).owner}.{short.removesuffix('.__get__')}")
         if is_name(short) and not short.startswith("__"):
             return _called(f"{write.form(args[0]).owner}.{short}", write.arguments(args[1:], kwargs))
-    return _called(function_text(write, name), write.arguments(args, kwargs))
+    return _called(function_text(write, name), write.arguments(args, _needed(name, kwargs)))
 
 
 def _operator(write: Expressions, short: str, args: SequenceType[Any]) -> Text | None:
@@ -57,13 +60,46 @@ def _operator(write: Expressions, short: str, args: SequenceType[Any]) -> Text |
         return None
     if short == "__getitem__":
         return Text(subscript(write.form(args[0]).owner, write.index(args[1])))
-    if short in INFIX:
+    if short in INFIX and _is_operand(args[1]):
         sign, binds = INFIX[short]
         return infix(write.form(args[0]), sign, write.form(args[1]), binds)
-    if short in REFLECTED and not isinstance(args[1], Ref):
+    if short in REFLECTED and _is_operand(args[1]) and not isinstance(args[1], Ref):
         sign, binds = REFLECTED[short]
         return infix(write.form(args[1]), sign, write.form(args[0]), binds)
     return None
+
+
+def _is_operand(form: Any) -> bool:
+    """Whether a form can stand beside an operator: a tensor or a number."""
+    if isinstance(form, Literal):
+        return isinstance(form.value, (int, float, complex)) and not isinstance(form.value, bool)
+    return isinstance(form, (Ref, Number))
+
+
+@functools.lru_cache(maxsize=1024)
+def _defaults(name: str) -> dict[str, Any]:
+    """The defaults of a function of torch that is written in Python."""
+    function: Any = find_op(name)
+    function = boolean_dispatched.get(function, {}).get("if_false", function)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
+def _needed(name: str, kwargs: Any) -> Any:
+    """The keywords that say more than the function's defaults."""
+    defaults = _defaults(name) if kwargs and name.startswith("torch.nn.functional.") else {}
+    return tuple(
+        (key, form)
+        for key, form in kwargs
+        if not (isinstance(form, Literal) and key in defaults and _equal(form.value, defaults[key]))
+    )
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and one == other
 
 
 def function_text(write: Expressions, name: str) -> str:

@@ -42,7 +42,7 @@ def stage_source(
 
 
 def _indented(lines: list[str]) -> list[str]:
-    return [physical for line in lines for physical in wrapped(line, 8)]
+    return [physical for line in lines for physical in (wrapped(line, 8) if line.strip() else [""])]
 
 
 def _signature(interface: Interface) -> list[str]:

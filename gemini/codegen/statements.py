@@ -29,6 +29,7 @@ class Statements:
     def __init__(self, graph: Graph, bindings: Bindings, imports: Imports, paths: Paths) -> None:
         self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
         self.inlined: dict[Ref, Text] = {}
+        self.lengths: dict[int, int] = {}  # of every node's text, folded ones excluded
         self.write = Expressions(imports, paths, self.value, self.number)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -61,7 +62,7 @@ class Statements:
 
     def result(self, value: Ref | Expr) -> str:
         """The text of what a stage returns."""
-        return str(self.value(value)) if isinstance(value, Ref) else self.bindings.numbers[value].name
+        return str(self.value(value)) if isinstance(value, Ref) else self.bindings.leaving[value].name
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────
     def lines(self, statement: Statement) -> list[str]:
@@ -86,10 +87,7 @@ class Statements:
             return self._guard(step)
         if step.port is not None:
             assert isinstance(step.port.value, Expr)
-            name = self.bindings.numbers.pop(step.port.value)
-            text = self.write.expr(step.port.value)
-            self.bindings.numbers[step.port.value] = name
-            return [f"{name.name} = {text}"]
+            return [f"{self.bindings.leaving[step.port.value].name} = {self.write.expr(step.number)}"]
         assert step.node is not None
         return self._node(step.node)
 
@@ -166,6 +164,11 @@ class Statements:
         return getattr(node.args, "items", ()), getattr(node.kwargs, "items", ())
 
     def _call(self, node: Node) -> Text:
+        text = self._called(node)
+        self.lengths[node.id] = len(text.code)
+        return text
+
+    def _called(self, node: Node) -> Text:
         """The expression that runs a node."""
         args, kwargs = self._arguments(node)
         watched = is_watched(self.graph, node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemini.capture.callables import Closure, Method, Partial
-from gemini.capture.forms import Mapping, Number, Record, Ref, Sequence, Slice, leaves, refs
+from gemini.capture.forms import Mapping, Number, Owned, Record, Ref, Sequence, Slice, leaves, refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import Guard, Node
 from gemini.capture.numbers import Expr
@@ -23,6 +23,7 @@ class Step:
     node: Node | None = None
     guard: Guard | None = None
     port: Port | None = None
+    number: Expr | None = None  # what is read for the port
 
     @property
     def forms(self) -> tuple[Any, ...]:
@@ -31,7 +32,7 @@ class Step:
             return self.node.args, self.node.kwargs
         if self.guard is not None:
             return (Number(self.guard.expr),)
-        return (Number(self.port.value),) if self.port is not None and isinstance(self.port.value, Expr) else ()
+        return () if self.number is None else (Number(self.number),)
 
     def tensors(self) -> Iterator[Ref]:
         """The tensors it reads as such, every occurrence, in the order in which they are evaluated."""
@@ -45,15 +46,14 @@ class Step:
                 if isinstance(leaf, Number):
                     yield from tensor_reads(leaf.expr)
 
-    def rewritten(self, change: Callable[[Ref], Ref]) -> Step:
+    def rewritten(self, change: Callable[[Any], Any]) -> Step:
         """The step with other references."""
         if self.node is not None:
             args, kwargs = rewritten(self.node.args, change), rewritten(self.node.kwargs, change)
             return Step(replace(self.node, args=args, kwargs=kwargs))
         if self.guard is not None:
             return Step(guard=replace(self.guard, expr=rewritten(self.guard.expr, change)))
-        assert self.port is not None
-        return Step(port=replace(self.port, value=rewritten(self.port.value, change)))
+        return Step(port=self.port, number=rewritten(self.number, change))
 
 
 def stage_steps(graph: Graph, partition: Partition, reads: list[Reads], interface: Interface) -> list[Step]:
@@ -65,13 +65,13 @@ def stage_steps(graph: Graph, partition: Partition, reads: list[Reads], interfac
     for port in interface.outputs:
         if isinstance(port.value, Expr):
             wanted = [reads[target].numbers[port.value] for target in port.targets]
-            events.append((min(wanted, default=len(graph.nodes)), 1, Step(port=port)))
+            events.append((min(wanted, default=len(graph.nodes)), 1, Step(port=port, number=port.value)))
     return [step for _, _, step in sorted(events, key=lambda event: event[:2])]
 
 
-def rewritten(form: Any, change: Callable[[Ref], Ref]) -> Any:
-    """A form with other references."""
-    if isinstance(form, Ref):
+def rewritten(form: Any, change: Callable[[Any], Any]) -> Any:
+    """A form with other references, to tensors (`Ref`) and objects of the model (`Owned`)."""
+    if isinstance(form, (Ref, Owned)):
         return change(form)
     if isinstance(form, Number):
         return Number(rewritten(form.expr, change))
@@ -93,11 +93,11 @@ def rewritten(form: Any, change: Callable[[Ref], Ref]) -> Any:
     return Method(rewritten(form.owner, change), form.name) if isinstance(form, Method) else form
 
 
-def _all(forms: tuple[Any, ...], change: Callable[[Ref], Ref]) -> tuple[Any, ...]:
+def _all(forms: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
     return tuple(rewritten(part, change) for part in forms)
 
 
-def _pairs(pairs: tuple[tuple[Any, Any], ...], change: Callable[[Ref], Ref]) -> tuple[tuple[Any, Any], ...]:
+def _pairs(pairs: tuple[tuple[Any, Any], ...], change: Callable[[Any], Any]) -> tuple[tuple[Any, Any], ...]:
     return tuple((key, rewritten(part, change)) for key, part in pairs)
 
 

@@ -26,6 +26,7 @@ _DIM = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
 
 def is_watched(graph: Graph, node: Node) -> bool:
     """Whether the structure of a node's result must be checked."""
+    node = graph.nodes[node.id]  # as captured: in a loop, references are the loop's own
     if not node.target:
         return False  # a model that runs whole may return what it likes
     if node.kind == "op":

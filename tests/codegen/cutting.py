@@ -47,7 +47,7 @@ def cut(graph: Graph, problem: Problem, stage_of: list[int]) -> Partition:
     """The partition with these stages of items."""
     count = max(stage_of) + 1
     stages, workers = in_order(problem, Assignment(tuple(stage_of), tuple(range(count))))
-    made = Partition(graph.model_name, "by hand", count, stages, tuple(range(len(stages))) if workers else ())
+    made = Partition(graph.model_name, "by hand", count, stages, workers)
     made.validate(graph)
     return made
 
@@ -62,7 +62,7 @@ def even_cut(graph: Graph, nstages: int) -> Partition:
 
 def random_cut(graph: Graph, rng: random.Random, most: int = 5) -> Partition:
     """Stages that are contiguous in a random topological order of the items."""
-    problem = flat_problem(graph, 2)
+    problem = flat_problem(graph, most)
     count = len(problem.items)
     order = list(range(count))
     if rng.random() < 0.5:
