@@ -7,7 +7,7 @@ buffers is reported; equal runs give exactly 0. Afterwards everything is as befo
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from gemini.capture.observation import tensor_difference
 from gemini.capture.sketch import sketch
 from gemini.capture.state import Saved
 from gemini.capture.values import tensors
+from gemini.pipe.shared import SharedParameters
 
 if TYPE_CHECKING:
     from gemini.pipe.piped import Piped
@@ -48,20 +49,21 @@ class Difference:
 class Report:
     """Both ways, and the reasons why a run fell back to the model.
 
-    Stages may run nodes in another order than the model (`reordered`): a branch that is cut off waits, or comes first.
-    Then gradients of a value with several readers are summed in another order, and may differ by rounding.
+    Some partitions must differ by rounding, and `rounding` says why. A branch that is cut off may wait or come first:
+    then gradients of a value with several readers are summed in another order. And where autocast casts a weight once
+    for two uses, stages that have one use each cast it twice.
     """
 
     sequential: Difference
     detached: Difference
-    reordered: bool = False
+    rounding: tuple[str, ...] = ()
     fallbacks: tuple[str, ...] = ()
 
     @property
     def is_right(self) -> bool:
-        """Whether the stages ran and equal the model: exactly, or up to rounding where they are reordered."""
-        rounding = self.reordered and self.sequential.is_rounding and self.detached.is_rounding
-        return self.is_exact or (rounding and not self.fallbacks)
+        """Whether the stages ran and equal the model: exactly, or up to rounding where that must be."""
+        close = bool(self.rounding) and self.sequential.is_rounding and self.detached.is_rounding
+        return self.is_exact or (close and not self.fallbacks)
 
     @property
     def is_exact(self) -> bool:
@@ -70,8 +72,8 @@ class Report:
 
     def __str__(self) -> str:
         lines = [str(self.sequential), str(self.detached)]
-        if self.reordered and not self.is_exact:
-            lines.append("the stages sum gradients in another order than the model does")
+        if not self.is_exact:
+            lines += self.rounding
         return "\n".join([*lines, *(f"ran uncut: {reason}" for reason in self.fallbacks)])
 
 
@@ -106,6 +108,9 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     def sequential(a: Any, k: Any) -> Any:
         return _differentiated(piped(*a, **k))
 
+    def compare(way: str, found: _Seen) -> Difference:
+        return _compare(way, expected, found, torch.bfloat16 if _casts(piped) else None)
+
     def detached(a: Any, k: Any) -> Any:
         if not torch.is_grad_enabled():
             return piped(*a, **k)
@@ -115,14 +120,26 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = step(eager)
-            found = (_compare("sequential", expected, step(sequential)), _compare("detached", expected, step(detached)))
+            found = (compare("sequential", step(sequential)), compare("detached", step(detached)))
     finally:
         for parameter, grad in grads:
             parameter.grad = grad
     after = piped.fallback_reasons
-    order = [node for nodes in piped.partition.stages for node in nodes]
     uncut = tuple(text for text, count in after.items() if count > reasons.get(text, 0))
-    return Report(*found, reordered=order != sorted(order), fallbacks=uncut)
+    return Report(*found, rounding=tuple(_rounding(piped)), fallbacks=uncut)
+
+
+def _rounding(piped: Piped) -> Iterator[str]:
+    """Why these stages may differ from the model by rounding."""
+    order = [node for nodes in piped.partition.stages for node in nodes]
+    if order != sorted(order):
+        yield "the stages sum gradients in another order than the model does"
+    if _casts(piped) and SharedParameters(piped.stages).parameters:
+        yield "autocast casts a weight that several stages use once in each of them"
+
+
+def _casts(piped: Piped) -> bool:
+    return any(node.region is not None and node.region.autocast for node in piped.graph.nodes)
 
 
 def objective(output: Any) -> torch.Tensor | None:
@@ -158,7 +175,7 @@ def _name(path: Any) -> str:
     return ".".join(str(step[1]) for step in path) or "output"
 
 
-def _compare(way: str, expected: _Seen, found: _Seen) -> Difference:
+def _compare(way: str, expected: _Seen, found: _Seen, precision: torch.dtype | None) -> Difference:
     where: list[str] = []
     if expected.structure != found.structure:
         where.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")
@@ -170,11 +187,18 @@ def _compare(way: str, expected: _Seen, found: _Seen) -> Difference:
         for name in dict.fromkeys((*one, *other)):
             size = _distance(one.get(name), other.get(name))
             if size:
-                rounding = rounding and not tensor_difference(one.get(name), other.get(name))
+                rounding = rounding and _is_close(one.get(name), other.get(name), precision)
                 where.append(f"{kind[:-1]} {name} differs by {size:.3g}")
             largest = max(largest, size)
         sizes[kind] = largest
     return Difference(way, **sizes, where=tuple(where[:6]), is_rounding=rounding)
+
+
+def _is_close(one: torch.Tensor | None, other: torch.Tensor | None, precision: torch.dtype | None) -> bool:
+    """Whether two tensors are equal up to rounding, to a lower precision than their own if one is given."""
+    if precision is not None and one is not None and other is not None and one.is_floating_point():
+        one, other = one.to(precision), other.to(precision)
+    return not tensor_difference(one, other)
 
 
 def _distance(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
