@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from gemini.capture.graph import Graph
     from gemini.capture.node import Node
 
-PALETTE = ("#cfe8ff", "#ffe3c2", "#d5f2d0", "#f4d3e8", "#fff3b0", "#d9d2f2", "#c9f0ee", "#f2d2cf")
+PALETTE = (
+    "#cfe8ff", "#ffe3c2", "#d5f2d0", "#f4d3e8", "#fff3b0", "#d9d2f2", "#c9f0ee", "#f2d2cf",
+    "#b9c6ea", "#e3eda0", "#e2d0bd", "#ffc2a8",
+)  # fmt: skip
 _SHAPES = {"input": "oval", "parameter": "note", "buffer": "note", "attribute": "note", "block": "box3d"}
 _CUT = "#b3261e"
 _TITLE = {"fontname": "Helvetica", "fontsize": "10", "fontcolor": "#555555", "labeljust": "l"}
