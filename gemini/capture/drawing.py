@@ -57,7 +57,8 @@ def draw_graph(
         if a != b and a in boxes and b in boxes:
             cut = stage_of.get(producer) != stage_of.get(consumer) and producer in stage_of
             style = {"color": _CUT, "penwidth": "1.6"} if cut else {}
-            picture.add_edge(a, b, tooltip=str(list(graph.meta(ref).shape)), **style)
+            meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))  # None: an object that is no tensor
+            picture.add_edge(a, b, tooltip="object" if meta is None else str(list(meta.shape)), **style)
     _legend(picture, sorted(set(stage_of.values())))
     with without_font_warnings():
         picture.draw(str(path), prog="dot")

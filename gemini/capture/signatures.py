@@ -44,7 +44,8 @@ def node_signature(graph: Graph, node: Node, *, costs: bool = True) -> str:
     names: dict[Ref, int] = {}
 
     def read(ref: Ref) -> Any:
-        return names.setdefault(ref, len(names)), _known(graph.meta(ref), costs)
+        meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))  # None: an object that is no tensor
+        return names.setdefault(ref, len(names)), None if meta is None else _known(meta, costs)
 
     facts: list[Any] = [node.kind, node.region, node.checkpoint, node.sketch, len(node.mutates)]
     facts += [_nest(node.args, read), _nest(node.kwargs, read)]
