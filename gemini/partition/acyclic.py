@@ -19,7 +19,8 @@ from gemini.partition.search.refinement import refine
 from gemini.partition.search.starts import starts
 from gemini.partition.search.state import State
 
-_STARTS = 3
+_STARTS = (3, 12)  # at least, at most
+_EFFORT = 6000  # items, of all starts together
 
 
 def partition_acyclic(problem: Problem) -> Assignment:
@@ -30,14 +31,15 @@ def partition_acyclic(problem: Problem) -> Assignment:
     return finish(problem, best, tries=len(found))
 
 
-def acyclic_answers(problem: Problem, rng: random.Random) -> list[Answer]:
+def acyclic_answers(problem: Problem, rng: random.Random, most: int = _STARTS[1]) -> list[Answer]:
     """Starts, and what the moves make of the best of them."""
     if problem.options.mixed and problem.nparts > 1:
         raise PartitionError(
             "the acyclic family has one stage a worker, and mixed=True asks for several\n"
             "    → leave mixed out, or use mpipe or metis"
         )
-    first = starts(problem, rng)
+    count = max(_STARTS[0], min(most, _EFFORT // len(problem.items)))
+    first = starts(problem, rng, drawn=count - 1)
     found = list(first)
     seen: set[tuple[int, ...]] = set()
     for start in first:
@@ -47,7 +49,7 @@ def acyclic_answers(problem: Problem, rng: random.Random) -> list[Answer]:
         found.append(improved(problem, start, "simple", rng))
         found.append(improved(problem, start, "advanced", rng))
         found.append(improved(problem, found[-1], "global", rng))
-        if len(seen) == _STARTS:
+        if len(seen) == count:
             break
     return found
 

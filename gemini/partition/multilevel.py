@@ -21,6 +21,7 @@ from gemini.partition.search.judging import Answer, finish, judge, within_slack
 from gemini.partition.search.starts import check_size
 
 _TRIES = 2
+_STARTS = 4  # at the coarsest level
 _CLUSTERS_A_PART = 16
 _LEAST_CLUSTERS = 48
 _SHRINKS = 0.95  # a level must leave fewer than this share
@@ -36,16 +37,15 @@ class Level:
 
 def partition_multilevel(problem: Problem) -> Assignment:
     """The best answer of several coarsenings."""
+    found = multilevel_answers(problem)
+    return finish(problem, within_slack(found, problem.options.slack), tries=len(found))
+
+
+def multilevel_answers(problem: Problem) -> list[Answer]:
+    """The answers of several coarsenings."""
     check_size(problem)
     rng = random.Random(problem.options.seed)
-    found: list[Answer] = []
-    depths = []
-    for _ in range(_TRIES):
-        levels = coarsen(problem, rng)
-        depths.append(len(levels))
-        found += _refined(problem, levels, rng)
-    best = within_slack(found, problem.options.slack)
-    return finish(problem, best, tries=len(found), levels=depths)
+    return [answer for _ in range(_TRIES) for answer in _refined(problem, coarsen(problem, rng), rng)]
 
 
 def coarsen(problem: Problem, rng: random.Random) -> list[Level]:
@@ -76,7 +76,7 @@ def _matched(problem: Problem, most_ms: float, rng: random.Random) -> Clusters:
 def _refined(problem: Problem, levels: list[Level], rng: random.Random) -> list[Answer]:
     """The answers of the coarsest level, brought back to the items."""
     coarsest = levels[-1].problem if levels else problem
-    answers = sorted(acyclic_answers(coarsest, rng), key=lambda answer: answer.key)
+    answers = sorted(acyclic_answers(coarsest, rng, _STARTS), key=lambda answer: answer.key)
     chosen = dict.fromkeys((answers[0], within_slack(answers, problem.options.slack)))
     finer = [problem, *(level.problem for level in levels)]
     found = []

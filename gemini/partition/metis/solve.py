@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from gemini.errors import PartitionError
 from gemini.partition.metis.engine import Metis
 from gemini.partition.metis.repair import filled, in_sequence, on_workers
 from gemini.partition.problem import Problem
@@ -37,9 +38,18 @@ def metis_answers(problem: Problem) -> list[Answer]:
         part_of = tuple(filled(problem, on_workers(problem, raw)))
         tries[part_of] = (max(problem.times(part_of)), problem.cut_mb(part_of))
     best = sorted(tries, key=lambda part_of: tries[part_of])[:_STAGED]
-    if problem.options.mixed is False:
-        return [answer for part_of in best for answer in _one_a_worker(problem, part_of, rng)]
-    return [_mixed(problem, part_of, rng) for part_of in best]
+    found: list[Answer] = []
+    if problem.options.mixed is not False:
+        found = [_mixed(problem, part_of, rng) for part_of in best]
+        if any(not answer.overflow_mb for answer in found):
+            return found
+    try:
+        # More stages keep more for backward, so where memory is short, one a worker may do.
+        found += [answer for part_of in best for answer in _one_a_worker(problem, part_of, rng)]
+    except PartitionError:  # pins that one stage a worker cannot serve
+        if not found:
+            raise
+    return found
 
 
 def _mixed(problem: Problem, part_of: Sequence[int], rng: random.Random) -> Answer:

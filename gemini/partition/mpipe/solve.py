@@ -17,6 +17,7 @@ from gemini.partition.metis.solve import metis_answers
 from gemini.partition.mpipe.centres import cut_pieces
 from gemini.partition.mpipe.coarsening import Coarse, coarsen
 from gemini.partition.mpipe.packing import pack
+from gemini.partition.multilevel import multilevel_answers
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 from gemini.partition.search.hops import with_fewer_stages
@@ -53,7 +54,10 @@ def _others(problem: Problem) -> tuple[list[Answer], list[Answer], list[Partitio
     found: list[Answer] = []
     chosen: list[Answer] = []
     faults: list[PartitionError] = []
-    for look in (equal_layers, _acyclic, metis_answers):
+    looks = [equal_layers, _acyclic, metis_answers]
+    if problem.options.mixed is False:
+        looks.append(multilevel_answers)
+    for look in looks:
         try:
             answers = look(problem)
         except MissingEngineError:

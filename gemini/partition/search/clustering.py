@@ -22,7 +22,7 @@ Rank = Callable[[int, int], float | None]  # of a pair (source, target): lower i
 
 def contract(problem: Problem, clusters: Sequence[int]) -> tuple[Problem, Clusters]:
     """The problem of clusters, in an order in which values flow forward, and the new number of each item's cluster."""
-    number = _ordered(problem, clusters)
+    number = ordered(problem, clusters)
     cluster_of = [number[cluster] for cluster in clusters]
     members: list[list[Item]] = [[] for _ in number]
     for item, cluster in zip(problem.items, cluster_of, strict=True):
@@ -64,8 +64,8 @@ def _merged(items: Sequence[Item]) -> Item:
     )
 
 
-def _ordered(problem: Problem, clusters: Sequence[int]) -> dict[int, int]:
-    """Clusters numbered in order, the one with the earliest item first where there is a choice."""
+def ordered(problem: Problem, clusters: Sequence[int]) -> dict[int, int]:
+    """Clusters, or stages, numbered in order, the one with the earliest item first where there is a choice."""
     first: dict[int, int] = {}
     for at, cluster in enumerate(clusters):
         first.setdefault(cluster, at)

@@ -15,7 +15,7 @@ from gemini.errors import PartitionError
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 from gemini.partition.search.hops import WORTH
-from gemini.partition.search.memory import memory_of_workers, overflow
+from gemini.partition.search.memory import overflow
 from gemini.partition.search.state import State
 
 
@@ -89,17 +89,13 @@ def finish(problem: Problem, answer: Answer, **facts: Any) -> Assignment:
 
 
 def _too_much(problem: Problem, answer: Answer) -> str:
-    needed = memory_of_workers(problem, answer.stage_of, answer.worker_of)
+    beyond = overflow(problem, answer.stage_of, answer.worker_of)
     lines = [
-        f"  - worker {at} needs {mb:.1f} MB of {worker.memory_mb:.1f} MB: {mb - worker.memory_mb:.1f} MB too much"
-        for at, (mb, worker) in enumerate(zip(needed, problem.workers, strict=True))
-        if worker.memory_mb is not None and mb > worker.memory_mb
+        f"  - worker {at} has {problem.workers[at].memory_mb:.1f} MB and needs {mb:.1f} MB more"
+        for at, mb in enumerate(beyond)
+        if mb > 0
     ]
-    advice = [f"more than {problem.nparts} parts", "more micro-batches"]
+    advice = [f"more than {problem.nparts} parts", "more micro-batches", "another partitioner"]
     if not problem.options.recompute:
         advice.insert(1, "recompute=True")
-    return (
-        "memory is not enough; the closest found:\n"
-        + "\n".join(lines)
-        + f"\n    → {', '.join(advice)}, or less a device"
-    )
+    return "memory is not enough; the closest found:\n" + "\n".join(lines) + f"\n    → {', or '.join(advice)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemini.partition.problem import Problem, in_flight
+from gemini.partition.search.clustering import ordered
 
 
 def is_limited(problem: Problem) -> bool:
@@ -16,31 +17,15 @@ def is_limited(problem: Problem) -> bool:
     return any(worker.memory_mb is not None for worker in problem.workers)
 
 
-def memory_of_workers(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> list[float]:
-    """MB of each worker; stages are numbered in order."""
-    used = sorted(set(stage_of))
-    place = {stage: at for at, stage in enumerate(used)}
-    members: list[list[int]] = [[] for _ in used]
-    for at, stage in enumerate(stage_of):
-        members[place[stage]].append(at)
-    held: list[list[int]] = [[] for _ in problem.workers]
-    total = [0.0] * problem.nparts
-    batches = problem.options.micro_batches
-    for at, items in enumerate(members):
-        worker = worker_of[used[at]]
-        held[worker] += items
-        total[worker] += problem.activations_mb(items) * in_flight(at, len(used), batches) / batches
-    for worker, items in enumerate(held):
-        peak = max((problem.items[at].peak_mb for at in items), default=0.0)
-        total[worker] += problem.weights_mb(items) + peak / batches
-    return total
-
-
 def overflow(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> list[float]:
-    """MB beyond the limit of each worker."""
+    """MB beyond the limit of each worker; stages in the order in which the partition will number them."""
     if not is_limited(problem):
         return [0.0] * problem.nparts
-    found = memory_of_workers(problem, stage_of, worker_of)
+    number = ordered(problem, stage_of)
+    stages: list[list[int]] = [[] for _ in number]
+    for at, stage in enumerate(stage_of):
+        stages[number[stage]].append(at)
+    found = problem.memories(stages, [worker_of[stage] for stage in sorted(number, key=lambda stage: number[stage])])
     return [
         max(0.0, mb - worker.memory_mb) if worker.memory_mb is not None else 0.0
         for mb, worker in zip(found, problem.workers, strict=True)

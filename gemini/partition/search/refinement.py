@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 
+from gemini.partition.search.filling import fill_blocks
 from gemini.partition.search.state import State
 
 REACH: dict[str, int | None] = {"simple": 1, "advanced": None}
@@ -21,6 +22,8 @@ _ROUNDS = 12
 def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, passes: int = 4) -> None:
     """Improve a state: memory, then the bottleneck, then the cut within the bottleneck reached."""
     reach = REACH[moves]
+    if 0 in state.members:
+        fill_blocks(state)
     balance(state, reach, rng)
     limit = state.bottleneck * (1 + slack)
     for _ in range(passes):
@@ -48,19 +51,23 @@ def balance(state: State, reach: int | None, rng: random.Random) -> None:
 
 def _calmest(state: State, at: int, reach: int | None) -> int | None:
     """The block where an item disturbs least, if it is better there than where it is."""
-    best, best_key = None, (-1e-9, -1e-9)
     plain = state.memory is None and state.transfers.free  # then only the work of the item counts
     if plain and not state.ms[at]:
         return None
+    short = state.memory_excess() > 0
     load = state.loads[state.worker_of[state.block_of[at]]]
+    best, best_excess, best_unrest = None, 0.0, -1e-9
     for target in state.targets(at, reach):
         worker = state.worker_of[target]
         if plain and state.loads[worker] + state.ms[at] / state.speeds[worker] >= load:
             continue
         cut, changes = state.effect(at, target)
-        key = (state.excess(at, target), state.unrest(changes) + 1e-6 * cut / (state.cut + 1e-9))
-        if key[0] < best_key[0] or (key[0] <= 1e-9 and key[1] < best_key[1]):
-            best, best_key = target, (min(key[0], -1e-9), key[1])
+        unrest = state.unrest(changes) + 1e-6 * cut / (state.cut + 1e-9)
+        if not short and unrest >= best_unrest:
+            continue
+        excess = state.excess(at, target)
+        if excess < best_excess - 1e-9 or (excess <= best_excess + 1e-9 and unrest < best_unrest):
+            best, best_excess, best_unrest = target, min(excess, 0.0), unrest
     return best
 
 
@@ -111,23 +118,26 @@ class _Pass:
         low, high = self.state.span(at)
         stays = not low <= target <= high or self.state.is_last(at)
         cut = None if stays else self._price(at, target)
-        if cut is None or cut > promised + 1e-12:
+        if cut is None or cut > promised + 1e-12 or self.state.excess(at, target) > 1e-9:
             self._offer(at, above=promised)
             return None
         return at, target
 
     def _offer(self, at: int, above: float | None = None) -> None:
         """Put the best move of an item on the heap; with `above`, only one that is worse than that."""
+        state = self.state
         best: tuple[float, int] | None = None
-        for target in self.state.targets(at, self.reach):
+        for target in state.targets(at, self.reach):
             cut = self._price(at, target)
-            if cut is not None and (above is None or cut > above + 1e-12) and (best is None or cut < best[0]):
+            if cut is None or (above is not None and cut <= above + 1e-12) or (best is not None and cut >= best[0]):
+                continue
+            if state.memory is None or state.excess(at, target) <= 1e-9:
                 best = (cut, target)
         if best is not None:
             heapq.heappush(self.heap, (best[0], self.rng.random(), at, best[1]))
 
     def _price(self, at: int, target: int) -> float | None:
-        """How the cut changes if an item moves within its span; None where loads or memory do not allow it."""
+        """How the cut changes if an item moves within its span; None where loads do not allow it."""
         state = self.state
         other = state.worker_of[target]
         if state.loads[other] + state.ms[at] / state.speeds[other] > self.limit and state.ms[at] > 0:
@@ -138,4 +148,4 @@ class _Pass:
             cut, changes = state.effect(at, target)
             if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
                 return None
-        return None if state.memory and state.excess(at, target) > 1e-9 else cut
+        return cut

@@ -106,11 +106,11 @@ class State:
 
     def excess(self, at: int, target: int) -> float:
         """How many MB more are beyond the limits if an item moves."""
-        return self.memory.change(at, self.block_of[at], target) if self.memory else 0.0
+        return self.memory.change(at, self.block_of[at], target) if self.memory is not None else 0.0
 
     def memory_excess(self) -> float:
         """How many MB are beyond the limits."""
-        return sum(map(self.memory.excess, range(self.problem.nparts))) if self.memory else 0.0
+        return sum(map(self.memory.excess, range(self.problem.nparts))) if self.memory is not None else 0.0
 
     def move(self, at: int, target: int) -> None:
         """Move an item."""
