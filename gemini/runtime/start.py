@@ -26,7 +26,7 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return
-    dispatch.manage(model, Managed(model, _crew(count), config.quiet))
+    dispatch.manage(model, Managed(model, _crew(count), config.quiet, config.accum_degree or 1))
 
 
 def how_many(config: GeminiConfig) -> int:

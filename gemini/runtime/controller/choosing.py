@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gemini.runtime.controller.observing import Seen
 
-_PIECES = 6  # units a worker, at the least, where the model has that many
+_PIECES = 4  # units a worker, at the least, where the model has that many
 _TINY = 0.002  # of all time: a module without parameters below this is not worth a message
 _GLUE = 0.5  # a module that spends more than this outside the modules it calls stays whole
 

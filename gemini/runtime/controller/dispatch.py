@@ -17,6 +17,7 @@ from torch import nn
 from gemini.capture.hooks import with_hooks
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.runtime.controller.managed import Managed
+from gemini.runtime.controller.microbatches import SplitCall
 from gemini.runtime.controller.observing import Observation
 from gemini.runtime.controller.remote import Call, RefusedError
 from gemini.runtime.controller.unit import Unit
@@ -60,7 +61,17 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if known.observation is None:
             return _first_call(module, known, args, kwargs)
         _add(known, known.plan(module, known.observation))
+    if known is not None and known.micro_batches > 1 and known.units and known.crew.is_ours:
+        return with_hooks(module, args, kwargs, lambda forward, a, k: _split(module, known, forward, a, k))
     return ORIGINAL_CALL(module, *args, **kwargs)
+
+
+def _split(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
+    with here():
+        proof = managed.proof(model, args, kwargs)
+    if not proof.reason:
+        return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
+    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
 
 
 def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:

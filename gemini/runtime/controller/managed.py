@@ -11,21 +11,25 @@ those that can.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from torch import nn
 
+from gemini.capture.binding import bind, signature_of
+from gemini.capture.regions import Region
 from gemini.runtime.controller.choosing import choose
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.observing import Observation, Seen
+from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 
 
 class Managed:
     """What the controller knows of one model."""
 
-    def __init__(self, model: nn.Module, crew: Crew, quiet: bool = False) -> None:
-        self.crew, self.quiet = crew, quiet
+    def __init__(self, model: nn.Module, crew: Crew, quiet: bool = False, micro_batches: int = 1) -> None:
+        self.crew, self.quiet, self.micro_batches = crew, quiet, micro_batches
         self.name = type(model).__name__
         self.household = Household(crew)
         self.observation: Observation | None = None
@@ -36,6 +40,7 @@ class Managed:
         self.calls = 0
         self.given_up = ""
         self._names: dict[int, str] = {}
+        self._proofs: dict[Any, Proof] = {}
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
         """Choose units and install them; by module."""
@@ -52,6 +57,16 @@ class Managed:
         else:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
+
+    def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
+        """Whether a call may be split into micro-batches; found out once for calls of one kind."""
+        facts = (signature_of(bind(model, args, kwargs)), Region.current(), tuple(m.training for m in model.modules()))
+        if facts not in self._proofs:
+            self._proofs[facts] = prove(model, args, kwargs)
+            reason = self._proofs[facts].reason
+            if reason:
+                self.say(f"{self.name} runs a batch as one, not in {self.micro_batches} micro-batches: {reason}")
+        return self._proofs[facts]
 
     def _install(self, seen: Seen, place: int) -> dict[nn.Module, Unit]:
         """A unit for a module, or for the modules inside it where it cannot be sent itself."""
