@@ -24,7 +24,8 @@ class Bar:
     def step(self, what: str) -> None:
         """Begin something whose length is not known."""
         if self.progress is not None:
-            self.progress.update(self.task, completed=0, total=None, description=what)
+            self.progress.remove_task(self.task)
+            self.task = self.progress.add_task(what, total=None)
 
     def tell(self, done: int, total: int, what: str) -> None:
         """Show how far it is."""

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from gemini.partition.figures import Analysis, Memory, StageAnalysis, WorkerAnalysis
 
 PLAIN_WIDTH = 160
+_BESIDE = 140  # columns from which on scopes stand beside the figures, and not below
+_LEAST = 104  # columns of the figures alone
 _STAGE = (
     "forward\nms", "backward\nms", "params", "weights\nMB", "grads\nMB", "optim\nMB", "activ\nMB", "work\nMB",
     "peak\nMB", "in\nMB", "out\nMB", "hops",
@@ -25,10 +27,17 @@ _COMPARED = (
 # ── one partition ──────────────────────────────────────────────────────────────────────────────────────────────────
 def analysis_text(analysis: Analysis) -> str:
     """Stages, then workers where they say more, then the totals."""
-    stages = _table("stage", _STAGE, "scopes")
+    beside = _width() >= _BESIDE
+    stages = _table("stage", _STAGE, "scopes" if beside else None)
     for stage in analysis.stages:
-        stages.add_row(*_stage_row(stage, analysis))
+        row = _stage_row(stage, analysis)
+        stages.add_row(*(row if beside else row[:-1]))
     parts: list[Any] = [stages]
+    if not beside:
+        scopes = _table("stage", (), "scopes")
+        for stage in analysis.stages:
+            scopes.add_row(_stage_row(stage, analysis)[0], stage.scopes)
+        parts.append(scopes)
     if _workers_differ(analysis):
         workers = _table("worker", _WORKER)
         for worker in analysis.workers:
@@ -70,13 +79,14 @@ def _worker_row(worker: WorkerAnalysis, analysis: Analysis) -> list[str]:
 
 
 def _lines(analysis: Analysis) -> list[str]:
+    alone = "one worker" if len({worker.speed for worker in analysis.workers}) == 1 else "the fastest worker"
     lines = [
         f"{analysis.model} in {len(analysis.stages)} stages on {analysis.nparts} workers ({analysis.partitioner}; "
         f"times of {analysis.device})",
         f"balance {analysis.balance:.3f} (bottleneck ÷ ideal of {analysis.ideal_ms:.2f} ms), "
-        f"{analysis.cut_mb:.2f} MB cross a step, {analysis.hops} hops",
+        f"{analysis.cut_mb:.2f} MB cross a step, {analysis.hops} hop{'' if analysis.hops == 1 else 's'}",
         f"{analysis.schedule} with {analysis.micro_batches} micro-batches: step {analysis.step_ms:.2f} ms for "
-        f"{analysis.single_ms:.2f} ms on one worker, speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
+        f"{analysis.single_ms:.2f} ms on {alone}, speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
     ]
     over = [worker for worker in analysis.workers if not worker.fits]
     for worker in over:
@@ -147,12 +157,18 @@ def _table(first: str, headings: Sequence[str], last: str | None = None) -> Any:
     return table
 
 
+def _width() -> int:
+    """Of the terminal, but wide enough for the figures; elsewhere one that is always the same."""
+    from rich.console import Console
+
+    return max(Console().width, _LEAST) if sys.stdout.isatty() else PLAIN_WIDTH
+
+
 def _rendered(parts: Sequence[Any]) -> str:
     from rich.console import Console
 
-    colour = sys.stdout.isatty()
     text = io.StringIO()
-    console = Console(file=text, width=None if colour else PLAIN_WIDTH, force_terminal=colour, highlight=False)
+    console = Console(file=text, width=_width(), force_terminal=sys.stdout.isatty(), highlight=False)
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
