@@ -7,7 +7,7 @@ whole are left out: their Python decides anew each time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -83,3 +83,17 @@ def readable(found: tuple[Any, ...]) -> list[str]:
         else:
             texts.append(f"state: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
     return texts
+
+
+def differing(before: list[str], now: list[str]) -> Iterator[str]:
+    """How two fingerprints, as texts, differ: a line each place, with what is other there and nothing else."""
+    if len(before) != len(now):
+        yield "the model has other modules"
+        return
+    for one, other in zip(before, now, strict=True):
+        if one != other:
+            name = one.partition(":")[0]
+            was, became = (text[len(name) + 2 :].split("), (") for text in (one, other))
+            old = [part for part in was if part not in became]
+            new = [part for part in became if part not in was]
+            yield f"{name}: {'; '.join(old)} is now {'; '.join(new)}"

@@ -28,7 +28,8 @@ class Graph:
     """A model as nodes in execution order.
 
     `blocks` and `calls` are the regions kept whole because they could not be followed, with the reason of each;
-    `checked` says on which batches the graph was compared with the model.
+    `checked` says on which batches the graph was compared with the model. `awaited` is the state, as texts, that a
+    loaded graph was captured in, while its model is not in it.
     """
 
     model_name: str
@@ -44,6 +45,7 @@ class Graph:
     model: nn.Module | None = None
     validity: Validity | None = None
     variants: Variants | None = None
+    awaited: list[str] | None = None
 
     def __post_init__(self) -> None:
         self._foresight: Foresight | None = None

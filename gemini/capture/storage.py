@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from gemini.capture.codec import Reader, Writer
-from gemini.capture.fingerprint import fingerprint, readable
+from gemini.capture.fingerprint import differing, fingerprint, readable
 from gemini.capture.graph import Graph
 from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.regions import Region
@@ -93,12 +93,16 @@ def _write_validity(graph: Graph, writer: Writer) -> Any:
         "batch": {name: list(where) for name, where in validity.batch.items()},
         "region": asdict(validity.region),
         "glue": validity.glue,
-        "state": readable(validity.fingerprint),
+        "state": readable(validity.fingerprint) if graph.awaited is None else graph.awaited,
     }
 
 
-def load_graph(path: str | FilePath, model: nn.Module | None = None) -> Graph:
-    """Read a graph; with the model it was captured from, it can run."""
+def load_graph(path: str | FilePath, model: nn.Module | None = None, *, any_state: bool = False) -> Graph:
+    """Read a graph; with the model it was captured from, it can run.
+
+    A model in another state (a mode, an attribute, a configuration) is refused; or, with `any_state`, taken, and the
+    graph waits for it to come into the state it was captured in.
+    """
     path = FilePath(path)
     try:
         data = json.loads(path.read_text())
@@ -112,7 +116,7 @@ def load_graph(path: str | FilePath, model: nn.Module | None = None) -> Graph:
             raise ArtifactError(f"{path} does not exist") from None
         raise ArtifactError(f"{path} cannot be read as a graph: {type(error).__name__}: {error}") from error
     if model is not None:
-        _attach(graph, model, data["validity"])
+        _attach(graph, model, data["validity"], any_state)
     return graph
 
 
@@ -161,7 +165,7 @@ def _read_validity(data: Any, reader: Reader) -> Validity | None:
     return Validity(reader(data["signature"]), batch, _region(data["region"]), data["glue"])
 
 
-def _attach(graph: Graph, model: nn.Module, validity: Any) -> None:
+def _attach(graph: Graph, model: nn.Module, validity: Any, any_state: bool) -> None:
     """Give a loaded graph its model, if that is in the state it was captured in."""
     faults = []
     if type(model).__name__ != graph.model_name:
@@ -178,10 +182,12 @@ def _attach(graph: Graph, model: nn.Module, validity: Any) -> None:
             faults.append(f"{node.kind} {node.target!r} is missing")
     if not faults and graph.validity is not None:
         now = fingerprint(model, graph.validity.glue)
-        graph.validity.fingerprint = now
-        before, after = validity["state"], readable(now)
-        faults += [f"{a} is now {b}" for a, b in zip(before, after, strict=False) if a != b][:4]
-        faults += ["the model has other modules"] if len(before) != len(after) else []
+        differences = list(differing(validity["state"], readable(now)))
+        if differences and any_state:
+            graph.awaited = validity["state"]
+        else:
+            graph.validity.fingerprint = now
+            faults += differences
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults[:8])
         raise CaptureError(f"this graph does not fit the model:\n{listed}\n    → capture the model as it is now")

@@ -14,7 +14,7 @@ from typing import Any
 
 from gemini.capture.binding import signature_of
 from gemini.capture.executor import GuardBroken
-from gemini.capture.fingerprint import fingerprint
+from gemini.capture.fingerprint import fingerprint, readable
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
@@ -44,14 +44,23 @@ class Fitting:
         if validity is not None:
             if Region.current() != validity.region or not validity._fits(signature_of(bound)):
                 return _explain(validity, bound)
-            if self._watch is None or not self._watch.is_unchanged():
-                if fingerprint(model, validity.glue) != validity.fingerprint:
-                    return Misfit("model", _CHANGED)
-                self._watch = Watch(model, validity.glue)
+            if (self._watch is None or not self._watch.is_unchanged()) and not self._is_in_state(validity):
+                return Misfit("model", _CHANGED)
         broken = self.graph.foresight().broken(model, bound)
         if broken is not None:
             return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
         return None
+
+    def _is_in_state(self, validity: Validity) -> bool:
+        """Whether the model is in the state the graph was captured in; if so, from now on it is watched."""
+        graph, model = self.graph, self.graph.bound_model()
+        now = fingerprint(model, validity.glue)
+        if graph.awaited is not None and readable(now) == graph.awaited:
+            validity.fingerprint, graph.awaited = now, None
+        if now != validity.fingerprint:
+            return False
+        self._watch = Watch(model, validity.glue)
+        return True
 
 
 def misfit_of(error: Exception) -> Misfit:

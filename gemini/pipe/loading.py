@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from gemini.capture.entry import with_variants
+from gemini.capture.fingerprint import differing, fingerprint, readable
 from gemini.capture.graph import Graph
+from gemini.capture.storage import load_graph
 from gemini.codegen import StageCode, generate, interfaces
 from gemini.errors import ArtifactError
 from gemini.partition.partition import Partition
@@ -42,6 +45,7 @@ def load_piped(folder: str | Path, model: nn.Module, *, regenerate: bool = False
         raise ArtifactError(f"{path} has changed since it was written:\n{listed}\n    → restore the files, or {_AGAIN}")
     _tell_versions(path, contents.manifest["made"])
     graph, partition, profile = _parts(contents.files, path, model)
+    _tell_state(graph)
     faces = interfaces(graph, partition)
     return Piped(model, graph, profile, partition, _codes(contents, faces, path), folder=path)
 
@@ -53,6 +57,7 @@ def _regenerated(path: Path, model: nn.Module) -> Piped:
     if missing:
         raise ArtifactError(f"{path} cannot be generated anew without {', '.join(missing)}\n    → pipe the model again")
     graph, partition, profile = _parts(files, path, model)
+    _tell_state(graph)
     partition.validate(graph)  # it may have been edited on purpose
     made = Piped(model, graph, profile, partition, generate(graph, partition), folder=path)
     made.save(path, overwrite=True)
@@ -64,7 +69,7 @@ def _parts(files: dict[str, bytes], path: Path, model: nn.Module) -> tuple[Graph
         for name in (GRAPH, ARRAYS):
             if name in files:
                 (Path(scratch) / name).write_bytes(files[name])
-        graph = Graph.load(Path(scratch) / GRAPH, model)
+        graph = with_variants(load_graph(Path(scratch) / GRAPH, model, any_state=True), model)
     partition = Partition.from_json(_json(files, PARTITION, path))
     return graph, partition, Profile.from_json(_json(files, PROFILE, path))
 
@@ -99,3 +104,16 @@ def _tell_versions(path: Path, made: dict[str, Any]) -> None:
     other = [f"{name} {made[name]} (now {now[name]})" for name in ("gemini", "torch") if made.get(name) != now[name]]
     if other:
         warnings.warn(f"gemini: {path} was made with {', '.join(other)}; {_AGAIN}", UserWarning, stacklevel=4)
+
+
+def _tell_state(graph: Graph) -> None:
+    """A fresh model may come into its state with its first call only, or by `train()`: told, not refused."""
+    if graph.awaited is not None and graph.validity is not None:
+        now = readable(fingerprint(graph.bound_model(), graph.validity.glue))
+        listed = "".join(f"\n  - {line}" for line in list(differing(graph.awaited, now))[:4])
+        warnings.warn(
+            f"gemini: {graph.model_name} is not in the state its stages were made in; calls run uncut until it is:"
+            f"{listed}",
+            UserWarning,
+            stacklevel=5,
+        )

@@ -226,9 +226,39 @@ def test_a_folder_of_another_model(saved):
     _, folder, *_ = saved
     with pytest.raises(CaptureError, match="T5, this is a Bert"):
         Piped.load(folder, Bert())
-    model, *_ = make("t5")
-    with pytest.raises(GeminiError, match="does not fit"):
-        Piped.load(folder, model.eval())
+
+
+class Settles(nn.Module):
+    """Decides with its first call what it is, as classifiers of transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.problem = None
+
+    def forward(self, x):
+        if self.problem is None:
+            self.problem = "one label" if x.dim() == 2 else "several"
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.problem == "one label" else x.sum()
+
+
+def test_a_model_that_is_not_yet_in_its_state(pipe, tmp_path):
+    x = torch.randn(3, 4)
+    pipe(Settles(), (x,), nparts=2, output=tmp_path / "stages")
+    fresh = Settles().eval()
+    with pytest.warns(UserWarning, match=r"(?s)not in the state.*'training', True is now.*'training', False"):
+        piped = Piped.load(tmp_path / "stages", fresh)
+    piped.save(tmp_path / "again")
+    piped.train()
+    with pytest.warns(UserWarning, match="runs uncut"):
+        piped(x)
+    assert piped.fallbacks == 1
+    assert torch.equal(piped(x), fresh(x))
+    assert piped.check((x,)).is_exact
+    assert piped.fallbacks == 1
+    assert contents(tmp_path / "again") == contents(tmp_path / "stages")
 
 
 def test_stages_of_another_version_are_told(saved, monkeypatch):
