@@ -1,6 +1,7 @@
 """Interception: the places where a model's Python is watched while it runs once.
 
     nn.Module.__call__            which module runs, and whether it is opened or kept whole
+    nn.Module.__setattr__         attributes that the glue sets, also to the value they had
     torch function mode           every torch function called between modules (in the tracer)
     autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
     ScriptFunction.__call__       scripted functions, which no Python frame shows
@@ -28,6 +29,7 @@ from torch import nn
 from gemini.capture.numbers import TracedInt
 
 ORIGINAL_CALL = nn.Module.__call__
+ORIGINAL_SET = nn.Module.__setattr__
 ORIGINAL_LEN = len
 ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
@@ -39,6 +41,9 @@ class Watcher(Protocol):
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called."""
+
+    def on_set(self, module: nn.Module, name: str, value: Any) -> None:
+        """An attribute of a module was set."""
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is applied."""
@@ -75,6 +80,11 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
             return ORIGINAL_CALL(module, *args, **kwargs)
         return watcher.on_module(module, args, kwargs)
 
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        ORIGINAL_SET(module, name, value)
+        if threading.get_ident() == thread:
+            watcher.on_set(module, name, value)
+
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_APPLY(cls, *args, **kwargs)
@@ -108,6 +118,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         _swap(stack, builtins, "len", length)
         _swap(stack, builtins, "range", TracedRange)
         _swap(stack, nn.Module, "__call__", call)
+        _swap(stack, nn.Module, "__setattr__", set_attribute)
         _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
         _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
         _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)

@@ -75,7 +75,7 @@ def look(
     if saved is None:
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
-        state = {copy.name: contents(copy.tensor) for copy in saved.written()}
+        state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
     seen = Observation(
         sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given]
     )
@@ -85,6 +85,15 @@ def look(
     else:
         seen.way_back = way_back(model, made, given)
     return seen
+
+
+def _attributes(saved: Saved) -> dict[str, torch.Tensor]:
+    """The tensors in attributes that are others now."""
+    found = {}
+    for name, keys in saved.attributes.changed().items():
+        own = vars(saved.model.get_submodule(name))
+        found.update({f"{name}.{key}": contents(own[key]) for key in keys if isinstance(own.get(key), torch.Tensor)})
+    return found
 
 
 def contents(tensor: torch.Tensor) -> torch.Tensor:

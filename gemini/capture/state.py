@@ -54,6 +54,12 @@ def python_randomness() -> tuple[Any, ...]:
     return (random.getstate(), numpy[1].tobytes(), numpy[2:])  # type: ignore[index]
 
 
+def torch_randomness() -> tuple[Any, ...]:
+    """The states of torch's generators, comparable."""
+    devices = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    return (torch.get_rng_state().numpy().tobytes(), *(generator.get_offset() for generator in devices))
+
+
 class Attributes:
     """The plain attributes of every module, one level of containers deep."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -19,6 +18,7 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.interception import intercepted
 from gemini.capture.numbers import Expr
 from gemini.capture.sketch import sketch
+from gemini.capture.state import torch_randomness
 from gemini.capture.targets import op_name
 from gemini.capture.values import strip, tensors
 from gemini.capture.whole import Job, WholeCalls
@@ -43,6 +43,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
                 self.busy = True
                 self.scope = [""]
                 self.result = self.encode(output)
+                self.assignments(self.model, final=True)
             finally:
                 self.active, self.busy = False, False
         return output
@@ -84,7 +85,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         before = self.storages.versions(given)
         for at in reads.undeclared_writes(name, args, kwargs):
             before[at] -= 1
-        random = torch.get_rng_state()
+        random = torch_randomness()
         output = func(*strip(args), **strip(kwargs))
         made = list(tensors(output))
         if not made and output is not None:
@@ -93,7 +94,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
             return None
         node = self.start("op", f"{self.here()}{reads.short_name(name)}", name, form_args, form_kwargs)
         node.sketch = sketch(output)
-        node.random = not torch.equal(random, torch.get_rng_state())
+        node.random = random != torch_randomness()
         self.effects(node, given, before)
         self.append(node, made, heavy=False)
         if isinstance(output, (tuple, list)) and reads.short_name(name) in reads.PARTS:

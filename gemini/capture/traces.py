@@ -100,8 +100,9 @@ def _refuse_state(model: nn.Module, tracer: Tracer, saved: Saved) -> None:
     """Raise Coarsen for open modules whose Python changed attributes: a graph would not repeat that."""
     whole = {node.target for node in tracer.nodes if node.kind in MODULES}
     open_names = set(glue_modules(model, whole))
-    for name, attributes in saved.attributes.changed().items():
-        if name in open_names:
+    for name, changed in saved.attributes.changed().items():
+        attributes = [key for key in changed if (name, key) not in tracer.assigned]
+        if name in open_names and attributes:
             scope = next((node.scope for node in tracer.nodes if name in node.scope), ("",))
             scope = scope[: scope.index(name) + 1] if name in scope else ("",)
             raise Coarsen(

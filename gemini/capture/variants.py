@@ -89,7 +89,9 @@ class Before:
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
         self.generators = Generators()
-        self.attributes = Attributes(model) if any(node.kind == "block" for node in graph.nodes) else None
+        self.attributes = (
+            Attributes(model) if any(node.kind == "block" or node.changes for node in graph.nodes) else None
+        )
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         inputs = [tensor for _, tensor in tensors(bound)] if written & set(graph.inputs) else []
         held = [*model.buffers(), *inputs]

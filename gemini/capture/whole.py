@@ -17,14 +17,16 @@ import torch
 from torch import nn
 
 from gemini.capture import reads
+from gemini.capture.assignments import TARGET, Attributes, can_be_assigned
 from gemini.capture.changes import changed, state_of
-from gemini.capture.forms import Ref
+from gemini.capture.forms import Literal, Owned, Ref, Sequence
+from gemini.capture.granularity import Granularity
 from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
-from gemini.capture.node import Node
+from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.origins import own_tensors
 from gemini.capture.recording import Recording, Smuggled
 from gemini.capture.sketch import sketch
-from gemini.capture.state import python_randomness
+from gemini.capture.state import python_randomness, torch_randomness
 from gemini.capture.symbols import symbol_of
 from gemini.capture.values import strip, tensors, walk
 
@@ -61,6 +63,11 @@ class WholeCalls(Recording):
     saw_checkpoint = False
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
 
+    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+        super().__init__(model, granularity)
+        self.attributes = Attributes(model)
+        self.assigned: dict[tuple[str, str], int] = {}  # the last node that sets an attribute of a module
+
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Open the module or record it as one node."""
         name = self.origins.modules.get(id(module))
@@ -89,6 +96,11 @@ class WholeCalls(Recording):
         finally:
             self.checkpoint = outer
             self.scope.pop()
+
+    def on_set(self, module: nn.Module, name: str, value: Any) -> None:  # noqa: ARG002
+        """Remember what the glue sets."""
+        if self.leaf is None and not self.busy and self.active:
+            self.attributes.touched.add((id(module), name))
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is one node."""
@@ -125,12 +137,13 @@ class WholeCalls(Recording):
         args, kwargs = strip(args), strip(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         versions = self.storages.versions(given)
+        self.assignments(job.module, final=False)
         node = self.start(job.kind, job.stem, job.target, *forms)
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
         self._check_swapped(job.module)
         leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
-        held, random = sketch((args, kwargs)), torch.get_rng_state()
+        held, random = sketch((args, kwargs)), torch_randomness()
         state = state_of(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
         try:
@@ -140,16 +153,16 @@ class WholeCalls(Recording):
         self.busy = True
         if job.kind == "call" and reads.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
-        node.random = not torch.equal(random, torch.get_rng_state())
+        node.random = random != torch_randomness()
         self.drawn = python_randomness()
+        self.attributes.see(job.module)
         node.uses = tuple(sorted(leaf.uses))
         if job.module is not None:
             node.changes = tuple(".".join(filter(None, (job.target, name))) for name in changed(state, job.module))
         node.sketch = sketch(output)
         if (after := sketch((args, kwargs))) != held:
             node.sketch += f" | {after}"
-        if job.target in self.last_call:  # a module may keep state from call to call
-            node.after = (self.last_call[job.target],)
+        node.after = self._earlier(job)
         self.effects(node, given, versions)
         self.last_call[job.target] = node.id
         has_parameters = job.module is None or any(True for _ in job.module.parameters())
@@ -158,6 +171,28 @@ class WholeCalls(Recording):
         self._arrays(node, output)
         self.busy = False
         return output
+
+    def _earlier(self, job: Job) -> tuple[int, ...]:
+        """Nodes that must come first: a module may keep state from call to call, and the glue may set some of it."""
+        found = {self.last_call[job.target]} if job.target in self.last_call else set()
+        if job.module is not None and self.assigned:
+            inside = {self.origins.modules.get(id(part), "") for part in job.module.modules()}
+            found |= {at for (name, _), at in self.assigned.items() if name in inside}
+        return tuple(sorted(found))
+
+    def assignments(self, module: nn.Module | None, final: bool) -> None:
+        """Record which attributes of a module the glue has set; `final`: when the model has run."""
+        for name, key, value, other in self.attributes.set_since(module, not final) if module is not None else ():
+            if not can_be_assigned(value, other):
+                if not final:
+                    self.refuse(f"its Python code sets the attribute {key!r} of {name or 'the model'}")
+                continue  # whether that matters is judged when the trace is complete
+            form = Sequence(tuple, (Owned(name), Literal(key), self.encode(value)))
+            node = self.start("op", f"{name or 'model'}.{key}=", TARGET, form, EMPTY_KWARGS)
+            node.sketch, node.changes = sketch(None), (name,)
+            node.after = (self.last_call[name],) if name in self.last_call else ()
+            self.append(node, [], heavy=False)
+            self.assigned[name, key] = node.id
 
     def _check_swapped(self, module: nn.Module | None) -> None:
         """Refuse a module whose parameters were swapped for results of other nodes (`functional_call`)."""
