@@ -18,6 +18,7 @@ from gemini.codegen.program import Collected, Item, Loop, Target, Variable, stat
 from gemini.codegen.steps import Step, read_refs
 
 _MOST_UNPACKED = 6
+_FEW = 3
 
 
 class Bindings:
@@ -33,6 +34,7 @@ class Bindings:
         self.targets: dict[int, Target] = {}
         self.lists: dict[int, Variable] = {}  # of collected values, by identity of the collection
         self.turns: dict[Ref, tuple[Variable, int]] = {}
+        self.lists_from: dict[Ref | Expr, tuple[Ref, ...]] = {}  # all values of a list, by its first
         for port in inputs:
             variable = Variable(port.name, fixed=True)
             if isinstance(port.value, Ref):
@@ -56,6 +58,7 @@ class Bindings:
                 variable = Variable(_plural(self.namer.of(collected.made)))
                 self.lists[id(collected)] = variable
                 self.turns |= {ref: (variable, at) for at, ref in enumerate(collected.turns)}
+                self.lists_from[collected.turns[0]] = collected.turns
 
     def _used(self, items: list[Item]) -> dict[int, list[Ref]]:
         """The values that somebody reads, by node."""
@@ -98,10 +101,19 @@ class Bindings:
         if same is not None:
             self.places[returned[0]] = same, ()
         elif len(returned) == 1:
-            target.whole, target.path = Variable(self.namer.of(returned[0])), returned[0].path
-            self.places[returned[0]] = target.whole, ()
+            self._single(node, target, returned[0])
         else:
             self._unpack(node, target, returned)
+
+    def _single(self, node: Node, target: Target, ref: Ref) -> None:
+        """One value is read: `x = f()`, `x, _ = f()` or `x = f()[0]`."""
+        variable = Variable(self.namer.only(ref))
+        self.places[ref] = variable, ()
+        shape = parse_shape(node.sketch)
+        if isinstance(shape, list) and len(ref.path) == 1 and len(shape) <= _FEW:
+            target.pattern = [variable if at == ref.path[0][1] else None for at in range(len(shape))]
+        else:
+            target.whole, target.path = variable, ref.path
 
     def _same(self, node: Node) -> Variable | None:
         """The variable whose tensor an op changes and returns, if that is a plain one."""

@@ -5,6 +5,7 @@ Values that are dead at the end of a paragraph are deleted there, unless their n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gemini.capture.forms import Ref
@@ -99,7 +100,9 @@ class Body:
     def _loop(self, loop: Loop) -> None:
         before, header, name = loop_header(loop, self.statements, self.liveness)
         self._blank()
-        self.lines += [*before, *header]
+        self.lines += before
+        begin = len(self.lines)
+        self.lines += header
         template = join(loop.prefix, str(loop.template))
         self.statements.paths.local[template] = name
         for collected in loop.collected:
@@ -111,6 +114,9 @@ class Body:
             inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
             if inside != made:
                 self.lines.append(f"{_INDENT}{inside} = {made}")
+        if not any(re.search(rf"\b{name}\b", line) for line in self.lines[begin + len(header) :]):
+            # Only glue of the layers is in this stage, not the layers.
+            self.lines[begin : begin + len(header)] = [f"for _ in range({len(loop.indices)}):"]
         self._blank()
 
     def _blank(self) -> None:

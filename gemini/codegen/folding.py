@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gemini.capture.forms import Again, Ref, leaves
@@ -20,6 +21,22 @@ from gemini.codegen.program import Statement
 from gemini.codegen.steps import Step, read_refs
 
 _WIDEST = 112
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A step whose value waits for its reader, with those folded into it."""
+
+    value: Ref
+    step: Step
+    inner: tuple[_Pending, ...] = ()
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*(step for part in self.inner for step in part.steps), self.step)
+
+
+_NONE = Ref(-1)
 
 
 class Folding:
@@ -36,36 +53,44 @@ class Folding:
         """The statements of a straight run of steps."""
         self.width = _WIDEST - indent
         done: list[Statement] = []
-        pending: list[tuple[Ref, tuple[Step, ...]]] = []  # values that have no variable yet, in order of evaluation
+        pending: list[_Pending] = []  # values that have no variable yet, in order of evaluation
         for step in steps:
             taken = self._taken(step, pending)
-            kept, folded = pending[: len(pending) - taken], pending[len(pending) - taken :]
-            whole = (*(part for _, parts in folded for part in parts), step)
+            if not taken and self._fits_opened(step, pending):  # too long as a whole: give the inner part a name
+                done += [Statement(part.steps) for part in (*pending[:-1], *pending[-1].inner)]
+                pending, taken = [_Pending(pending[-1].value, pending[-1].step)], 1
+            kept, inner = pending[: len(pending) - taken], pending[len(pending) - taken :]
             value = self._foldable(step)
-            if value is not None and self._length(whole) < self.width:
-                pending = [*kept, (value, whole)]
+            entry = _Pending(value or _NONE, step, tuple(inner))
+            if value is not None and self._length(entry.steps) < self.width:
+                pending = [*kept, entry]
                 continue
-            done += [Statement(parts) for _, parts in kept]
-            done.append(Statement(whole))
+            done += [Statement(part.steps) for part in (*kept, entry)]
             pending = []
-        return [*done, *(Statement(parts) for _, parts in pending)]
+        return [*done, *(Statement(part.steps) for part in pending)]
 
-    def _taken(self, step: Step, pending: list[tuple[Ref, tuple[Step, ...]]]) -> int:
+    def _taken(self, step: Step, pending: list[_Pending]) -> int:
         """How many of the latest pending values a step takes in, in their order."""
-        if step.node is None:
-            return 0
-        waiting = [value for value, _ in pending]
+        waiting = [part.value for part in pending]
         read = [ref for ref in self._evaluated(step) if ref in waiting]
         count = 0
         while count < min(len(read), len(waiting)) and read[-1 - count] == waiting[-1 - count]:
             count += 1
         while count:
-            folded = pending[len(pending) - count :]
-            whole = (*(part for _, parts in folded for part in parts), step)
-            if self._length(whole) < self._room(step) and all(self._reads_well(parts[-1], step) for _, parts in folded):
+            entry = _Pending(_NONE, step, tuple(pending[len(pending) - count :]))
+            if self._length(entry.steps) < self._room(step) and all(
+                self._reads_well(part.step, step) for part in entry.inner
+            ):
                 break
             count -= 1
         return count
+
+    def _fits_opened(self, step: Step, pending: list[_Pending]) -> bool:
+        """Whether a step can take the latest pending value if what that holds gets a variable."""
+        if not pending or not pending[-1].inner:
+            return False
+        last = _Pending(pending[-1].value, pending[-1].step)
+        return self._taken(step, [last]) == 1
 
     def _evaluated(self, step: Step) -> list[Ref]:
         """The tensors a step reads, in the order in which Python evaluates them; none where that is not their own."""

@@ -26,7 +26,9 @@ def wrapped(line: str, indent: int = 0) -> list[str]:
 
 
 def _opened(code: str, indent: int) -> list[str]:
-    span = _last_bracket(code)
+    if code.startswith("return ") and len(split_parts(code[7:])) > 1:
+        return _exploded("return (", split_parts(code[7:]), ")", indent)
+    span = _bracket(code, indent)
     if span is None:
         return [" " * indent + code]
     start, end = span
@@ -34,28 +36,41 @@ def _opened(code: str, indent: int) -> list[str]:
     space = " " * (indent + 4)
     if len(space) + len(body) <= WIDTH:
         return [" " * indent + head, space + body, " " * indent + tail]
+    return _exploded(head, split_parts(body), tail, indent)
+
+
+def _exploded(head: str, parts: list[str], tail: str, indent: int) -> list[str]:
+    """One part a line, each with a comma; a comprehension has one part and no comma."""
     lines = [" " * indent + head]
-    for part in split_parts(body):
-        comma = "" if " for " in part and len(split_parts(body)) == 1 else ","
-        lines += _with_tail(wrapped(part, indent + 4), comma)
+    for part in parts:
+        opened = wrapped(part, indent + 4)
+        comma = "" if len(parts) == 1 and " for " in part else ","
+        lines += [*opened[:-1], opened[-1] + comma]
     return [*lines, " " * indent + tail]
 
 
-def _with_tail(lines: list[str], tail: str) -> list[str]:
-    return [*lines[:-1], lines[-1] + tail]
+def _bracket(code: str, indent: int) -> tuple[int, int] | None:
+    """The pair of brackets to open: of a definition the first, else the last one that leaves short lines around it."""
+    pairs = _outer_brackets(code)
+    if code.startswith("def "):
+        return pairs[0]
+    for start, end in reversed(pairs):
+        if indent + start < WIDTH and indent + len(code) - end <= WIDTH:
+            return start, end
+    return pairs[-1] if pairs else None
 
 
-def _last_bracket(code: str) -> tuple[int, int] | None:
-    """The last pair of brackets at the outermost level."""
+def _outer_brackets(code: str) -> list[tuple[int, int]]:
+    """The pairs of brackets at the outermost level that hold something."""
     stack: list[int] = []
-    found = None
+    found = []
     for at, char in _plain_characters(code):
         if char in _OPEN:
             stack.append(at)
         elif char in _CLOSE:
             start = stack.pop()
             if not stack and at > start + 1:
-                found = start, at
+                found.append((start, at))
     return found
 
 

@@ -18,7 +18,7 @@ from gemini.codegen.paths import Paths
 from gemini.codegen.program import Item, Loop
 from gemini.codegen.reading import stage_reads
 from gemini.codegen.skeleton import Skeleton, skeletons
-from gemini.codegen.stage_file import stage_source
+from gemini.codegen.stage_file import StageFile
 from gemini.codegen.statements import Statements
 from gemini.codegen.steps import Step, stage_steps
 from gemini.partition.partition import Partition
@@ -40,10 +40,10 @@ def generate(graph: Graph, partition: Partition) -> tuple[StageCode, ...]:
     partition.validate(graph)
     reads, namer = stage_reads(graph, partition), Namer(graph)
     made = interfaces_of(graph, partition, reads, namer)
-    held = skeletons(graph, partition, reads)
+    held = skeletons(graph, reads)
     codes = []
     for interface, skeleton in zip(made, held, strict=True):
-        steps = stage_steps(graph, partition, reads, interface)
+        steps = stage_steps(graph, reads, interface)
         codes.append(_Stage(graph, namer, interface, skeleton).code(steps, partition))
     return tuple(codes)
 
@@ -61,7 +61,7 @@ class _Stage:
         _, lengths = self._lines(self._folded(rolled, {}), rolled)
         body, _ = self._lines(self._folded(rolled, lengths), rolled)
         interface, skeleton = self.interface, self.skeleton
-        source = stage_source(self.graph, partition, interface, skeleton, self.imports, body)
+        source = StageFile(self.graph, partition, interface, skeleton, self.imports).source(body)
         names = skeleton.parameter_names(), skeleton.buffer_names()
         return StageCode(interface, f"Stage{interface.stage}", source, *names)
 
@@ -91,7 +91,7 @@ class _Stage:
         liveness = Liveness(items, bindings, reserved)
         statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton))
         lines = Body(self.graph, statements, liveness).write(items)
-        results = [statements.result(value) for value in outputs]
+        results = statements.results(outputs)
         return _with_return(lines, results), statements.lengths
 
 

@@ -61,9 +61,9 @@ class Imports:
             )
         return self.symbol(symbol)
 
-    def lines(self) -> list[str]:
-        """The import statements, sorted as linters expect."""
-        plain = sorted(module for module, alias in self.modules.items() if not alias)
+    def lines(self, text: str) -> list[str]:
+        """The import statements that a text needs, sorted as linters expect."""
+        plain = [module for module, alias in self.modules.items() if not alias and f"{module}." in text]
         aliased = {module: alias for module, alias in self.modules.items() if alias}
         rows: list[tuple[int, str, str]] = [(_section(module), module, f"import {module}") for module in plain]
         rows += [
@@ -71,7 +71,7 @@ class Imports:
             for module, alias in aliased.items()
             if module != "torch.nn"
         ]
-        froms: dict[str, list[str]] = {"torch": ["nn", "Tensor"]}
+        froms = {"torch": [name for name in ("Tensor", "nn") if name in text]}
         for (module, name), called in self.names.items():
             froms.setdefault(module, []).append(name if name == called else f"{name} as {called}")
         late = [(_section(module), module, _from(module, names)) for module, names in froms.items()]

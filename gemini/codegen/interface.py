@@ -110,7 +110,7 @@ def _in_order(graph: Graph, values: set[Ref | Expr]) -> list[Ref | Expr]:
     def alike(value: Ref | Expr) -> tuple[bool, bool, str, str]:
         ref = _ref(value)
         node = graph.nodes[ref.node]
-        name = node.name if node.kind == "input" else re.sub(r"\d+", "*", node.name.partition("#")[0])
+        name = node.name if node.kind == "input" else re.sub(r"(?<=\.)\d+(?=\.)", "*", node.name)
         return node.kind != "input", isinstance(value, Expr), name, str(ref.path)
 
     placed = sorted(values, key=lambda value: (_ref(value).node, str(value)))

@@ -24,7 +24,7 @@ def literal(value: Any) -> str | None:
     if isinstance(value, int):
         return repr(int(value))
     if isinstance(value, float):
-        return repr(float(value)) if math.isfinite(value) else f'float("{float(value)!r}")'
+        return repr(float(value)).replace("e+", "e") if math.isfinite(value) else f'float("{float(value)!r}")'
     if isinstance(value, complex):
         return f"complex({literal(value.real)}, {literal(value.imag)})"
     if isinstance(value, str):

@@ -26,7 +26,8 @@ _WORDS = {
     "to": "converted", "view": "viewed", "reshape": "reshaped", "transpose": "transposed", "permute": "permuted",
     "unsqueeze": "widened", "squeeze": "squeezed", "expand": "expanded", "flatten": "flat", "chunk": "chunks",
     "split": "parts", "unbind": "parts", "scaled_dot_product_attention": "attention", "cross_entropy": "loss",
-    "contiguous": "packed", "clone": "copy", "detach": "detached", "float": "floats", "__invert__": "inverse", "repeat": "repeated",
+    "contiguous": "packed", "clone": "copy", "detach": "detached", "float": "floats", "repeat": "repeated",
+    "__invert__": "inverse",
 }  # fmt: skip
 
 
@@ -48,6 +49,12 @@ class Namer:
             name = self.assigned(node, ref.path) or self._made_by(node, ref)
             self._known[key] = identifier(name)
         return self._known[key]
+
+    def only(self, ref: Ref) -> str:
+        """What a value would best be called that is all that anybody reads of a result."""
+        name = self.of(ref)
+        parts = "_".join(str(step) for _, step in ref.path)
+        return name.removesuffix(f"_{parts}") if parts and all(kind == "i" for kind, _ in ref.path) else name
 
     def statement(self, node: Node) -> ast.stmt | None:
         """The statement of the model's code that a node is part of."""

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemini.capture.forms import Number, Ref, leaves, refs
+from gemini.capture.forms import Number, Ref, expr_refs, leaves, refs
 from gemini.capture.graph import Graph
-from gemini.capture.node import Guard
+from gemini.capture.node import Guard, Node
 from gemini.capture.numbers import ARITHMETIC, Expr
 from gemini.partition.partition import Partition
 
 
 @dataclass
 class Reads:
-    """What one stage reads: tensors, and numbers with the place (a node id) where each is first wanted."""
+    """What one stage runs, and reads: tensors, and numbers with the place (a node id) where each is first wanted."""
 
+    nodes: list[int] = field(default_factory=list)
     tensors: dict[Ref, None] = field(default_factory=dict)
     numbers: dict[Expr, int] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
@@ -57,16 +58,38 @@ def tensor_reads(expr: Any) -> Iterator[Expr]:
 def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
     """What every stage reads."""
     found = [Reads() for _ in partition.stages]
+    guards = unforeseen(graph)
+    needed = _needed(graph, guards)
     for stage, nodes in enumerate(partition.stages):
-        for index in nodes:
+        found[stage].nodes = [index for index in nodes if index in needed]
+        for index in found[stage].nodes:
             node = graph.nodes[index]
             found[stage].form(node.args, index)
             found[stage].form(node.kwargs, index)
-    for guard in unforeseen(graph):
+    for guard in guards:
         home = _home(partition, guard, found)
         found[home].guards.append(guard)
         found[home].expr(guard.expr, guard.position)
     return found
+
+
+def _needed(graph: Graph, guards: list[Guard]) -> set[int]:
+    """The nodes that have to run: not those that only served a guard which is checked beforehand."""
+    wanted = {ref.node for ref in refs(graph.result)}
+    wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
+    found = set()
+    for node in reversed(graph.nodes):
+        if node.id in wanted or not _is_pure(node):
+            found.add(node.id)
+            wanted |= {ref.node for ref in node.inputs()}
+    return found
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node does nothing but make tensors."""
+    if node.kind != "op" or node.mutates or node.random or not node.outputs:
+        return node.is_source
+    return not node.target.endswith("_")
 
 
 def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:

@@ -22,7 +22,6 @@ from gemini.capture.forms import Owned, leaves
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Node
 from gemini.codegen.reading import Reads
-from gemini.partition.partition import Partition
 
 HELD = ("parameter", "buffer", "attribute")
 
@@ -109,11 +108,11 @@ class Needs:
             self.users.setdefault(".".join(parts[:count]), set()).add(stage)
 
 
-def skeletons(graph: Graph, partition: Partition, reads: list[Reads]) -> tuple[Skeleton, ...]:
+def skeletons(graph: Graph, reads: list[Reads]) -> tuple[Skeleton, ...]:
     """What every stage holds."""
     model = graph.bound_model()
-    needs = _needs(graph, partition, reads)
-    made = tuple(Skeleton(Holding("", model)) for _ in partition.stages)
+    needs = _needs(graph, reads)
+    made = tuple(Skeleton(Holding("", model)) for _ in reads)
     for stage in needs.whole.get("", ()):
         made[stage].needs_model = True
         for name, _ in _children(model):
@@ -125,12 +124,12 @@ def skeletons(graph: Graph, partition: Partition, reads: list[Reads]) -> tuple[S
     return made
 
 
-def _needs(graph: Graph, partition: Partition, reads: list[Reads]) -> Needs:
+def _needs(graph: Graph, reads: list[Reads]) -> Needs:
     needs = Needs()
-    for stage, nodes in enumerate(partition.stages):
-        for index in nodes:
+    for stage, reading in enumerate(reads):
+        for index in reading.nodes:
             _node_needs(graph.nodes[index], stage, needs)
-        found = [*reads[stage].tensors, *(number.operands[0] for number in reads[stage].numbers)]
+        found = [*reading.tensors, *(number.operands[0] for number in reading.numbers)]
         for ref in found:
             node = graph.nodes[ref.node]
             if node.kind in HELD:

@@ -60,8 +60,21 @@ class Statements:
         variable = self.bindings.numbers.get(expr)
         return None if variable is None else Text(variable.name)
 
-    def result(self, value: Ref | Expr) -> str:
-        """The text of what a stage returns."""
+    def results(self, values: list[Ref | Expr]) -> list[str]:
+        """The texts of what a stage returns; a list that is returned from end to end is `*items`."""
+        found: list[str] = []
+        at = 0
+        while at < len(values):
+            turns = self.bindings.lists_from.get(values[at], ())
+            if turns and tuple(values[at : at + len(turns)]) == turns:
+                found.append(f"*{self.bindings.turns[turns[0]][0].name}")
+                at += len(turns)
+                continue
+            found.append(self._result(values[at]))
+            at += 1
+        return found
+
+    def _result(self, value: Ref | Expr) -> str:
         return str(self.value(value)) if isinstance(value, Ref) else self.bindings.leaving[value].name
 
     # ── writing ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,6 @@ from gemini.capture.node import Guard, Node
 from gemini.capture.numbers import Expr
 from gemini.codegen.interface import Interface, Port
 from gemini.codegen.reading import Reads, tensor_reads
-from gemini.partition.partition import Partition
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +55,11 @@ class Step:
         return Step(port=self.port, number=rewritten(self.number, change))
 
 
-def stage_steps(graph: Graph, partition: Partition, reads: list[Reads], interface: Interface) -> list[Step]:
+def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[Step]:
     """The steps of a stage, in the order of capture."""
     events: list[tuple[int, int, Step]] = []
     stage = interface.stage
-    events += [(index, 2, Step(graph.nodes[index])) for index in partition.stages[stage]]
+    events += [(index, 2, Step(graph.nodes[index])) for index in reads[stage].nodes]
     events += [(guard.position, 0, Step(guard=guard)) for guard in reads[stage].guards]
     for port in interface.outputs:
         if isinstance(port.value, Expr):
