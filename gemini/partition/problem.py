@@ -83,7 +83,12 @@ class Problem:
     @cached_property
     def ideal_ms(self) -> float:
         """The time of every worker if work could be split at will."""
-        return sum(item.ms for item in self.items) / sum(worker.speed for worker in self.workers)
+        return sum(item.ms for item in self.items) / self.total_speed
+
+    @cached_property
+    def total_speed(self) -> float:
+        """The speed of all workers together."""
+        return sum(worker.speed for worker in self.workers)
 
     @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:

@@ -123,3 +123,23 @@ def convex(problem: Problem) -> Iterator[tuple[float, float]]:
         for workers in itertools.permutations(range(problem.nparts)):
             if fits(problem, stages, workers):
                 yield judged(problem, stages, workers)
+
+
+def looped(problem: Problem, orders: Sequence[Sequence[int]], chunks: int) -> Iterator[tuple[float, float]]:
+    """Bottleneck and MB of all cuts with several chunks a worker."""
+    workers = list(range(problem.nparts)) * chunks
+    for order in orders:
+        for inner in itertools.combinations(range(1, len(order)), len(workers) - 1):
+            stages = [order[a:b] for a, b in itertools.pairwise((0, *inner, len(order)))]
+            if fits_looped(problem, stages, workers):
+                yield judged(problem, stages, workers)
+
+
+def fits_looped(problem: Problem, stages: Sequence[Sequence[int]], workers: Sequence[int]) -> bool:
+    """Whether several stages a worker keep to pins and memory."""
+    pinned = (problem.items[i].pin in (None, w) for s, w in zip(stages, workers, strict=True) for i in s)
+    used = problem.memories(stages, workers)
+    limits = [worker.memory_mb for worker in problem.workers]
+    return all(pinned) and all(
+        limit is None or mb <= limit * (1 + 1e-9) for mb, limit in zip(used, limits, strict=True)
+    )

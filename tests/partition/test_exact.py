@@ -29,7 +29,7 @@ def part_of(found: Assignment) -> list[int]:
     return [found.worker_of[stage] for stage in found.stage_of]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems())
 def test_the_bottleneck_is_the_least_of_all_contiguous_cuts(problem: Problem) -> None:
     tried = list(contiguous(problem, list(orders(problem).values())))
@@ -41,7 +41,7 @@ def test_the_bottleneck_is_the_least_of_all_contiguous_cuts(problem: Problem) ->
     assert min(cuts.ms for cuts in found) == pytest.approx(min(ms for ms, _ in tried), rel=ROUNDING)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems())
 def test_no_contiguous_cut_within_the_slack_is_narrower(problem: Problem) -> None:
     tried = list(contiguous(problem, list(orders(problem).values())))
@@ -55,7 +55,7 @@ def test_no_contiguous_cut_within_the_slack_is_narrower(problem: Problem) -> Non
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(problems())
 def test_the_answer_is_a_valid_partition_within_the_slack(problem: Problem) -> None:
     tried = list(contiguous(problem, list(orders(problem).values())))

@@ -126,6 +126,8 @@ class _Search:
     def _hold_pins(self, low: Ints, high: Ints) -> None:
         """Cuts before a worker come no later than its first pinned item, cuts behind it no earlier than its last."""
         stage_of = {seat.worker: stage for stage, seat in enumerate(self.seats)}
+        if len(stage_of) < len(self.seats):
+            return  # a worker with several stages has no single place
         for at, worker in self.line.pins:
             stage = stage_of[worker]
             high[: stage + 1] = np.minimum(high[: stage + 1], at)
@@ -161,6 +163,8 @@ class _Search:
         seat = self.seats[stage]
         found = self.line.times(starts, ends, seat.speed)
         found[found > self.limit] = np.inf
+        if self.line.pins:
+            found[self.line.barred(starts, ends, seat.worker)] = np.inf
         if seat.memory_mb is not None:
             found[self.line.memory(starts, ends, seat.in_flight) > seat.memory_mb * (1 + ROUNDING)] = np.inf
         return found

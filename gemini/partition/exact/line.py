@@ -66,6 +66,14 @@ class Line:
         self.pins = [(at, pin) for at, pin in pins if pin is not None]
 
     @cached_property
+    def forbidden(self) -> dict[int, Floats]:
+        """For every worker, how many items before a place are pinned to another one."""
+        pinned = [self.problem.items[item].pin for item in self.order]
+        return {
+            worker: _prefix(float(pin not in (None, worker)) for pin in pinned) for worker in range(self.problem.nparts)
+        }
+
+    @cached_property
     def crossing(self) -> Steps:
         """Bytes that a stretch needs from before it, both directions; whole numbers, so that sums are exact."""
         return self._read([float(round(value.mb * MB)) for value in self.problem.values])
@@ -131,6 +139,11 @@ class Line:
             found += self.moving.window(starts, ends)
         if starts.stop > ends.start:
             found[np.array(starts)[:, None] >= np.array(ends)[None, :]] = np.inf
+        return found
+
+    def barred(self, starts: range, ends: range, worker: int) -> npt.NDArray[np.bool_]:
+        """Which stretches hold an item that is pinned to another worker."""
+        found: npt.NDArray[np.bool_] = _differences(self.forbidden[worker], starts, ends) > 0
         return found
 
     def _read(self, amounts: list[float]) -> Steps:

@@ -42,6 +42,11 @@ def seatings(problem: Problem) -> list[Seats]:
     return [_seats(problem, workers) for workers in ordered]
 
 
+def looped(problem: Problem, chunks: int) -> Seats:
+    """Every worker in turn, `chunks` times."""
+    return _seats(problem, tuple(range(problem.nparts)) * chunks)
+
+
 def _kinds(problem: Problem) -> list[tuple[object, ...]]:
     """What tells each worker from others: nothing if they are alike."""
     pinned = {item.pin for item in problem.items}

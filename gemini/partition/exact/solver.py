@@ -1,0 +1,48 @@
+"""The solver: CP-SAT of OR-tools, where it is installed, with the same answer for the same question.
+
+Its effort is limited by its own count of work, not by the clock, and it runs on one thread: both would make answers
+differ from run to run. The clock only guards against a machine that is much slower than thought.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+_PATIENCE = 5.0  # seconds of clock for one unit of effort, which takes about one
+
+
+def cp_model() -> Any:
+    """The module, or None where OR-tools is not installed."""
+    try:
+        return importlib.import_module("ortools.sat.python.cp_model")
+    except ImportError:
+        return None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What was found, and whether it is proven to be the best."""
+
+    solver: Any
+    proven: bool
+
+    def value(self, variable: Any) -> int:
+        """The value of a variable."""
+        return int(self.solver.value(variable))
+
+
+def solve(model: Any, effort: float, gap: float = 0.0) -> Solution | None:
+    """The best solution found, if any; effort is about seconds."""
+    module = cp_model()
+    solver = module.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.max_time_in_seconds = effort * _PATIENCE + 1.0
+    solver.parameters.relative_gap_limit = gap
+    status = solver.solve(model)
+    if status not in (module.OPTIMAL, module.FEASIBLE):
+        return None
+    return Solution(solver, status == module.OPTIMAL)
