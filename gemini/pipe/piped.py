@@ -140,7 +140,9 @@ class Piped:
             self._keep_current()
             before = Undo(self._changeable, bound)
             try:
-                return run(bound)
+                output = run(bound)
+                before.forget()
+                return output
             except Exception as error:
                 # What fails here fails in the model too, which then raises its own error; or it is right and runs.
                 misfit = misfit_of(error)

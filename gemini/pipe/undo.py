@@ -6,7 +6,6 @@ copied. So for most models a snapshot is the states of the generators, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ class Changeable:
     """What the runs of one graph may change; found once."""
 
     def __init__(self, graph: Graph, model: nn.Module) -> None:
-        self.model = model
+        self._room: list[torch.Tensor] = []
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         self.inputs = bool(written) and bool(graph.inputs)
         glue = set(graph.validity.glue) if graph.validity is not None else set()
@@ -36,27 +35,50 @@ class Changeable:
             if node.kind == "block"
         ]
 
-    def buffers(self) -> Iterator[torch.Tensor]:
-        """The buffers that may be written, as they are now."""
-        for module in self.owners:
-            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+    def tensors(self, bound: dict[str, Any]) -> list[torch.Tensor]:
+        """Buffers and arguments that may be written, as they are now."""
+        held = [buffer for module in self.owners for buffer in module._buffers.values() if buffer is not None]
+        held += [tensor for _, tensor in tensors(bound)] if self.inputs else []
+        return [tensor for tensor in held if tensor.device.type != "meta"]
+
+    def take_room(self, wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Room for copies: that of an earlier run where it fits. Whoever takes it has it for itself."""
+        room, self._room = self._room, []
+        fits = len(room) == len(wanted) and all(
+            one.shape == other.shape and one.dtype is other.dtype and one.device == other.device
+            for one, other in zip(room, wanted, strict=True)
+        )
+        return room if fits else [torch.empty_like(tensor) for tensor in wanted]
+
+    def give_room(self, room: list[torch.Tensor]) -> None:
+        """Keep room for the next run."""
+        self._room = room
 
 
 class Undo:
     """The state before a run."""
 
     def __init__(self, changeable: Changeable, bound: dict[str, Any]) -> None:
+        self.changeable = changeable
         self.generators = Generators()
         self.attributes = [Attributes(block) for block in changeable.blocks]
-        held = [*changeable.buffers(), *((t for _, t in tensors(bound)) if changeable.inputs else ())]
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
+        self.tensors = changeable.tensors(bound)
+        self.saved = changeable.take_room(self.tensors)
+        self._copy(self.tensors, self.saved)
 
     def undo(self) -> None:
         """Put everything back."""
         for attributes in self.attributes:
             attributes.restore()
-        with torch.no_grad():
-            for tensor, saved in self.tensors:
-                if tensor._version or not torch.equal(tensor, saved):
-                    tensor.data.copy_(saved)
+        self._copy(self.saved, [tensor.data for tensor in self.tensors])
         self.generators.restore()
+
+    def forget(self) -> None:
+        """The run went well: its snapshot is not needed any more."""
+        self.changeable.give_room(self.saved)
+
+    @staticmethod
+    def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+        if sources:
+            with torch.no_grad():
+                torch._foreach_copy_(targets, sources)
