@@ -58,18 +58,23 @@ class Metis:
         """The part of each item; `imbalance` is in thousandths."""
         if self.problem.nparts == 1:
             return [0] * len(self.problem.items)
-        options = self.engine.Options(seed=seed, ufactor=imbalance)
         _, part_of = self.engine.part_graph(
             self.problem.nparts,
-            xadj=self.starts,
-            adjncy=self.ends,
             vweights=self.weights,
             eweights=self.edge_weights,
             tpwgts=self.shares,
             recursive=recursive,
-            options=options,
+            options=self.engine.Options(seed=seed, ufactor=imbalance),
+            **self._graph(),
         )
         return list(part_of)
+
+    def _graph(self) -> dict[str, Any]:
+        """The graph in the form that this version of the engine takes."""
+        form = getattr(self.engine, "CSRAdjacency", None)
+        if form is None:
+            return {"xadj": self.starts, "adjncy": self.ends}
+        return {"adjacency": form(self.starts, self.ends)}
 
 
 def _shares(problem: Problem) -> list[float]:
@@ -88,11 +93,11 @@ def _weights(problem: Problem, largest_share: float) -> list[int]:
         times = [max(ms, least) for ms in times]
     rest, share = sum(times), largest_share
     for ms in sorted(times, reverse=True):
-        if ms <= rest * share or share >= 1:
+        if ms <= rest * share or share >= 1 or rest <= 0:
             break
         rest -= ms
         share = min(1.0, share / (1 - share))
-    most = rest * share
+    most = rest * share if rest > 0 else min(times)
     scale = _SCALE / sum(min(ms, most) for ms in times)
     return [round(min(ms, most) * scale) for ms in times]
 

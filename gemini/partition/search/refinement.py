@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import heapq
 import random
+from math import inf
 
 from gemini.partition.search.filling import fill_blocks
 from gemini.partition.search.state import State
 
 REACH: dict[str, int | None] = {"simple": 1, "advanced": None}
-_PATIENCE = 60  # moves without a new best before a pass ends
 _ROUNDS = 12
 
 
@@ -24,6 +24,9 @@ def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, pas
     reach = REACH[moves]
     if 0 in state.members:
         fill_blocks(state)
+    for _ in range(passes):
+        if not state.memory_excess() or not relieve(state, reach, rng):
+            break
     balance(state, reach, rng)
     limit = state.bottleneck * (1 + slack)
     for _ in range(passes):
@@ -71,18 +74,25 @@ def _calmest(state: State, at: int, reach: int | None) -> int | None:
     return best
 
 
-# ── trim ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── passes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def trim(state: State, limit: float, reach: int | None, rng: random.Random) -> bool:
     """One pass that cuts less while no load passes a limit; whether it found something."""
     return _Pass(state, limit, reach, rng).run()
 
 
+def relieve(state: State, reach: int | None, rng: random.Random) -> bool:
+    """One pass that takes items from workers whose memory is too small; whether it found something."""
+    return _Relief(state, inf, reach, rng).run()
+
+
 class _Pass:
     """One Fiduccia–Mattheyses pass: the best move of each item waits on a heap."""
 
+    patience = 60  # moves without a new best before the pass ends
+
     def __init__(self, state: State, limit: float, reach: int | None, rng: random.Random) -> None:
         self.state, self.limit, self.reach, self.rng = state, limit, reach, rng
-        self.heap: list[tuple[float, float, int, int]] = []  # change of the cut, tie, item, block
+        self.heap: list[tuple[float, float, int, int]] = []  # price, tie, item, block
         self.locked: set[int] = set()
 
     def run(self) -> bool:
@@ -91,9 +101,9 @@ class _Pass:
         for at in range(len(state.block_of)):
             self._offer(at)
         undo: list[tuple[int, int]] = []
-        best, kept = state.cut, 0
-        least = 1e-9 * (state.cut + 1e-9)
-        while self.heap and len(undo) - kept < _PATIENCE:
+        best, kept = self._measure(), 0
+        least = 1e-9 * (best + 1e-9)
+        while self.heap and best > 0 and len(undo) - kept < self.patience:
             move = self._next()
             if move is None:
                 continue
@@ -101,8 +111,8 @@ class _Pass:
             undo.append((at, state.block_of[at]))
             state.move(at, target)
             self.locked.add(at)
-            if state.cut < best - least:
-                best, kept = state.cut, len(undo)
+            if self._measure() < best - least:
+                best, kept = self._measure(), len(undo)
             for other in (*state.problem.predecessors[at], *state.problem.successors[at]):
                 if other not in self.locked:
                     self._offer(other)
@@ -117,24 +127,31 @@ class _Pass:
             return None
         low, high = self.state.span(at)
         stays = not low <= target <= high or self.state.is_last(at)
-        cut = None if stays else self._price(at, target)
-        if cut is None or cut > promised + 1e-12 or self.state.excess(at, target) > 1e-9:
+        price = None if stays else self._price(at, target)
+        if price is None or price > promised + 1e-12 or not self._fits(at, target):
             self._offer(at, above=promised)
             return None
         return at, target
 
     def _offer(self, at: int, above: float | None = None) -> None:
         """Put the best move of an item on the heap; with `above`, only one that is worse than that."""
-        state = self.state
         best: tuple[float, int] | None = None
-        for target in state.targets(at, self.reach):
-            cut = self._price(at, target)
-            if cut is None or (above is not None and cut <= above + 1e-12) or (best is not None and cut >= best[0]):
+        for target in self.state.targets(at, self.reach):
+            price = self._price(at, target)
+            if price is None or (above is not None and price <= above + 1e-12):
                 continue
-            if state.memory is None or state.excess(at, target) <= 1e-9:
-                best = (cut, target)
+            if (best is None or price < best[0]) and self._fits(at, target):
+                best = (price, target)
         if best is not None:
             heapq.heappush(self.heap, (best[0], self.rng.random(), at, best[1]))
+
+    def _measure(self) -> float:
+        """What the pass makes smaller."""
+        return self.state.cut
+
+    def _fits(self, at: int, target: int) -> bool:
+        """Whether memory allows a move."""
+        return self.state.memory is None or self.state.excess(at, target) <= 1e-9
 
     def _price(self, at: int, target: int) -> float | None:
         """How the cut changes if an item moves within its span; None where loads do not allow it."""
@@ -143,9 +160,27 @@ class _Pass:
         if state.loads[other] + state.ms[at] / state.speeds[other] > self.limit and state.ms[at] > 0:
             return None
         if state.transfers.free:
-            cut = state.transfers.change(at, state.worker_of[state.block_of[at]], other)
-        else:
-            cut, changes = state.effect(at, target)
-            if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
-                return None
+            return state.transfers.change(at, state.worker_of[state.block_of[at]], other)
+        cut, changes = state.effect(at, target)
+        if any(change > 0 and state.loads[worker] + change > self.limit for worker, change in changes.items()):
+            return None
         return cut
+
+
+class _Relief(_Pass):
+    """A pass for memory: only what leaves a worker that is short of it moves, what relieves most first."""
+
+    patience = 200  # a row of items that keep nothing may hide one that does
+
+    def _measure(self) -> float:
+        return self.state.memory_excess()
+
+    def _fits(self, at: int, target: int) -> bool:
+        return self.state.worker_of[target] != self.state.worker_of[self.state.block_of[at]]
+
+    def _price(self, at: int, target: int) -> float | None:
+        state = self.state
+        if state.memory is None or not state.memory.excess(state.worker_of[state.block_of[at]]):
+            return None
+        excess = state.excess(at, target)
+        return None if excess > 1e-9 else excess
