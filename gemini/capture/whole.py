@@ -153,7 +153,7 @@ class WholeCalls(Recording):
         self.busy = True
         if job.kind == "call" and reads.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
-        node.random = random != torch_randomness()
+        node.random = random != torch_randomness() or self.drawn != python_randomness()
         self.drawn = python_randomness()
         self.attributes.see(job.module)
         node.uses = tuple(sorted(leaf.uses))
