@@ -2,6 +2,7 @@
 
     nn.Module.__call__            which module runs, and whether it is opened or kept whole
     nn.Module.__setattr__         attributes that the glue sets, also to the value they had
+    nn.Module.__getattribute__    attributes that the glue reads, and so may branch on
     torch function mode           every torch function called between modules (in the tracer)
     autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
     ScriptFunction.__call__       scripted functions, which no Python frame shows
@@ -45,6 +46,9 @@ class Watcher(Protocol):
     def on_set(self, module: nn.Module, name: str, value: Any) -> None:
         """An attribute of a module was set."""
 
+    def on_get(self, module: nn.Module, name: str) -> None:
+        """An attribute of a module was read."""
+
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is applied."""
 
@@ -85,6 +89,12 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         if threading.get_ident() == thread:
             watcher.on_set(module, name, value)
 
+    def get_attribute(module: nn.Module, name: str) -> Any:
+        value = object.__getattribute__(module, name)
+        if name[:1] != "_" and threading.get_ident() == thread:
+            watcher.on_get(module, name)
+        return value
+
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_APPLY(cls, *args, **kwargs)
@@ -119,6 +129,8 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         _swap(stack, builtins, "range", TracedRange)
         _swap(stack, nn.Module, "__call__", call)
         _swap(stack, nn.Module, "__setattr__", set_attribute)
+        nn.Module.__getattribute__ = get_attribute
+        stack.callback(delattr, nn.Module, "__getattribute__")
         _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
         _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
         _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)

@@ -23,9 +23,10 @@ from gemini.capture.batches import BatchPlan, candidates, find_batch, second_bat
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.caches import find_caches
 from gemini.capture.checks import BackwardFailed, Checks, Rejected
+from gemini.capture.compilation import compiled_apart
 from gemini.capture.determinism import deterministic
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
-from gemini.capture.fingerprint import fingerprint, glue_modules
+from gemini.capture.fingerprint import fingerprint, glue_modules, reads_of
 from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Guard, Node
@@ -79,7 +80,8 @@ class Refinement:
     def capture(self) -> Graph:
         """The finest graph that equals the model on all batches tried."""
         try:
-            with self.saved.watching(), deterministic((*self.call.tensors, *self.model.parameters())):
+            held = (*self.call.tensors, *self.model.parameters())
+            with compiled_apart(), self.saved.watching(), deterministic(held):
                 self.plan = find_batch(self.model, self.call, self.settling)
                 self.settling.finish(self._first_call)
                 while True:
@@ -154,6 +156,7 @@ class Refinement:
         args, kwargs = self.call.arguments()
         whole = {node.target for node in first.nodes if node.kind in MODULES}
         glue = glue_modules(self.model, whole)
+        glue += reads_of(first.tracer.reads(), self.model, glue)
         validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
         self.saved.restore()
         validity.fingerprint = fingerprint(self.model, glue)

@@ -73,7 +73,7 @@ class Attributes:
             name: {key: _copy(value) for key, value in found.items() if isinstance(value, _CONTAINERS)}
             for name, found in self.values.items()
         }
-        self.slots = {name: (dict(module._buffers), dict(module._parameters)) for name, module in self.modules.items()}
+        self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
 
     def changed(self) -> dict[str, list[str]]:
         """Modules whose attributes, buffers or parameters are other objects now, with their names."""
@@ -88,7 +88,7 @@ class Attributes:
                 and not _equal(now.get(key, _MISSING), before.get(key, _MISSING))
             ]
             keys += [key for key, value in contents.items() if key in now and not _same_items(now[key], value)]
-            for live, saved in zip((module._buffers, module._parameters), self.slots[name], strict=True):
+            for live, saved in zip(_slots(module), self.slots[name], strict=True):
                 keys += [key for key, value in live.items() if saved.get(key, _MISSING) is not value]
             if keys:
                 found[name] = keys
@@ -111,7 +111,7 @@ class Attributes:
         for key, value in self.contents[name].items():
             if wanted(key) and not _same_items(before[key], value):
                 _refill(before[key], value)
-        for live, saved in zip((module._buffers, module._parameters), self.slots[name], strict=True):
+        for live, saved in zip(_slots(module), self.slots[name], strict=True):
             for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, _MISSING)]:
                 if key in saved:
                     live[key] = saved[key]
@@ -120,6 +120,11 @@ class Attributes:
 
 
 _MISSING: Any = object()
+
+
+def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Where a module holds its buffers and parameters; a scripted one holds them out of reach."""
+    return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
 
 
 def _copy(value: Any) -> Any:

@@ -66,6 +66,7 @@ class WholeCalls(Recording):
     def __init__(self, model: nn.Module, granularity: Granularity) -> None:
         super().__init__(model, granularity)
         self.attributes = Attributes(model)
+        self.touched: set[tuple[int, str]] = set()  # attributes that the glue has read
         self.assigned: dict[tuple[str, str], int] = {}  # the last node that sets an attribute of a module
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -101,6 +102,20 @@ class WholeCalls(Recording):
         """Remember what the glue sets."""
         if self.leaf is None and not self.busy and self.active:
             self.attributes.touched.add((id(module), name))
+
+    def on_get(self, module: nn.Module, name: str) -> None:
+        """Remember what the glue reads."""
+        if self.leaf is None and not self.busy and self.active:
+            self.touched.add((id(module), name))
+
+    def reads(self) -> list[tuple[str, str]]:
+        """(module, attribute) of what the glue has read; methods and the like are not among them."""
+        held = {id(module): module for module in self.model.modules()}
+        return [
+            (self.origins.modules[owner], key)
+            for owner, key in self.touched
+            if owner in held and key in vars(held[owner]) and key != "training"
+        ]
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is one node."""

@@ -43,10 +43,6 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         self.dirty: set[int] = set()  # written since `undo`
         self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the guard against compilation costs more than the rest of the mode
-
     def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Watch these tensors, and none of those before."""
         self.watched = {}
