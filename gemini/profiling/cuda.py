@@ -131,11 +131,14 @@ class _AllocatorWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.before = torch.cuda.memory_allocated(device)
+        self.before = self._bytes("current")
 
     def peak_mb(self) -> float:
         """The most beyond what was in use when the watch began."""
-        return float(max(0, torch.cuda.max_memory_allocated(self.device) - self.before) / MB)
+        return float(max(0, self._bytes("peak") - self.before) / MB)
+
+    def _bytes(self, which: str) -> int:
+        return int(torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"][which])
 
     def restart(self) -> None:
         """Look for the peak anew."""

@@ -10,6 +10,7 @@ import torch
 from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.errors import ProfileError
+from gemini.profiling.budget import Budget
 from gemini.profiling.cache import Cache, default_folder
 from gemini.profiling.device import Device, find_device
 from gemini.profiling.inputs import input_tensors
@@ -40,17 +41,25 @@ def profile(
     if not isinstance(rounds, int) or rounds < 1:
         raise ProfileError(f"rounds={rounds!r}\n    → give a whole number, 1 or more")
     model = graph.bound_model()
+    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    estimated = analytic is not None or home.type == "meta"
+    found = None if estimated and device is None else find_device(device if device is not None else home)
+    budget = None if found is None else Budget(found)
     inputs = input_tensors(graph, args, kwargs)
     call = None if args is None and kwargs is None else Call(args or (), kwargs or {})
-    home = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     job = Profiling(
         graph=graph, inputs=inputs, call=call, rounds=rounds, check=check, tell=progress or (lambda *_: None)
     )
-    if analytic is not None or (device is None and home.type == "meta"):
-        spec = find_spec(analytic or "cpu") if not isinstance(analytic, DeviceSpec) else analytic
-        return job.analytic(spec, None if device is None else find_device(device))
-    found = find_device(device if device is not None else home)
-    if home.type == "meta":
-        return job.analytic(spec_like(found.kind, found.describe()), found)
+    if estimated or found is None or budget is None:
+        return job.analytic(_spec(analytic, found), found)
     folder = default_folder() if cache is True else Path(cache) if cache else None
-    return job.measured(found, Cache(folder, found.describe()))
+    return job.measured(found, Cache(folder, found.describe()), budget)
+
+
+def _spec(analytic: str | DeviceSpec | None, device: Device | None) -> DeviceSpec:
+    """The description asked for, else one like the device, else the plainest."""
+    if isinstance(analytic, DeviceSpec):
+        return analytic
+    if analytic is not None or device is None:
+        return find_spec(analytic or "cpu")
+    return spec_like(device.kind, device.describe())

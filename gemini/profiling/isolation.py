@@ -11,6 +11,7 @@ between forward and backward only what autograd saves is held, as in a step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,10 +41,31 @@ class _Cut(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
+        TURN.ended = time.perf_counter()
         return None, None
 
 
-_TOKEN = torch.zeros((), requires_grad=True)
+@dataclass
+class Turn:
+    """When backward began and ended in the thread that runs it (s); that thread is not the caller's on a GPU, and to
+    hand over and back takes longer than many a node. A cut has the oldest history of a node, so it comes last."""
+
+    began: float = 0.0
+    ended: float = 0.0
+
+    def begin(self, _: Any) -> None:
+        """A function of the node is about to run."""
+        self.began = self.began or time.perf_counter()
+
+    def take_ms(self) -> float | None:
+        """What passed between, if both were seen; the next turn starts anew."""
+        passed = (self.ended - self.began) * 1e3 if self.began and self.ended else None
+        self.began = self.ended = 0.0
+        return passed
+
+
+TURN = Turn()
+_TOKEN = torch.zeros((), requires_grad=True)  # to ask for its gradient is to have cuts called
 
 
 def cut(value: torch.Tensor) -> torch.Tensor:
@@ -68,6 +90,7 @@ class Outlet:
     edge: GradientEdge
     readers: int
     like: tuple[torch.Size, torch.dtype, torch.device]
+    owner: torch.Tensor | None = None  # keeps the edge alive where nothing else does
 
     def ones(self) -> torch.Tensor:
         """A gradient where no real one is at hand."""
@@ -135,13 +158,14 @@ class Isolation:
         for ref, count in zip(self.node.mutates, readers[len(refs) :], strict=True):
             yield from self._outlet(ref, self.given.get(ref), count, seen)
 
-    @staticmethod
-    def _outlet(ref: Ref, tensor: Any, readers: int, seen: list[Any]) -> Iterator[Outlet]:
+    def _outlet(self, ref: Ref, tensor: Any, readers: int, seen: list[Any]) -> Iterator[Outlet]:
         if not readers or not isinstance(tensor, torch.Tensor) or not tensor.requires_grad or tensor.grad_fn is None:
             return
         if not any(tensor is one for one in seen):
             seen.append(tensor)
-            yield Outlet(ref, edge_of(tensor), readers, (tensor.shape, tensor.dtype, tensor.device))
+            edge = edge_of(tensor)
+            owner = tensor if edge in self.starts.values() else None  # the node returns what it was given
+            yield Outlet(ref, edge, readers, (tensor.shape, tensor.dtype, tensor.device), owner)
 
     def output(self, result: Any, ref: Ref) -> Any:
         """The tensor of a result, or None where it comes otherwise."""
@@ -168,16 +192,20 @@ class Backward:
         """For every outlet, a gradient a reader."""
         return [[outlet.ones()] * outlet.readers for outlet in self.outlets]
 
-    def call(self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor]) -> Callable[[], Found]:
+    def call(
+        self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor], *, stamped: bool = False
+    ) -> Callable[[], Found]:
         """A call that returns the gradients of inputs, in the order of `starts`; those of parameters are added to
-        `sums`, by identity. Whatever need not be part of the call is done before."""
+        `sums`, by identity. Whatever need not be part of the call is done before. With `stamped`, `TURN` has the time
+        that it took in the thread that ran it."""
         roots = tuple(outlet.edge for outlet, some in zip(self.outlets, gradients, strict=True) for _ in some)
         flat = tuple(gradient for some in gradients for gradient in some)
         starts, ends = tuple(self.starts.values()), self.ends
+        wanted = stamp(roots, (*starts, *ends)) if stamped else (*starts, *ends)
 
         def run() -> Found:
-            found = differentiate(roots, flat, (*starts, *ends))
-            for end, gradient in zip(ends, found[len(starts) :], strict=True):
+            found = differentiate(roots, flat, wanted)
+            for end, gradient in zip(ends, found[len(starts) : len(starts) + len(ends)], strict=True):
                 if gradient is not None:
                     add(sums, end, gradient)
             return found[: len(starts)]
@@ -188,8 +216,12 @@ class Backward:
 class Accumulated(Backward):
     """For reentrant checkpoints, which refuse to return gradients. `.grad` is emptied again."""
 
-    def call(self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor]) -> Callable[[], Found]:
+    def call(
+        self, gradients: Sequence[Gradients], sums: dict[int, torch.Tensor], *, stamped: bool = False
+    ) -> Callable[[], Found]:
         """As for any backward pass; gradients of inputs are caught on their way."""
+        if stamped:
+            stamp([outlet.edge for outlet in self.outlets], ())
         roots = [outlet.edge for outlet, some in zip(self.outlets, gradients, strict=True) for _ in some]
         flat = [gradient for some in gradients for gradient in some]
         caught: dict[int, torch.Tensor] = {}
@@ -197,7 +229,7 @@ class Accumulated(Backward):
             edge.node.register_prehook(lambda found, at=at: caught.__setitem__(at, found[0]))
 
         def run() -> Found:
-            torch.autograd.backward(roots, flat)
+            accumulate(roots, flat)
             for end in self.ends:
                 if end.grad is not None:
                     add(sums, end, end.grad)
@@ -207,23 +239,34 @@ class Accumulated(Backward):
         return run
 
 
-def differentiate(roots: Sequence[GradientEdge], gradients: Sequence[torch.Tensor], ends: Sequence[Any]) -> Found:
+def stamp(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Have `TURN` told when backward from some roots begins and ends; the ends to ask gradients for."""
+    TURN.take_ms()
+    for node in {edge.node for edge in roots}:
+        node.register_prehook(TURN.begin)
+    return (*ends, _TOKEN)
+
+
+def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
+    """Backward from tensors or edges into `.grad`, as `torch.autograd.backward` without its checks."""
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(tuple(roots), tuple(gradients), False, False, (), True, accumulate_grad=True)
+
+
+def differentiate(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any]) -> Found:
     """Gradients of the ends, None where there is none. `torch.autograd.grad` without its checks, which a step runs
     once and not a node at a time; they take longer than the backward of a small node."""
     engine = torch.autograd.Variable._execution_engine
-    found: Found = engine.run_backward(roots, gradients, False, False, ends, True, accumulate_grad=False)
+    found: Found = engine.run_backward(
+        tuple(roots), tuple(gradients), False, False, tuple(ends), True, accumulate_grad=False
+    )
     return found
 
 
 def add(sums: dict[int, torch.Tensor], end: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Keep the gradient of a parameter, or add it to one that is there, as a step does."""
+    """Keep the gradient of a parameter, or add it to one that is there; to fresh memory, as autograd does."""
     before = sums.get(id(end))
-    if before is None:
-        sums[id(end)] = gradient
-    elif before.layout == gradient.layout == torch.strided:
-        before.add_(gradient)
-    else:
-        sums[id(end)] = before + gradient
+    sums[id(end)] = gradient if before is None else before + gradient
 
 
 def accumulated(edges: Sequence[GradientEdge]) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.profiling.analytic import calibrate, estimate_ms
 from gemini.profiling.assembly import Assembly
+from gemini.profiling.budget import Budget
 from gemini.profiling.cache import Cache
 from gemini.profiling.classes import NodeClass, Survey
 from gemini.profiling.device import Device, find_device
@@ -32,9 +33,8 @@ from gemini.profiling.walk import Walk
 from gemini.profiling.work import Work
 
 Progress = Callable[[int, int, str], None]
-LEAST_ROUNDS, MOST_ROUNDS = 2, 6
+MOST_ROUNDS = 6
 CALIBRATED = 8  # classes of nodes that a description is fitted to
-BUDGET = 5.5  # whole steps that profiling may take
 QUIET = 0.03  # noise (of a class, weighted by time) below which no further round is worth its time
 
 
@@ -100,7 +100,7 @@ class Profiling:
         chosen = sorted(self.classes.values(), key=lambda one: -len(one.members) * _work_ms(one, spec))[:CALIBRATED]
         run = Rounds(self, device, chosen, state)
         run.survey()
-        for turn in range(LEAST_ROUNDS):
+        for turn in range(run.least):
             run.round(turn)
         found = self._measurements(device, [one for one in chosen if not one.failure], run.times())
         return calibrate(spec, _pairs(found)), f"calibrated by {len(found)} classes of nodes on {device.describe()}"
@@ -110,9 +110,8 @@ class Profiling:
         Survey(self.flow, list(self.classes.values()), state).count(walk)
 
     # ── on a device ────────────────────────────────────────────────────────────────────────────────────────────
-    def measured(self, device: Device, cache: Cache) -> Profile:
+    def measured(self, device: Device, cache: Cache, budget: Budget) -> Profile:
         """Measured nodes; classes that the cache knows are not measured again."""
-        budget = Budget(device)
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
         with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
@@ -139,7 +138,7 @@ class Profiling:
             run.survey()
         turn = 0
         while turn < self.rounds or (turn < MOST_ROUNDS and run.noise() > QUIET):
-            if turn >= min(LEAST_ROUNDS, self.rounds) and not budget.allows_round():
+            if turn >= min(run.least, self.rounds) and not budget.allows_round():
                 break
             self.tell(turn + 1, max(self.rounds, turn) + 1, f"round {turn + 1}")
             budget.begin_round()
@@ -194,24 +193,6 @@ def _pairs(found: dict[str, Measurement]) -> list[tuple[Work, float]]:
     """Work and its time, forward and backward apart."""
     forward = [(one.forward_work, one.forward.ms) for one in found.values()]
     return forward + [(one.backward_work, one.backward.ms) for one in found.values()]
-
-
-class Budget:
-    """How long profiling may go on."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.begin = self.round = device.now_ms()
-        self.step_ms = 0.0
-
-    def begin_round(self) -> None:
-        """A round starts."""
-        self.round = self.device.now_ms()
-
-    def allows_round(self) -> bool:
-        """Whether one more like the last fits; always where no step was timed, as no limit is known."""
-        now = self.device.now_ms()
-        return not self.step_ms or now - self.begin + (now - self.round) <= BUDGET * self.step_ms
 
 
 def _measurement(found: NodeClass, times: ClassTimes) -> Measurement:

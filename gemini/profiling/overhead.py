@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any
 
 import torch
 
 from gemini.profiling.device import Device, Span, Stopwatch, Times
-from gemini.profiling.isolation import cut, differentiate, edge_of
+from gemini.profiling.isolation import cut, differentiate, edge_of, stamp
 
 EVERY = 16  # nodes between two readings
 _LINKS = 20
@@ -24,8 +25,8 @@ _ONE = 1
 class Overhead:
     """Takes readings of nothing."""
 
-    def __init__(self, device: Device, watch: Stopwatch) -> None:
-        self.device, self.watch = device, watch
+    def __init__(self, device: Device, watch: Stopwatch, timed: Callable[[Hashable, Any, int], Any]) -> None:
+        self.device, self.watch, self.timed = device, watch, timed
         self.value = torch.ones(_ONE, device=device.torch_device)
         self.count = 0
 
@@ -38,15 +39,16 @@ class Overhead:
         """One reading of a backward pass that does nothing, and of a longer one."""
         self.count += 1
         for links, name in ((1, "short"), (1 + _LINKS, "long")):
-            self.watch.time((name, self.count), self._chain(links), 0)
+            self.timed((name, self.count), self._chain(links), 0)
 
     def _chain(self, links: int) -> Callable[[], object]:
         with torch.enable_grad():
             start = value = cut(self.value)
             for _ in range(links):
                 value = value.view(_ONE)
-        root, end = edge_of(value), edge_of(start)
-        return lambda: differentiate((root,), (self.value,), (end,))
+        root, ends = edge_of(value), (edge_of(start),)
+        wanted = stamp([root], ends) if self.device.runs_behind else ends
+        return lambda: differentiate((root,), (self.value,), wanted)
 
     def read(self, spans: Mapping[Hashable, Span]) -> Times:
         """The time (ms) that each reading has too much."""

@@ -31,7 +31,7 @@ from gemini.profiling.classes import NodeClass, failure_of
 from gemini.profiling.device import Device, Span, Stopwatch, Times, is_out_of_memory
 from gemini.profiling.examination import given_already
 from gemini.profiling.flow import GradientFlow
-from gemini.profiling.isolation import Backward, Gradients, Isolation
+from gemini.profiling.isolation import TURN, Backward, Gradients, Isolation
 from gemini.profiling.overhead import EVERY, Overhead
 from gemini.profiling.walk import Walk
 
@@ -46,6 +46,7 @@ class PassReading:
     times: dict[int, Times]
     overhead: Times
     stopwatch: Stopwatch
+    gradients: dict[int, torch.Tensor]  # of parameters; whoever takes the reading drops them
 
 
 class Pass(Walk):
@@ -62,22 +63,24 @@ class Pass(Walk):
         super().__init__(flow.graph, inputs, device.torch_device)
         self.flow, self.classes, self.on = flow, classes, device
         self.watch = device.stopwatch(earlier)
-        self.overhead = Overhead(device, self.watch)
+        self.overhead = Overhead(device, self.watch, self._time_backward)
         self.timed: list[int] = []  # nodes whose times count
         self.sums: dict[int, torch.Tensor] = {}  # gradients of parameters
+        self.turns: dict[Hashable, float] = {}  # ms of backward in the thread that runs it
 
     def measure(self) -> PassReading:
         """Time the nodes of the graph."""
         with _no_garbage_collection():
             self._run()
         spans = self.watch.read()
+        spans.update({key: spans[key]._replace(host_ms=ms) for key, ms in self.turns.items() if key in spans})
         none = Span(0.0)
         times = {}
         for id_ in self.timed:
             if not self.classes[id_].failure:
                 forward, backward = spans[FORWARD, id_], spans.get((BACKWARD, id_), none)
                 times[id_] = Times(forward.ms, backward.ms, forward.host_ms, backward.host_ms)
-        return PassReading(times, self.overhead.read(spans), self.watch)
+        return PassReading(times, self.overhead.read(spans), self.watch, self.sums)
 
     def _run(self) -> None:
         raise NotImplementedError
@@ -91,6 +94,12 @@ class Pass(Walk):
     def _time(self, node: Node, direction: str, call: Callable[[], Any]) -> Any:
         key: Hashable = (direction, node.id)
         return self.watch.time(key, call, self._launches(node, direction))
+
+    def _time_backward(self, key: Hashable, call: Callable[[], Any], launches: int) -> Any:
+        found = self.watch.time(key, call, launches)
+        if self.on.runs_behind and (ms := TURN.take_ms()) is not None:
+            self.turns[key] = ms
+        return found
 
     def _failed(self, node: Node, error: Exception) -> None:
         found = self.classes.get(node.id)
@@ -149,7 +158,8 @@ class StepPass(Pass):
             node, backward = waiting.pop()
             given = [received.pop(outlet.ref, []) or [outlet.ones()] for outlet in backward.outlets]
             try:
-                found = self._time(node, BACKWARD, backward.call(given, self.sums))
+                call = backward.call(given, self.sums, stamped=self.on.runs_behind)
+                found = self._time_backward((BACKWARD, node.id), call, self._launches(node, BACKWARD))
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -198,7 +208,8 @@ class NodePass(Pass):
         del result
         if backward is not None:
             gradients, sums = backward.ones(), given_already(isolation)
-            self._time(node, BACKWARD, backward.call(gradients, sums))
+            call = backward.call(gradients, sums, stamped=self.on.runs_behind)
+            self._time_backward((BACKWARD, node.id), call, self._launches(node, BACKWARD))
             self.overhead.backward()
 
 

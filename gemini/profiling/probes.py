@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gemini.profiling.device import Device, Stopwatch
+from gemini.profiling.isolation import differentiate
 from gemini.profiling.robust import summarize
 from gemini.profiling.work import Work, WorkCounter
 
@@ -39,7 +40,7 @@ def _probes() -> list[tuple[nn.Module, tuple[int, ...]]]:
 
 def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[tuple[Work, float]]:
     given = torch.ones(shape, device=device.torch_device, requires_grad=True)
-    ends = [given, *module.parameters()]
+    ends = (given, *module.parameters())
     gradient = torch.ones_like(module(given))
     forward_work, backward_work = _count(module, given, ends, gradient)
     earlier: Stopwatch | None = None
@@ -47,7 +48,7 @@ def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[
         watch = device.stopwatch(earlier)
         for index in range(_TRIES):
             result = watch.time(("forward", index), lambda: module(given))
-            watch.time(("backward", index), partial(torch.autograd.grad, result, ends, gradient), 2)
+            watch.time(("backward", index), partial(differentiate, (result,), (gradient,), ends), 2)
         earlier = watch
     spans = watch.read()
     return [
@@ -56,9 +57,9 @@ def _measure(device: Device, module: nn.Module, shape: tuple[int, ...]) -> list[
     ]
 
 
-def _count(module: nn.Module, given: Any, ends: list[Any], gradient: torch.Tensor) -> tuple[Work, Work]:
+def _count(module: nn.Module, given: Any, ends: tuple[Any, ...], gradient: torch.Tensor) -> tuple[Work, Work]:
     with WorkCounter() as counter:
         result = module(given)
         first = counter.take()
-        torch.autograd.grad(result, ends, gradient)
+        differentiate((result,), (gradient,), ends)
         return first, counter.take()

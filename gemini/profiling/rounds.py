@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gemini.profiling.classes import NodeClass, Survey
 from gemini.profiling.device import Device, Stopwatch, is_out_of_memory
-from gemini.profiling.passes import NodePass, PassReading, StepPass
+from gemini.profiling.passes import NodePass, Pass, PassReading, StepPass
 from gemini.profiling.readings import ClassTimes, class_times
 from gemini.profiling.step import Step
 from gemini.profiling.unchanged import Unchanged
@@ -28,9 +28,12 @@ class Rounds:
     def __init__(self, job: Profiling, device: Device, pending: list[NodeClass], state: Unchanged) -> None:
         self.job, self.device, self.pending, self.state = job, device, pending, state
         self.of = {member: found for found in pending for member in found.members}
+        # The device's own times hardly vary where another thread has no part in them.
+        self.least = 1 if device.runs_behind else 2
         self.passes: list[PassReading] = []
         self.steps: list[float] = []
         self.earlier: Stopwatch | None = None
+        self.step = Step(job.graph, device, job.inputs, job.call)
         self.notes: tuple[str, ...] = ()
         away = job.away(device)
         self.whole = not away  # whether the model can run a step here
@@ -47,29 +50,38 @@ class Rounds:
         """One pass and one step."""
         if self.pending:
             if self.device.runs_behind and self.earlier is None:
-                self.earlier = self._pass(turn).stopwatch
-            reading = self._pass(turn)
-            self.earlier = reading.stopwatch
-            self.passes.append(reading)
+                self._pass(turn)
+            self.passes.append(self._pass(turn))
         if self.job.check and self.whole:
-            self._step()
+            self._steps()
 
     def _pass(self, turn: int) -> PassReading:
+        """One pass. The gradients of the step before go just before it, as a training loop drops them."""
         job = self.job
+        self.step.drop()
         given = (job.flow, job.inputs, self.device, self.of, self.earlier)
         if self.whole:
             try:
-                return StepPass(*given).measure()
+                return self._taken(StepPass(*given))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
             self._does_not_fit()
-        return NodePass(*given, turn=turn).measure()
+        return self._taken(NodePass(*given, turn=turn))
 
-    def _step(self) -> None:
-        job = self.job
+    def _taken(self, run: Pass) -> PassReading:
+        reading = run.measure()
+        self.earlier = reading.stopwatch
+        for one in self.passes[-1:]:
+            one.gradients.clear()
+        return reading
+
+    def _steps(self) -> None:
+        if self.passes:
+            self.passes[-1].gradients.clear()
         try:
-            self.steps.append(Step(job.graph, self.device, job.inputs, job.call).run())
+            for _ in range(2 if self.device.runs_behind else 1):
+                self.steps.append(self.step.run())
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -77,6 +89,7 @@ class Rounds:
 
     def _does_not_fit(self) -> None:
         """From now on nodes run one at a time; what was read is dropped, so that all times are of one kind."""
+        self.step.drop()
         self.device.release()
         self.whole = False
         self.steps, self.passes, self.earlier = [], [], None

@@ -11,6 +11,7 @@ from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.capture.values import decode, tensors
 from gemini.profiling.device import Device
+from gemini.profiling.isolation import accumulate
 from gemini.profiling.walk import Walk
 
 
@@ -22,13 +23,15 @@ class Step:
         self.model = graph.bound_model()
 
     def run(self) -> float:
-        """One step (ms). Gradients are made anew and dropped."""
+        """One step (ms). Gradients are made anew, and stay as they do in training, until `drop`."""
+        self.drop()
         forward = self._forward()
-        try:
-            return self.device.time_step(lambda: _backward(forward()))
-        finally:
-            for parameter in self.model.parameters():
-                parameter.grad = None
+        return self.device.time_step(lambda: _backward(forward()))
+
+    def drop(self) -> None:
+        """Drop the gradients of the last step."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
 
     def _forward(self) -> Callable[[], Any]:
         """The forward call on fresh inputs: of the model where its arguments are known, else of the graph."""
@@ -65,4 +68,4 @@ def _backward(output: Any) -> None:
     roots = list({id(tensor): tensor for tensor in found}.values())
     roots = [tensor for tensor in roots if tensor.numel() == 1] or roots
     if roots:
-        torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        accumulate(roots, [torch.ones_like(root) for root in roots])
