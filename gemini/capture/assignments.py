@@ -4,8 +4,8 @@
         layer.attention.mask = mask        an assignment, before the layer runs
     self.state = state.detach()            an assignment, at the end
 
-A graph must repeat these: a module kept whole reads its attribute, and the next call may. Tensors that nodes made, and
-None, are written down as nodes that call `assign`. Other values (a counter) cannot be computed again by a graph.
+A graph must repeat these: a module kept whole reads its attribute, and the next call may. Tensors that nodes made,
+sizes and None are written down as nodes that call `assign`. Other values (a counter) a graph cannot compute again.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.numbers import TracedFloat, TracedInt
+
 TARGET = "gemini.capture.assignments.assign"
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING: Any = object()
 
 
-def assign(module: nn.Module, name: str, value: torch.Tensor | None) -> None:
+def assign(module: nn.Module, name: str, value: torch.Tensor | int | float | None) -> None:
     """Set an attribute of a module."""
     setattr(module, name, value)
 
@@ -68,6 +70,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 def can_be_assigned(value: Any, other: bool) -> bool:
     """Whether a graph can set an attribute to a value. A plain one that changed may be another each time."""
+    if isinstance(value, (TracedInt, TracedFloat)):
+        return True
     if isinstance(value, _PLAIN):
         return not other
     return value is None or (isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter))

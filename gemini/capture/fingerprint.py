@@ -1,14 +1,16 @@
 """Fingerprints: the part of a model's Python state that its glue may branch on.
 
-`self.training`, flags, numbers and names on modules and configurations, the children of containers, replaced
-forwards, hooks. A graph is only valid while the fingerprint of the modules it opened is the same. Modules that run
-whole are left out: their Python decides anew each time. Of these, and of containers, functions and other objects in
-attributes, only what the glue was seen to read counts: `attribute@module`.
+`self.training`, configurations, the children of containers, replaced forwards, hooks, and the attributes of modules
+and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
+is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
+reads does not take part, nor do modules that run whole: their Python decides anew each time.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -37,20 +39,20 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
     """A value that differs when the Python of these modules may take another way."""
     facts: list[Any] = []
     configurations: dict[int, Any] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if "@" in name:
-            facts.append((name, *_read(model, name)))
+            facts.append((name, *_read(modules, name)))
             continue
-        try:
-            module = model.get_submodule(name) if name else model
-        except AttributeError:
+        module = modules.get(name)
+        if module is None:
             facts.append((name, "gone"))
             continue
         own = vars(module)
         facts.append(
             (
                 name,
-                tuple((key, value) for key, value in own.items() if isinstance(value, _PLAIN)),
+                (("training", module.training),),
                 tuple((key, id(child)) for key, child in module._modules.items()),
                 tuple((key, buffer is None) for key, buffer in module._buffers.items()),
                 tuple(key for key, parameter in module._parameters.items() if parameter is not None),
@@ -73,28 +75,37 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(facts)
 
 
-def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module, glue: Iterable[str]) -> list[str]:
-    """The attributes that glue has read, as far as the fingerprint of its modules does not hold them anyway."""
-    opened = set(glue)
-    found = []
+def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
+    """The attributes that glue has read, `attribute@module`, as far as they can decide a branch."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = set()
     for name, key in touched:
-        value = vars(model.get_submodule(name)).get(key)
-        if isinstance(value, (torch.Tensor, nn.Module)) or (isinstance(value, _PLAIN) and name in opened):
+        module = modules[name]
+        if key in module._parameters or key in module._buffers or key in module._modules or "@" in name:
             continue
-        if key not in ("config", "forward") and "@" not in name:
-            found.append(f"{key}@{name}")
+        value = _attribute(module, key)
+        code = (torch.Tensor, types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
+        if key in vars(module) or not isinstance(value, code):
+            found.add(f"{key}@{name}")
     return sorted(found)
 
 
-def _read(model: nn.Module, name: str) -> tuple[str, tuple[int, ...]]:
+def _attribute(module: nn.Module, key: str) -> Any:
+    """The attribute of a module or of its class; its code is not run."""
+    own = vars(module)
+    return own[key] if key in own else inspect.getattr_static(type(module), key, _GONE)
+
+
+_GONE = "gone"
+
+
+def _read(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...]]:
     """What an attribute holds: as text, and by identity where text does not tell."""
     key, _, owner = name.partition("@")
-    try:
-        value = vars(model.get_submodule(owner)).get(key, "gone")
-    except AttributeError:
-        return "gone", ()
+    if owner not in modules:
+        return _GONE, ()
     found: list[int] = []
-    return repr(_held(value, found, 0)), tuple(found)
+    return repr(_held(_attribute(modules[owner], key), found, 0)), tuple(found)
 
 
 def _held(value: Any, found: list[int], depth: int) -> Any:

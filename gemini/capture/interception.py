@@ -8,6 +8,7 @@
     ScriptFunction.__call__       scripted functions, which no Python frame shows
     builtins.len, range           which would turn traced sizes into plain numbers unseen
     torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
+    torch.distributions           its checks of parameters, which would be branches on them, are off
 
 Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
 Function calls that refinement wants whole are patched in the globals of their module or in their class.
@@ -26,12 +27,14 @@ from typing import Any, Protocol
 import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
+from torch.distributions import Distribution
 
 from gemini.capture.numbers import TracedInt
 
 ORIGINAL_CALL = nn.Module.__call__
 ORIGINAL_SET = nn.Module.__setattr__
 ORIGINAL_LEN = len
+_MACHINERY = frozenset(dir(nn.Module()))  # what every module has
 ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
 ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
@@ -90,10 +93,9 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
             watcher.on_set(module, name, value)
 
     def get_attribute(module: nn.Module, name: str) -> Any:
-        value = object.__getattribute__(module, name)
-        if name[:1] != "_" and threading.get_ident() == thread:
-            watcher.on_get(module, name)
-        return value
+        if name not in _MACHINERY and threading.get_ident() == thread:
+            watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
+        return object.__getattribute__(module, name)
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
@@ -135,6 +137,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
         _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)
         _swap(stack, torch.jit.ScriptFunction, "__call__", script)
+        _swap(stack, Distribution, "_validate_args", False)
         for target in calls:
             _wrap_call(stack, watcher, target)
         yield

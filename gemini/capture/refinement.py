@@ -23,7 +23,6 @@ from gemini.capture.batches import BatchPlan, candidates, find_batch, second_bat
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.caches import find_caches
 from gemini.capture.checks import BackwardFailed, Checks, Rejected
-from gemini.capture.compilation import compiled_apart
 from gemini.capture.determinism import deterministic
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.fingerprint import fingerprint, glue_modules, reads_of
@@ -81,7 +80,7 @@ class Refinement:
         """The finest graph that equals the model on all batches tried."""
         try:
             held = (*self.call.tensors, *self.model.parameters())
-            with compiled_apart(), self.saved.watching(), deterministic(held):
+            with self.saved.watching(), deterministic(held):
                 self.plan = find_batch(self.model, self.call, self.settling)
                 self.settling.finish(self._first_call)
                 while True:
@@ -156,7 +155,7 @@ class Refinement:
         args, kwargs = self.call.arguments()
         whole = {node.target for node in first.nodes if node.kind in MODULES}
         glue = glue_modules(self.model, whole)
-        glue += reads_of(first.tracer.reads(), self.model, glue)
+        glue += reads_of(first.tracer.reads(), self.model)
         validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
         self.saved.restore()
         validity.fingerprint = fingerprint(self.model, glue)

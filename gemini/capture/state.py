@@ -176,8 +176,11 @@ class Saved:
         if self.writes is None:
             yield
             return
-        with self.writes:
-            yield
+        try:
+            with self.writes:
+                yield
+        finally:
+            self.writes.forget_compiled()
 
     def watch_new(self) -> None:
         """Take in tensors that the model has come to hold since."""

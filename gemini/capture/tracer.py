@@ -71,10 +71,10 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         short = reads.short_name(name)
         if short in reads.SIZES:
             return reads.read_size(self, short, func, args, kwargs)
-        if short in reads.STATIC or name.startswith("torch._C._set_grad"):
+        if short in reads.STATIC or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
             return func(*strip(args), **strip(kwargs))
         if short in reads.REFUSED or not name:
-            self.refuse(f"{short or func!r} leaves the tensor world")
+            self.refuse(f"{short or getattr(func, '__name__', func)!s} leaves the tensor world")
         if short in reads.READS:
             return reads.read_value(self, func, args)
         return self._record(func, name, args, kwargs)

@@ -67,6 +67,7 @@ class WholeCalls(Recording):
         super().__init__(model, granularity)
         self.attributes = Attributes(model)
         self.touched: set[tuple[int, str]] = set()  # attributes that the glue has read
+        self.written: set[tuple[int, str]] = set()  # attributes that it has set
         self.assigned: dict[tuple[str, str], int] = {}  # the last node that sets an attribute of a module
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -102,20 +103,16 @@ class WholeCalls(Recording):
         """Remember what the glue sets."""
         if self.leaf is None and not self.busy and self.active:
             self.attributes.touched.add((id(module), name))
+            self.written.add((id(module), name))
 
     def on_get(self, module: nn.Module, name: str) -> None:
-        """Remember what the glue reads."""
-        if self.leaf is None and not self.busy and self.active:
+        """Remember what the glue reads, unless it has set that itself."""
+        if self.leaf is None and not self.busy and self.active and (id(module), name) not in self.written:
             self.touched.add((id(module), name))
 
     def reads(self) -> list[tuple[str, str]]:
-        """(module, attribute) of what the glue has read; methods and the like are not among them."""
-        held = {id(module): module for module in self.model.modules()}
-        return [
-            (self.origins.modules[owner], key)
-            for owner, key in self.touched
-            if owner in held and key in vars(held[owner]) and key != "training"
-        ]
+        """(module, attribute) of what the glue has read."""
+        return [(self.origins.modules[owner], key) for owner, key in self.touched if owner in self.origins.modules]
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is one node."""

@@ -41,6 +41,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         self.copies: list[Copy] = []
         self.copied: set[int] = set()
         self.dirty: set[int] = set()  # written since `undo`
+        self.compiled = False
         self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
 
     def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -57,10 +58,18 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
         if written is None:
             written = self.schemas[id(func)] = _written(func)
+        self.compiled |= isinstance(func, torch._ops.HigherOrderOperator)
         if written:
             for where in written:
                 self._note(kwargs.get(where) if isinstance(where, str) else _at(args, where))
         return func(*args, **kwargs)
+
+    def forget_compiled(self) -> None:
+        """`torch.cond` and its like compile themselves; what they compiled under a mode fails without it."""
+        if self.compiled:
+            import torch._dynamo
+
+            torch._dynamo.reset()
 
     def undo(self) -> None:
         """Put back what was written."""
