@@ -103,13 +103,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--only", nargs="+", choices=("balance", "cost"), default=["balance", "cost"])
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--pixels", type=int, default=128)
+    parser.add_argument("--batch", type=int, help="4; on a GPU 16 texts or 64 images")
+    parser.add_argument("--length", type=int, help="tokens of a text: 64, on a GPU 512")
+    parser.add_argument("--pixels", type=int, help="width of an image: 128, on a GPU 224")
     parser.add_argument("--repeats", type=int, default=9, help="steps of the model and of the stages, in turn")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    return parser.parse_args()
+    options = parser.parse_args()
+    on_cpu = options.device == "cpu"
+    options.images = options.batch or (4 if on_cpu else 64)
+    options.batch = options.batch or (4 if on_cpu else 16)
+    options.length = options.length or (64 if on_cpu else 512)
+    options.pixels = options.pixels or (128 if on_cpu else 224)
+    return options
 
 
 def prepare(name: str, options: argparse.Namespace) -> Bench:
