@@ -78,8 +78,11 @@ class Metis:
 
 
 def _shares(problem: Problem) -> list[float]:
-    """The share of the work of each part; parts that would get next to nothing make METIS fail."""
+    """The share of the work of each part; parts that would get next to nothing make METIS fail, and so do unequal ones
+    of a few items. What is balanced afterwards is balanced by speed."""
     speeds = [worker.speed for worker in problem.workers]
+    if len(problem.items) < _FEW * problem.nparts:
+        return [1 / len(speeds)] * len(speeds)
     shares = [max(speed / sum(speeds), _LEAST_SHARE / len(speeds)) for speed in speeds]
     return [share / sum(shares) for share in shares]
 

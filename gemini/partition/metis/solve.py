@@ -45,7 +45,8 @@ def metis_answers(problem: Problem) -> list[Answer]:
             return found
     try:
         # More stages keep more for backward, so where memory is short, one a worker may do.
-        found += [answer for part_of in best for answer in _one_a_worker(problem, part_of, rng)]
+        tried = best[:1] if found else best
+        found += [answer for part_of in tried for answer in _one_a_worker(problem, part_of, rng)]
     except PartitionError:  # pins that one stage a worker cannot serve
         if not found:
             raise

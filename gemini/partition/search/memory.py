@@ -55,46 +55,46 @@ class MemoryBook:
     def add(self, at: int, block: int) -> None:
         """An item enters a block."""
         item, worker = self.problem.items[at], self.worker_of[block]
-        grown = item.saved_own_mb * self.shares[block]
-        for value in item.saved_values:
-            readers = self.kept[block].get(value, 0)
-            grown += 0.0 if readers else self.problem.saved_mb[value] * self.shares[block]
-            self.kept[block][value] = readers + 1
-        for name in item.parameters:
-            users = self.names[worker].get(name, 0)
-            grown += 0.0 if users else self.sizes[name]
-            self.names[worker][name] = users + 1
-        self.steady[worker] += grown
+        self.steady[worker] += self._grown(at, block)
         self.peaks[worker] = max(self.peaks[worker], item.peak_mb)
+        for value in item.saved_values:
+            self.kept[block][value] = self.kept[block].get(value, 0) + 1
+        for name in item.parameters:
+            self.names[worker][name] = self.names[worker].get(name, 0) + 1
 
     def remove(self, at: int, block: int) -> None:
         """An item leaves a block."""
         item, worker = self.problem.items[at], self.worker_of[block]
-        shrunk = item.saved_own_mb * self.shares[block]
+        self.steady[worker] -= self._shrunk(at, block)
         for value in item.saved_values:
             self.kept[block][value] -= 1
-            shrunk += 0.0 if self.kept[block][value] else self.problem.saved_mb[value] * self.shares[block]
         for name in item.parameters:
             self.names[worker][name] -= 1
-            shrunk += 0.0 if self.names[worker][name] else self.sizes[name]
-        self.steady[worker] -= shrunk
 
-    def excess(self, worker: int) -> float:
-        """MB beyond a worker's limit."""
+    def _grown(self, at: int, block: int) -> float:
+        """MB that an item would add to a block: what nobody there holds already."""
+        item, kept, names = self.problem.items[at], self.kept[block], self.names[self.worker_of[block]]
+        saved = item.saved_own_mb + sum(
+            self.problem.saved_mb[value] for value in item.saved_values if not kept.get(value)
+        )
+        return saved * self.shares[block] + sum(self.sizes[name] for name in item.parameters if not names.get(name))
+
+    def _shrunk(self, at: int, block: int) -> float:
+        """MB that a block would lose with an item: what nobody else there holds."""
+        item, kept, names = self.problem.items[at], self.kept[block], self.names[self.worker_of[block]]
+        saved = item.saved_own_mb + sum(self.problem.saved_mb[value] for value in item.saved_values if kept[value] == 1)
+        return saved * self.shares[block] + sum(self.sizes[name] for name in item.parameters if names[name] == 1)
+
+    def excess(self, worker: int, more: float = 0.0) -> float:
+        """MB beyond a worker's limit, with some more than it has."""
         limit = self.problem.workers[worker].memory_mb
         if limit is None:
             return 0.0
-        return max(0.0, self.steady[worker] + self.peaks[worker] / self.batches - limit)
+        return max(0.0, self.steady[worker] + more + self.peaks[worker] / self.batches - limit)
 
     def change(self, at: int, source: int, target: int) -> float:
-        """How much the excess grows if an item moves."""
+        """How much the excess grows if an item moves to a block of another worker."""
         one, other = self.worker_of[source], self.worker_of[target]
-        peaks = self.peaks[other]
-        before = self.excess(one) + self.excess(other)
-        self.remove(at, source)
-        self.add(at, target)
-        after = self.excess(one) + self.excess(other)
-        self.remove(at, target)
-        self.add(at, source)
-        self.peaks[other] = peaks
-        return after - before
+        peak = max(0.0, self.problem.items[at].peak_mb - self.peaks[other]) / self.batches
+        left = self.excess(one, -self._shrunk(at, source)) - self.excess(one)
+        return left + self.excess(other, self._grown(at, target) + peak) - self.excess(other)

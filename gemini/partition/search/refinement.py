@@ -24,9 +24,10 @@ def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, pas
     reach = REACH[moves]
     if 0 in state.members:
         fill_blocks(state)
-    for _ in range(passes):
-        if not state.memory_excess() or not relieve(state, reach, rng):
-            break
+    excess = inf
+    while 0 < state.memory_excess() < 0.7 * excess:  # for as long as it helps much
+        excess = state.memory_excess()
+        relieve(state, reach, rng)
     balance(state, reach, rng)
     limit = state.bottleneck * (1 + slack)
     for _ in range(passes):
