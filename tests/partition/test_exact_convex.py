@@ -69,7 +69,8 @@ def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_the_solver_the_contiguous_answer_is_given_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solve_module, "cp_model", lambda: None)
+    monkeypatch.setattr(solve_module, "has_solver", lambda: False)
+    monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
     found = partition_exact(diamond())
     assert found.facts["method"] == "contiguous"
     assert "OR-tools is not installed" in found.facts["note"]

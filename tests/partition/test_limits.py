@@ -18,7 +18,7 @@ from gemini.partition.problem import Edge, Item, Problem, Value
 from gemini.partition.shortage import shortage
 from gemini.profiling import profile
 from gemini.schedule.links import Links
-from tests.partition.models import Stack, captured, problem_of
+from tests.partition.shapes import Stack, captured, problem_of
 
 
 def refused(nparts: int, model: str = "stack", partitioner: str = "exact", **options: object) -> str:

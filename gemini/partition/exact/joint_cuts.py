@@ -9,7 +9,7 @@ from typing import Any
 
 from gemini.partition.exact.line import Line
 from gemini.partition.exact.seats import Seats
-from gemini.partition.exact.solver import cp_model, solve
+from gemini.partition.exact.solver import cp_model, has_solver, solve
 
 _NEAR = 24  # places on either side of each cut
 _UNITS = 10**7  # that the work of all items is counted in
@@ -19,10 +19,9 @@ _EFFORT = 0.2
 
 def joint_cuts(line: Line, seats: Seats, cuts: list[int]) -> list[int] | None:
     """Better cuts, if there are any."""
-    model_of: Any = cp_model()
     total = float(line.work[-1])
     limited = any(seat.memory_mb is not None for seat in seats)
-    if model_of is None or not total or line.moving is not None or line.pins or limited:
+    if not has_solver() or not total or line.moving is not None or line.pins or limited:
         return None
     ideal = total / line.problem.total_speed
     loads = [0.0] * line.problem.nparts
@@ -31,7 +30,7 @@ def joint_cuts(line: Line, seats: Seats, cuts: list[int]) -> list[int] | None:
     if max(loads) <= ideal * (1 + _GOOD):
         return None
     work = [round(float(before) / total * _UNITS) for before in line.work]
-    model = model_of.CpModel()
+    model = cp_model().CpModel()
     place, done = _places(model, line, cuts, work)
     slowest = model.new_int_var(0, int(max(loads) / total * _UNITS), "slowest")  # only better cuts are of use
     for worker in range(line.problem.nparts):

@@ -21,7 +21,7 @@ from gemini.partition.exact.filling import fill
 from gemini.partition.exact.line import Line
 from gemini.partition.exact.orders import orders
 from gemini.partition.exact.seats import Seats, looped, seatings
-from gemini.partition.exact.solver import cp_model
+from gemini.partition.exact.solver import has_solver
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 
@@ -57,6 +57,11 @@ def partition_exact(problem: Problem) -> Assignment:
         raise PartitionError(_impossible(problem, bool(tries)))
     chosen, cuts = _fewest(tries, best * (1 + problem.options.slack))
     found = _contiguous(problem, chosen, cuts, best)
+    if not _may_be_faster(problem, best):
+        return found
+    if not has_solver():
+        found.facts["note"] = "only contiguous stages were searched, since OR-tools is not installed"
+        return found
     return _convex(problem, chosen, cuts, best) or found
 
 
@@ -105,8 +110,6 @@ def _contiguous(problem: Problem, chosen: Try, cuts: Cuts, best: float) -> Assig
     workers = [seat.worker for seat in chosen.seats]
     known = _has_one_price(problem)
     facts = {"method": "contiguous", "order": chosen.name, "optimal": known, "bound_ms": round(best, 6)}
-    if cp_model() is None:
-        facts["note"] = "only contiguous stages were searched, since OR-tools is not installed"
     return _assignment(problem, _stage_of(problem, stages), workers, facts)
 
 
@@ -139,12 +142,19 @@ def _looped(problem: Problem, lines: dict[str, Line], chunks: int) -> Assignment
 
 
 # ── convex ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _target(problem: Problem, contiguous: float) -> float:
+    return contiguous / (1 + problem.options.slack) * (1 - ROUNDING)
+
+
+def _may_be_faster(problem: Problem, contiguous: float) -> bool:
+    """Whether other than contiguous stages could be faster by more than the slack."""
+    bounded = bound_ms(problem) > _target(problem, contiguous)
+    return problem.nparts > 1 and contiguous > 0 and not bounded and not _is_chain(problem)
+
+
 def _convex(problem: Problem, chosen: Try, cuts: Cuts, contiguous: float) -> Assignment | None:
     """Stages that are no stretches, where they are faster than contiguous ones by more than the slack."""
-    slack = problem.options.slack
-    limit = contiguous / (1 + slack) * (1 - ROUNDING)
-    if problem.nparts == 1 or limit <= 0 or _is_chain(problem) or bound_ms(problem) > limit or cp_model() is None:
-        return None
+    limit = _target(problem, contiguous)
     effort = min(_EFFORT, problem.options.time_limit)
     small = is_small(problem)
     best: tuple[Convex, list[int]] | None = None

@@ -7,18 +7,21 @@ differ from run to run. The clock only guards against a machine that is much slo
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 _PATIENCE = 5.0  # seconds of clock for one unit of effort, which takes about one
 
 
+def has_solver() -> bool:
+    """Whether OR-tools is installed; it is not imported to find out."""
+    return importlib.util.find_spec("ortools") is not None
+
+
 def cp_model() -> Any:
-    """The module, or None where OR-tools is not installed."""
-    try:
-        return importlib.import_module("ortools.sat.python.cp_model")
-    except ImportError:
-        return None
+    """The module, imported where it is first used."""
+    return importlib.import_module("ortools.sat.python.cp_model")
 
 
 @dataclass(frozen=True)

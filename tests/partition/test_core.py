@@ -1,0 +1,142 @@
+"""The result of a partition: checked, ordered, and the same after a trip through a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemini.errors import ArtifactError, PartitionError
+from gemini.partition import Options, Partition, Worker, partition
+from gemini.partition.baseline import equal_layers, equal_layers_partition, layers_of
+from gemini.partition.entry import in_order, items_in_order
+from gemini.partition.problem import Edge, Item, Problem, Value
+from gemini.partition.registry import Assignment, find_partitioner
+from tests.partition.shapes import captured, problem_of
+
+
+@pytest.mark.parametrize("model", ["stack", "translator", "u"])
+@pytest.mark.parametrize("nparts", [1, 2, 4, 7])
+def test_every_node_is_in_one_stage_and_values_flow_forward(model: str, nparts: int) -> None:
+    graph, costs = captured(model)
+    made = partition(graph, costs, nparts)
+    assert made.nstages == nparts
+    assert sorted(node for nodes in made.stages for node in nodes) == [node.id for node in graph.compute_nodes]
+    for node in graph.compute_nodes:
+        assert all(made.stage_of.get(one, 0) <= made.stage_of[node.id] for one in node.dependencies)
+    assert not made.is_mixed
+
+
+def test_a_partition_survives_a_file(tmp_path: Path) -> None:
+    graph, costs = captured("stack")
+    made = partition(graph, costs, 3, options=Options(workers=(Worker(), Worker(2.0), Worker())))
+    made.save(tmp_path / "partition.json")
+    loaded = Partition.load(tmp_path / "partition.json")
+    assert loaded == Partition.from_json(json.loads(json.dumps(made.to_json())))
+    assert loaded.stages == made.stages
+    assert Options.from_json(loaded.options) == Options(workers=(Worker(), Worker(2.0), Worker()))
+    loaded.validate(graph)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 9}', '{"format": 1, "stages": 3}'])
+def test_files_that_hold_something_else_are_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises((PartitionError, ArtifactError)):
+        Partition.load(tmp_path / "x.json")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        Partition.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("stages", "workers", "said"),
+    [
+        (((0,), (0,)), (0, 1), "stage 1 repeats nodes [0]"),
+        (((0,), ()), (0, 1), "stages [1] are empty"),
+        (((1, 0),), (0,), "not in ascending order"),
+        (((0,), (1,)), (0,), "2 stages, but a worker for 1"),
+        (((0,), (1,)), (0, 2), "stages on workers [0, 2] of 2"),
+    ],
+)
+def test_a_wrong_partition_cannot_be_made(stages: Any, workers: Any, said: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        Partition("M", "exact", 2, stages, workers)
+    assert said in str(caught.value)
+
+
+def test_a_partition_of_another_graph_does_not_fit() -> None:
+    graph, costs = captured("stack")
+    other, _ = captured("u")
+    with pytest.raises(PartitionError, match="does not fit the graph of U"):
+        partition(graph, costs, 2).validate(other)
+
+
+def test_stages_against_the_flow_are_found() -> None:
+    graph, costs = captured("stack")
+    made = partition(graph, costs, 2)
+    turned = Partition(made.model, made.partitioner, 2, made.stages[::-1], made.workers)
+    with pytest.raises(PartitionError, match="of the later stage 1"):
+        turned.validate(graph)
+
+
+# ── what partitioners answer ───────────────────────────────────────────────────────────────────────────────────────
+def chain(pins: tuple[int | None, ...] = (None,) * 4, **options: Any) -> Problem:
+    items = tuple(Item(f"i{at}", (at,), 1, 1, 1, pin=pin) for at, pin in enumerate(pins))
+    return Problem(items, tuple(Edge(at, at + 1, at) for at in range(3)), (Value(1, 1),) * 3, 2, Options(**options))
+
+
+def test_stages_are_put_in_order_and_empty_ones_left_out() -> None:
+    assert in_order(chain(), Assignment((5, 5, 2, 2), (0,) * 2 + (1,) * 3 + (0,))) == (((0, 1), (2, 3)), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Assignment((0, 1, 0, 1), (0, 1)), "need each other"),
+        (Assignment((0, 0, 1), (0, 1)), "3 items have a stage, of 4"),
+        (Assignment((0, 0, 1, 1), (0, 2)), "stages [1] have no worker of the 2"),
+        (Assignment((0, 0, 1, 7), (0, 1)), "stages [7] have no worker"),
+        (Assignment((0, 1, 2, 2), (0, 1, 0)), "3 stages on 2 workers"),
+    ],
+)
+def test_wrong_answers_are_refused(answer: Assignment, said: str) -> None:
+    with pytest.raises(PartitionError) as caught:
+        items_in_order(chain(mixed=False), answer)
+    assert said in str(caught.value)
+
+
+def test_unknown_partitioners_list_the_known_ones() -> None:
+    with pytest.raises(
+        PartitionError, match=r"unknown partitioner 'exakt'\n    → did you mean 'exact'\? there are exact"
+    ):
+        find_partitioner("exakt")
+
+
+# ── the baseline ───────────────────────────────────────────────────────────────────────────────────────────────────
+def test_equal_layers() -> None:
+    graph, costs = captured("stack")
+    assert layers_of(graph) == [f"layers.{at}" for at in range(12)]
+    made = equal_layers_partition(graph, costs, 4)
+    for at, nodes in enumerate(made.stages):
+        inside = {scope for node in nodes for scope in graph.nodes[node].scope if scope.count(".") == 1}
+        assert {f"layers.{3 * at + one}" for one in range(3)} <= inside
+
+
+@pytest.mark.parametrize("model", ["stack", "translator", "u"])
+@pytest.mark.parametrize("nparts", [2, 4])
+def test_exact_is_never_slower_than_equal_layers(model: str, nparts: int) -> None:
+    graph, costs = captured(model)
+    problem = problem_of(model, nparts)
+    found, base = find_partitioner("exact")(problem), equal_layers(graph, problem)
+    assert problem.bottleneck(found.stage_of) <= problem.bottleneck(base.stage_of) * (1 + problem.options.slack)
+    equal_layers_partition(graph, costs, nparts).validate(graph)
+
+
+def test_too_few_layers_for_the_baseline() -> None:
+    graph, _ = captured("stack")
+    with pytest.raises(PartitionError, match="12 layers for 13 stages"):
+        equal_layers(graph, problem_of("stack", 13))
