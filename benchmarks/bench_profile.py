@@ -120,16 +120,16 @@ class UNet(nn.Module):
 
 
 def resnet(options: argparse.Namespace) -> Made:
-    return ResNet(), (images(options, options.pixels), torch.randint(0, 1000, (options.batch,))), {}
+    return ResNet(), (images(options, options.pixels), torch.randint(0, 1000, (options.images,))), {}
 
 
 def unet(options: argparse.Namespace) -> Made:
-    labels = torch.randint(0, 2, (options.batch, options.pixels, options.pixels))
+    labels = torch.randint(0, 2, (options.images, options.pixels, options.pixels))
     return UNet(), (images(options, options.pixels), labels), {}
 
 
 def images(options: argparse.Namespace, pixels: int) -> torch.Tensor:
-    return torch.randn(options.batch, 3, pixels, pixels)
+    return torch.randn(options.images, 3, pixels, pixels)
 
 
 MODELS: dict[str, Callable[[argparse.Namespace], Made]] = {"bert": bert, "gpt2": gpt2, "resnet": resnet, "unet": unet}
@@ -151,13 +151,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--pixels", type=int, default=128)
+    parser.add_argument("--batch", type=int, help="4; on a GPU 16 texts or 64 images")
+    parser.add_argument("--length", type=int, help="tokens of a text: 64, on a GPU 512")
+    parser.add_argument("--pixels", type=int, help="width of an image: 128, on a GPU 224")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--quick", action="store_true", help="shallow models, small images")
     options = parser.parse_args()
+    on_cpu = options.device == "cpu"  # what a GPU trains on in earnest would take a CPU hours
+    options.images = options.batch or (4 if on_cpu else 64)
+    options.batch = options.batch or (4 if on_cpu else 16)
+    options.length = options.length or (64 if on_cpu else 512)
+    options.pixels = options.pixels or (128 if on_cpu else 224)
     if options.quick:
         options.layers, options.pixels = min(options.layers, 4), min(options.pixels, 64)
     return options

@@ -64,6 +64,7 @@ class Assembly:
                 saved_own_mb=memory.saved_own,
                 flops=found.forward_work.flops + found.backward_work.flops,
                 moved_mb=(found.forward_work.nbytes + found.backward_work.nbytes) / MB,
+                forward_flops=found.forward_work.flops, forward_moved_mb=found.forward_work.nbytes / MB,
                 host_ms=found.host_ms, device_ms=found.device_ms,
                 source=found.source, reason=found.reason,
                 parameters=tuple(held), saved_values=saved, input_values=given,

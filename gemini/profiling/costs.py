@@ -34,6 +34,8 @@ class NodeCost:
     saved_own_mb: float
     flops: int  # forward and backward
     moved_mb: float  # bytes read and written by all kernels
+    forward_flops: int = 0  # the part of forward in both
+    forward_moved_mb: float = 0.0
     host_ms: float = 0.0  # the calling thread's part, where the device runs behind it; forward and backward
     device_ms: float = 0.0  # the device's part
     source: str = "measured"
@@ -56,6 +58,8 @@ class NodeCost:
             self,
             recomputed=True,
             backward_ms=self.forward_ms + self.backward_ms,
+            flops=self.flops + self.forward_flops,
+            moved_mb=self.moved_mb + self.forward_moved_mb,
             backward_peak_mb=max(self.forward_peak_mb, self.backward_peak_mb),
             saved_mb=self.input_mb,
             saved_own_mb=0.0,

@@ -11,7 +11,6 @@ between forward and backward only what autograd saves is held, as in a step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,63 +22,12 @@ from torch.autograd.graph import GradientEdge
 from gemini.capture.forms import Ref
 from gemini.capture.node import Node
 from gemini.capture.values import follow
+from gemini.profiling.cuts import TOKEN, Found, accumulate, cut, differentiate, edge_of, stamp
 from gemini.profiling.flow import GradientFlow, tensor_outputs
 from gemini.profiling.held import HELD
 from gemini.profiling.walk import Walk
 
 Gradients = list[torch.Tensor]
-Found = tuple[torch.Tensor | None, ...]
-
-
-class _Cut(torch.autograd.Function):  # type: ignore[misc]
-    """The same memory, with a history that starts here. A leaf would do, but a leaf is kept alive by its history,
-    and cannot be written to in place."""
-
-    @staticmethod
-    def forward(_: Any, token: torch.Tensor, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return value.detach()
-
-    @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
-        TURN.ended = time.perf_counter()
-        return None, None
-
-
-@dataclass
-class Turn:
-    """When backward began and ended in the thread that runs it (s); that thread is not the caller's on a GPU, and to
-    hand over and back takes longer than many a node. A cut has the oldest history of a node, so it comes last."""
-
-    began: float = 0.0
-    ended: float = 0.0
-
-    def begin(self, _: Any) -> None:
-        """A function of the node is about to run."""
-        self.began = self.began or time.perf_counter()
-
-    def take_ms(self) -> float | None:
-        """What passed between, if both were seen; the next turn starts anew."""
-        passed = (self.ended - self.began) * 1e3 if self.began and self.ended else None
-        self.began = self.ended = 0.0
-        return passed
-
-
-TURN = Turn()
-_TOKEN = torch.zeros((), requires_grad=True)  # to ask for its gradient is to have cuts called
-
-
-def cut(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same memory that takes a gradient."""
-    if not torch.is_grad_enabled():
-        with torch.enable_grad():
-            return cut(value)
-    found: torch.Tensor = _Cut.apply(_TOKEN, value)
-    return found
-
-
-def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Where the gradient of a tensor with a history arrives."""
-    return GradientEdge(tensor.grad_fn, tensor.output_nr)
 
 
 @dataclass(frozen=True)
@@ -239,30 +187,6 @@ class Accumulated(Backward):
         return run
 
 
-def stamp(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Have `TURN` told when backward from some roots begins and ends; the ends to ask gradients for."""
-    TURN.take_ms()
-    for node in {edge.node for edge in roots}:
-        node.register_prehook(TURN.begin)
-    return (*ends, _TOKEN)
-
-
-def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
-    """Backward from tensors or edges into `.grad`, as `torch.autograd.backward` without its checks."""
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(tuple(roots), tuple(gradients), False, False, (), True, accumulate_grad=True)
-
-
-def differentiate(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any]) -> Found:
-    """Gradients of the ends, None where there is none. `torch.autograd.grad` without its checks, which a step runs
-    once and not a node at a time; they take longer than the backward of a small node."""
-    engine = torch.autograd.Variable._execution_engine
-    found: Found = engine.run_backward(
-        tuple(roots), tuple(gradients), False, False, tuple(ends), True, accumulate_grad=False
-    )
-    return found
-
-
 def add(sums: dict[int, torch.Tensor], end: torch.Tensor, gradient: torch.Tensor) -> None:
     """Keep the gradient of a parameter, or add it to one that is there; to fresh memory, as autograd does."""
     before = sums.get(id(end))
@@ -280,7 +204,7 @@ def accumulated(edges: Sequence[GradientEdge]) -> list[torch.Tensor]:
             continue
         seen.add(function)
         variable = getattr(function, "variable", None)
-        if isinstance(variable, torch.Tensor) and variable is not _TOKEN:
+        if isinstance(variable, torch.Tensor) and variable is not TOKEN:
             found.append(variable)
         stack += [following for following, _ in function.next_functions]
     return found

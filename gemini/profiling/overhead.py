@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from gemini.profiling.cuts import cut, differentiate, edge_of, stamp
 from gemini.profiling.device import Device, Span, Stopwatch, Times
-from gemini.profiling.isolation import cut, differentiate, edge_of, stamp
 
 EVERY = 16  # nodes between two readings
 _LINKS = 20

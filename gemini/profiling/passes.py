@@ -28,10 +28,11 @@ from gemini.capture.forms import Ref
 from gemini.capture.node import Node
 from gemini.capture.regions import RegionSwitch
 from gemini.profiling.classes import NodeClass, failure_of
+from gemini.profiling.cuts import TURN
 from gemini.profiling.device import Device, Span, Stopwatch, Times, is_out_of_memory
 from gemini.profiling.examination import given_already
 from gemini.profiling.flow import GradientFlow
-from gemini.profiling.isolation import TURN, Backward, Gradients, Isolation
+from gemini.profiling.isolation import Backward, Gradients, Isolation
 from gemini.profiling.overhead import EVERY, Overhead
 from gemini.profiling.walk import Walk
 

@@ -9,13 +9,17 @@ The slowness of a pass is the median, over the nodes and weighted by their time,
 the same nodes' in other passes. Every reading is divided by it, then multiplied by the least of them: disturbances
 only ever add time, so the quickest pass is the least disturbed. Of what is left, all readings of all nodes of a class
 are summed up by their median.
+
+The calling thread of a GPU is another matter. Between the nodes of a pass it does what it never does in a step, and
+comes back to the next node with cold caches. What it needs for a step is therefore read from steps, and passes say how
+that is distributed over the nodes.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemini.profiling.classes import NodeClass
 from gemini.profiling.device import Times
@@ -95,3 +99,23 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
         if half <= 0:
             return value
     return 0.0
+
+
+def as_in_steps(
+    found: dict[str, ClassTimes], counts: dict[str, int], step_ms: Sequence[tuple[float, float]]
+) -> dict[str, ClassTimes]:
+    """Times of the calling thread that add up to those of steps (forward, backward); never longer than read, as a
+    thread that is ahead of its device is made to wait in a step. `counts` has the nodes of each class."""
+    factors = {}
+    for at, part in enumerate(HOST):
+        total = sum(getattr(times, part).ms * counts[name] for name, times in found.items())
+        least = min((step[at] for step in step_ms), default=0.0)
+        factors[part] = min(1.0, least / total) if total and least > 0 else 1.0
+    return {
+        name: replace(times, **{p: _scaled(getattr(times, p), factor) for p, factor in factors.items()})
+        for name, times in found.items()
+    }
+
+
+def _scaled(reading: Reading, factor: float) -> Reading:
+    return replace(reading, ms=reading.ms * factor)

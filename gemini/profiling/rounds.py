@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gemini.profiling.classes import NodeClass, Survey
 from gemini.profiling.device import Device, Stopwatch, is_out_of_memory
 from gemini.profiling.passes import NodePass, Pass, PassReading, StepPass
-from gemini.profiling.readings import ClassTimes, class_times
+from gemini.profiling.readings import ClassTimes, as_in_steps, class_times
 from gemini.profiling.step import Step
 from gemini.profiling.unchanged import Unchanged
 from gemini.profiling.walk import Walk
@@ -92,14 +92,19 @@ class Rounds:
         self.step.drop()
         self.device.release()
         self.whole = False
-        self.steps, self.passes, self.earlier = [], [], None
+        self.steps, self.passes, self.earlier, self.step.host_ms = [], [], None, []
         self.unchecked = f"a whole step does not fit on {self.device.torch_device}"
         self.notes = ("nodes were measured one at a time, as a whole step does not fit",)
 
     # ── what was read ──────────────────────────────────────────────────────────────────────────────────────────
     def times(self) -> dict[str, ClassTimes]:
         """The times of all classes, by signature."""
-        return class_times(self.passes, self.pending)
+        found = class_times(self.passes, self.pending)
+        complete = len(self.of) == len(self.job.signatures)
+        if not (self.device.runs_behind and complete):
+            return found
+        counts = {one.signature: len(one.members) for one in self.pending}
+        return as_in_steps(found, counts, self.step.host_ms)
 
     def noise(self) -> float:
         """The noise of all classes, weighted by time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.capture.values import decode, tensors
+from gemini.profiling.cuts import accumulate
 from gemini.profiling.device import Device
-from gemini.profiling.isolation import accumulate
 from gemini.profiling.walk import Walk
 
 
@@ -21,12 +22,21 @@ class Step:
     def __init__(self, graph: Graph, device: Device, inputs: dict[int, torch.Tensor], call: Call | None) -> None:
         self.graph, self.device, self.inputs, self.call = graph, device, inputs, call
         self.model = graph.bound_model()
+        self.host_ms: list[tuple[float, float]] = []  # of the calling thread, forward and backward
 
     def run(self) -> float:
         """One step (ms). Gradients are made anew, and stay as they do in training, until `drop`."""
         self.drop()
         forward = self._forward()
-        return self.device.time_step(lambda: _backward(forward()))
+
+        def step() -> None:
+            begin = time.perf_counter()
+            output = forward()
+            middle = time.perf_counter()
+            _backward(output)
+            self.host_ms.append(((middle - begin) * 1e3, (time.perf_counter() - middle) * 1e3))
+
+        return self.device.time_step(step)
 
     def drop(self) -> None:
         """Drop the gradients of the last step."""

@@ -70,9 +70,9 @@ class Walk(Execution):
             self._stand_in(node, "an input of it could not be computed")
             return
         try:
-            with self.place(node), torch.no_grad():
+            with self.place(node):
                 args, kwargs = self.decoded(node, self.read)
-                self.results[node.id] = self._call(node, args, kwargs)
+                self.results[node.id] = self._without_history(node, args, kwargs)
             if any(source == "arg" for source, _ in node.outputs):
                 self.arguments[node.id] = (args, kwargs)
         except Exception as error:
@@ -82,6 +82,16 @@ class Walk(Execution):
                     "    → give a batch that the model accepts, as profile(graph, args, kwargs)"
                 ) from error
             self._stand_in(node, "out of memory")
+
+    def _without_history(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Run a node without gradients, or with them where it insists (it registers a hook, say)."""
+        try:
+            with torch.no_grad():
+                return self._call(node, args, kwargs)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or not torch.is_grad_enabled() or self.device.type == "meta":
+                raise
+        return self._call(node, args, kwargs)
 
     def _stand_in(self, node: Node, reason: str) -> None:
         self.missing[node.id] = reason
