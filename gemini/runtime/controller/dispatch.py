@@ -21,6 +21,7 @@ from gemini.runtime.controller.microbatches import SplitCall
 from gemini.runtime.controller.observing import Observation
 from gemini.runtime.controller.remote import Call, RefusedError
 from gemini.runtime.controller.unit import Unit
+from gemini.runtime.memory.heap import give_back
 from gemini.runtime.transport.tensors import Unsendable
 
 _managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
@@ -61,6 +62,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if known.observation is None:
             return _first_call(module, known, args, kwargs)
         _add(known, known.plan(module, known.observation))
+    if known is not None and known.units:
+        give_back()
     if known is not None and known.micro_batches > 1 and known.units and known.crew.is_ours:
         return with_hooks(module, args, kwargs, lambda forward, a, k: _split(module, known, forward, a, k))
     return ORIGINAL_CALL(module, *args, **kwargs)

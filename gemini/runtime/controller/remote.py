@@ -39,7 +39,7 @@ class Call:
 
     def __init__(self, unit: Unit, args: Any, kwargs: Any) -> None:
         self.unit = unit
-        self.arguments = args, kwargs
+        self.arguments: tuple[Any, Any] | None = (args, kwargs)
         self.number = unit.worker.next_number()
         self.outputs: Outputs | None = None
         self.inputs: list[torch.Tensor] = []
@@ -85,10 +85,17 @@ class Call:
             raise_remote(reply, unit, "backward")
         return list(reply.tensors)
 
+    def forget(self, number: int) -> None:
+        """The graph has been freed here; the worker is told with the next message. May run in any thread."""
+        self.unit.drop(number)
+        self.inputs, self.arguments = [], None
+
     def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The tensors of the result with a graph of this process, and the parameters they depend on."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             set_state(self.generator)
+            if self.arguments is None:
+                raise RuntimeError(f"{self.unit.name}: a checkpointed call cannot be differentiated twice in a worker")
             args, kwargs = self.arguments
             result = self.unit.run_here(args, kwargs)
         _, tensors = pack(result, self.unit.worker.link.classes)
@@ -109,9 +116,11 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         ]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(tensor for tensor, flag in made if not flag))
+        # The tensors will know this node: a node that knew them too would never be freed.
+        call.outputs = outputs._replace(tensors=[])
         ctx.call, ctx.count = call, count
         if any(outputs.differentiable):
-            ctx.save_for_backward(token(call.unit.drop, call.number))
+            ctx.save_for_backward(token(call.forget, call.number))
         return tuple(tensor for tensor, _ in made)
 
     @staticmethod

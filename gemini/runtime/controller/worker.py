@@ -27,6 +27,8 @@ from gemini.runtime.transport.link import Link
 
 # The kernel ends a worker when the thread that started it ends: so one thread starts them all and never ends.
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="gemini-starter")
+# Large blocks go back to the system when they are freed: the heaps of several processes cannot lend to each other.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "4194304"}
 _SLICE = 0.5  # seconds between looks at the clock while waiting
 
 
@@ -159,7 +161,7 @@ class Worker:
 
 
 def _start(connection: socket.socket, threads: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **_ALLOCATOR}
     command = [sys.executable, "-m", "gemini.runtime.worker.process", str(connection.fileno()), str(os.getpid())]
     try:
         return subprocess.Popen(

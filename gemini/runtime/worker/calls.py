@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from gemini.capture.regions import Region
 from gemini.runtime.generator import get_state, set_state
@@ -40,7 +41,7 @@ class Kept:
 
     inputs: list[torch.Tensor]
     parameters: list[nn.Parameter]
-    outputs: list[torch.Tensor]
+    outputs: list[Any]  # the places of differentiable outputs in the graph, not their contents
 
 
 class Unit:
@@ -102,7 +103,8 @@ class Calls:
         graded = [tensor.requires_grad and at is None for tensor, at in zip(tensors, same, strict=True)]
         if any(graded):
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
-            self.kept[request.number] = Kept(leaves, trained, tensors)
+            edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
+            self.kept[request.number] = Kept(leaves, trained, edges)
         sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         return Outputs(request.number, body, same, graded, b"" if drawn == request.generator else drawn, sent)
 
@@ -113,7 +115,7 @@ class Calls:
         pairs = [
             (output, gradient)
             for output, gradient in zip(kept.outputs, request.tensors, strict=True)
-            if gradient is not None
+            if gradient is not None and output is not None
         ]
         if not pairs or not wanted:
             return Gradients(request.number, [None] * len(wanted))
