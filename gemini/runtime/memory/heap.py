@@ -12,14 +12,13 @@ from typing import Any
 
 _WORTH_IT = 32 << 20  # bytes that lie idle
 
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
 
 class _Info(ctypes.Structure):
     """`struct mallinfo2`."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
-    )  # fmt: skip
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS.split())
 
 
 @functools.lru_cache(maxsize=1)
