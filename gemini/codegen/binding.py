@@ -36,7 +36,7 @@ class Bindings:
         self.turns: dict[Ref, tuple[Variable, int]] = {}
         self.lists_from: dict[Ref | Expr, tuple[Ref, ...]] = {}  # all values of a list, by its first
         for port in inputs:
-            variable = Variable(port.name, fixed=True)
+            variable = Variable(port.name, fixed=True, number=isinstance(port.value, Expr))
             if isinstance(port.value, Ref):
                 self.places[port.value] = variable, ()
             else:
@@ -80,7 +80,7 @@ class Bindings:
     # ── one step ───────────────────────────────────────────────────────────────────────────────────────────────
     def _bind(self, step: Step, used: dict[int, list[Ref]], inlined: bool) -> None:
         if step.port is not None and isinstance(step.port.value, Expr):
-            self.leaving[step.port.value] = Variable(step.port.name)
+            self.leaving[step.port.value] = Variable(step.port.name, number=True)
         node = step.node
         if node is None:
             return

@@ -6,14 +6,17 @@ Values that are dead at the end of a paragraph are deleted there, unless their n
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
+from gemini.capture.node import MODULES
 from gemini.capture.regions import Region
 from gemini.codegen.headings import Paragraph
 from gemini.codegen.liveness import Liveness
 from gemini.codegen.loop_text import loop_header
+from gemini.codegen.naming import scope_word, unique
 from gemini.codegen.program import Item, Loop, Statement
 from gemini.codegen.regions import base_region, contexts
 from gemini.codegen.skeleton import join
@@ -21,6 +24,8 @@ from gemini.codegen.statements import Statements
 
 _INDENT = "    "
 _ROW = 96
+_LONG_PATH = 28
+_OFTEN = 2
 
 
 class Body:
@@ -30,6 +35,7 @@ class Body:
         self.graph, self.statements, self.liveness = graph, statements, liveness
         self.base = base_region(graph)
         self.lives = liveness.lives()
+        self.numbers = liveness.numbers()
         self.lines: list[str] = []
         self.appended: dict[int, list[tuple[str, Ref]]] = {}  # values that go into lists, by the node that makes them
 
@@ -58,12 +64,29 @@ class Body:
                 self.lines.append(f"{space}# {paragraph.heading}")
             elif at:
                 self._blank()
-            self._statements(paragraph.statements, space)
+            with self._alias(paragraph, space):
+                self._statements(paragraph.statements, space)
             following = starts[at + 1] if at + 1 < len(starts) else end
             until = starts[at + 2] if at + 2 < len(starts) else end
             if turn is not None and at + 1 == len(paragraphs):
                 following, until = end, end
             self._drop(paragraph.statements[0].position, following, until, space)
+
+    @contextmanager
+    def _alias(self, paragraph: Paragraph, space: str) -> Iterator[None]:
+        """A variable for the scope of a paragraph, where its modules have long names and are used repeatedly."""
+        paths, scope = self.statements.paths, paragraph.scope
+        uses = [step.node for statement in paragraph.statements for step in statement.steps if step.node is not None]
+        inside = [node for node in uses if node.kind in MODULES and node.target.startswith(f"{scope}.")]
+        held = scope and paths.find(scope) is not None and scope not in paths.local
+        if not held or len(inside) < _OFTEN or len(paths.module(scope)) < _LONG_PATH:
+            yield
+            return
+        name = unique(scope_word(scope), self.statements.write.taken)
+        self.lines.append(f"{space}{name} = {paths.module(scope)}")
+        paths.local[scope] = name
+        yield
+        del paths.local[scope]
 
     def _statements(self, run: Sequence[Statement], space: str) -> None:
         entered: Region | None = None
@@ -91,7 +114,7 @@ class Body:
             earlier = [span for span in spans if span[0] < following]
             if not earlier or not start <= max(earlier)[1] < following:
                 continue  # not set yet, still needed, or deleted before
-            if not any(following <= begin < until for begin, _ in spans):
+            if name not in self.numbers and not any(following <= begin < until for begin, _ in spans):
                 dead.append(name)
         if dead:
             self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]

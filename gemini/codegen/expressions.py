@@ -14,6 +14,7 @@ from gemini.capture.numbers import Expr
 from gemini.capture.symbols import Symbol, symbol_of
 from gemini.codegen.imports import Imports
 from gemini.codegen.literals import literal, string
+from gemini.codegen.naming import unique
 from gemini.codegen.paths import Paths, attribute, is_name
 from gemini.codegen.text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, sliced, subscript
 from gemini.errors import GenerateError
@@ -24,6 +25,8 @@ _INFIX = {
     "le": ("<=", COMPARE), "gt": (">", COMPARE), "ge": (">=", COMPARE),
 }  # fmt: skip
 _ROUND = {"ceil": "math.ceil", "floor": "math.floor", "trunc": "math.trunc"}
+_COMPUTED = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow")
+_LONG_NUMBER = 32
 _READS = {"numel": "numel()", "item": "item()", "storage_offset": "storage_offset()"}
 
 
@@ -42,6 +45,8 @@ class Expressions:
         self.labels: tuple[dict[int, str], dict[int, str]] = ({}, {})
         self.hoisted = self.labels[0]
         self.where = ""
+        self.taken: set[str] = set()  # names that variables have
+        self.prepared: dict[str, str] = {}  # long numbers of the statement that is written → variables
 
     # ── forms ──────────────────────────────────────────────────────────────────────────────────────────────────
     def form(self, form: Any) -> Text:
@@ -213,7 +218,7 @@ class Expressions:
         if expr.op in _INFIX:
             sign, binds = _INFIX[expr.op]
             left, right = (self.expr(part) for part in expr.operands)
-            return infix(left, sign, right, binds)
+            return self._short(infix(left, sign, right, binds), expr)
         if expr.op == "neg":
             return Text(f"-{self.expr(expr.operands[0]).at(UNARY)}", UNARY)
         if expr.op in ("abs", "round", "bool"):
@@ -222,6 +227,14 @@ class Expressions:
             self.imports.modules["math"] = ""
             return Text(f"{_ROUND[expr.op]}({self.expr(expr.operands[0])})")
         return self._read(expr)
+
+    def _short(self, text: Text, expr: Expr) -> Text:
+        """The text of a computed number, or a variable that is set first where it is long."""
+        if len(text.code) <= _LONG_NUMBER or expr.op not in _COMPUTED:
+            return text
+        if text.code not in self.prepared:
+            self.prepared[text.code] = unique("size", {*self.taken, *self.prepared.values()})
+        return Text(self.prepared[text.code])
 
     def _read(self, expr: Expr) -> Text:
         if expr.op == "call":

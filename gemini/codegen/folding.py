@@ -20,7 +20,7 @@ from gemini.codegen.operations import returns_first
 from gemini.codegen.program import Statement
 from gemini.codegen.steps import Step, read_refs
 
-_WIDEST = 112
+_WIDEST = 108
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,13 @@ class Folding:
         return self.width - sum(len(self.namer.of(value)) + 3 for value in values)
 
     def _length(self, steps: tuple[Step, ...]) -> int:
-        return sum(self.lengths.get(step.node.id, 0) for step in steps if step.node is not None) - 8 * (len(steps) - 1)
+        """How long the text of folded steps will be, give or take numbers after names."""
+        total = 2 * (len(steps) - 1)
+        for step in steps:
+            total += self.lengths.get(step.node.id, 0) if step.node is not None else 0
+            if step is not steps[-1] and step.node is not None:
+                total -= len(self.namer.of(self.by_node[step.node.id][0]))
+        return total
 
 
 def count_uses(steps: Iterable[Step]) -> Counter[Ref]:

@@ -6,6 +6,8 @@ a comma after each.
 
 from __future__ import annotations
 
+import re
+
 WIDTH = 120
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -36,16 +38,16 @@ def _opened(code: str, indent: int) -> list[str]:
     space = " " * (indent + 4)
     if len(space) + len(body) <= WIDTH:
         return [" " * indent + head, space + body, " " * indent + tail]
-    return _exploded(head, split_parts(body), tail, indent)
+    grouping = code[start] == "(" and not re.search(r"[\w)\]]$", code[:start]) and not _has_comma(body)
+    return _exploded(head, split_parts(body), tail, indent, comma="" if grouping else ",")
 
 
-def _exploded(head: str, parts: list[str], tail: str, indent: int) -> list[str]:
+def _exploded(head: str, parts: list[str], tail: str, indent: int, comma: str = ",") -> list[str]:
     """One part a line, each with a comma; a comprehension has one part and no comma."""
     lines = [" " * indent + head]
     for part in parts:
         opened = wrapped(part, indent + 4)
-        comma = "" if len(parts) == 1 and " for " in part else ","
-        lines += [*opened[:-1], opened[-1] + comma]
+        lines += [*opened[:-1], opened[-1] + ("" if len(parts) == 1 and " for " in part else comma)]
     return [*lines, " " * indent + tail]
 
 
@@ -86,6 +88,15 @@ def split_parts(body: str) -> list[str]:
             parts.append(body[begin:at].strip())
             begin = at + 1
     return [part for part in [*parts, body[begin:].strip()] if part]
+
+
+def _has_comma(body: str) -> bool:
+    depth = 0
+    for _, char in _plain_characters(body):
+        depth += (char in _OPEN) - (char in _CLOSE)
+        if char == "," and depth == 0:
+            return True
+    return False
 
 
 def _plain_characters(code: str) -> list[tuple[int, str]]:

@@ -15,7 +15,7 @@ from gemini.codegen.liveness import Liveness
 from gemini.codegen.loops import Rolled, roll
 from gemini.codegen.naming import RESERVED, Namer
 from gemini.codegen.paths import Paths
-from gemini.codegen.program import Item, Loop
+from gemini.codegen.program import Item, Loop, Statement
 from gemini.codegen.reading import stage_reads
 from gemini.codegen.skeleton import Skeleton, skeletons
 from gemini.codegen.stage_file import StageFile
@@ -58,7 +58,7 @@ class _Stage:
     def code(self, steps: list[Step], partition: Partition) -> StageCode:
         """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
         rolled = roll(self.graph, steps, self.interface)
-        _, lengths = self._lines(self._folded(rolled, {}), rolled)
+        _, lengths = self._lines(_unfolded(rolled), rolled)
         body, _ = self._lines(self._folded(rolled, lengths), rolled)
         interface, skeleton = self.interface, self.skeleton
         source = StageFile(self.graph, partition, interface, skeleton, self.imports).source(body)
@@ -90,9 +90,20 @@ class _Stage:
         reserved = {*RESERVED, *self.imports.names.values(), *self.imports.modules}
         liveness = Liveness(items, bindings, reserved)
         statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton))
+        statements.write.taken = {*reserved, *liveness.lives()}
         lines = Body(self.graph, statements, liveness).write(items)
         results = statements.results(outputs)
         return _with_return(lines, results), statements.lengths
+
+
+def _unfolded(rolled: Rolled) -> list[Item]:
+    """Every step as a statement of its own."""
+    items: list[Item] = []
+    for item in rolled.items:
+        if isinstance(item, Loop):
+            item.body = [Statement((step,)) for step in item.steps]
+        items.append(item if isinstance(item, Loop) else Statement((item,)))
+    return items
 
 
 def _with_return(lines: list[str], results: list[str]) -> list[str]:

@@ -133,6 +133,11 @@ class Liveness:
         for variable in self.variables:
             variable.name = variable.root.name
 
+    def numbers(self) -> set[str]:
+        """The names that never hold a tensor."""
+        tensors = {variable.name for variable in self.variables if not variable.number}
+        return {variable.name for variable in self.variables} - tensors
+
     def lives(self) -> dict[str, list[tuple[int, int]]]:
         """When the contents of every name are needed: (set, last read)."""
         found: dict[str, list[tuple[int, int]]] = {}

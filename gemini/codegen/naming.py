@@ -123,6 +123,13 @@ def module_word(path: str) -> str:
     return singular(name) if parts[-1].isdigit() else name
 
 
+def scope_word(path: str) -> str:
+    """A variable name for a module: `layer` for `layers.3`, `attention_self` for `attention.self`."""
+    word = module_word(path)
+    outer = path.rpartition(".")[0]
+    return identifier(f"{module_word(outer)}_{word}" if word in RESERVED and outer else word)
+
+
 def singular(name: str) -> str:
     """The name of one of many."""
     return name[:-1] if len(name) > 3 and name.endswith("s") and not name.endswith("ss") else name

@@ -18,6 +18,7 @@ class Variable:
 
     wanted: str
     fixed: bool = False  # a parameter of forward, whose name is known
+    number: bool = False  # holds no tensor
     name: str = ""
     spans: list[list[int]] = field(default_factory=list)  # [set, last read] for every time it is set
     merged: Variable | None = None  # it is one with another

@@ -89,7 +89,7 @@ def _is_pure(node: Node) -> bool:
     """Whether a node does nothing but make tensors."""
     if node.kind != "op" or node.mutates or node.random or not node.outputs:
         return node.is_source
-    return not node.target.endswith("_")
+    return node.target.endswith("__") or not node.target.endswith("_")  # `requires_grad_` changes a flag
 
 
 def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:

@@ -81,6 +81,7 @@ class Statements:
     def lines(self, statement: Statement) -> list[str]:
         """The lines of a statement, without indentation (relative indentation inside)."""
         lines: list[str] = []
+        self.write.prepared = {}
         for step in statement.steps:
             if step is statement.main:
                 lines += self._main(step)
@@ -89,7 +90,7 @@ class Statements:
                 result = self._call(step.node)
                 path = self._single_path(step.node)
                 self.inlined[Ref(step.node.id, "ret", path)] = followed(result, path)
-        return lines
+        return [*(f"{name} = {text}" for text, name in self.write.prepared.items()), *lines]
 
     def _single_path(self, node: Node) -> Any:
         """The path of the one value of an inlined node that is read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import types
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import networkx as nx
 import torch
 
-from gemini.capture import Graph
+from gemini.capture import Graph, capture
 from gemini.capture.binding import bind
 from gemini.capture.forms import Number, Owned, Ref
 from gemini.capture.numbers import Expr, evaluate
@@ -24,6 +25,14 @@ from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.result import Profile
+from tests.zoo.classics import CLASSICS
+
+
+@functools.lru_cache(maxsize=64)
+def captured(name: str) -> tuple[Graph, tuple[Any, ...], dict[str, Any]]:
+    """A classic model as a graph, captured once for all tests."""
+    model, args, kwargs = CLASSICS[name]()
+    return capture(model, args, kwargs), args, kwargs
 
 
 def flat_profile(graph: Graph) -> Profile:
