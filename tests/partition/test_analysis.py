@@ -16,7 +16,7 @@ from gemini.errors import PartitionError
 from gemini.partition import Analysis, Options, Partition, Worker, analyse, partition
 from gemini.partition.building import build_problem
 from gemini.partition.problem import in_flight
-from gemini.partition.scopes import span_text
+from gemini.partition.scopes import span_text, stage_scopes
 from gemini.profiling import profile
 from gemini.schedule.library import LIBRARY
 from gemini.schedule.links import Links
@@ -321,6 +321,18 @@ def test_scopes_name_whole_modules():
     assert analyse(graph, costs, in_pieces(graph, 1)).stages[0].scopes == "the whole model"
 
 
+def test_what_weighs_nothing_breaks_no_run_of_scopes():
+    graph, _ = profiled("tied")
+    nodes = [node.id for node in graph.compute_nodes]
+    moved = graph["layers.1.relu_"].id
+    first, second = _split_at(graph, "layers.3.norm")
+    made = Partition("Tied", "hand", 2, (tuple(n for n in first if n != moved), (moved, *second)), (0, 1))
+    light = {node: 0.001 if node == moved else 1.0 for node in nodes}
+    assert stage_scopes(graph, made, light)[0] == "embed … layers.2"
+    heavy = {node: 9.0 if node == moved else 1.0 for node in nodes}
+    assert stage_scopes(graph, made, heavy)[0] == "embed … layers.1.up, layers.1.down … layers.2"
+
+
 def _split_at(graph, name):
     nodes = [node.id for node in graph.compute_nodes]
     at = nodes.index(graph[name].id)
@@ -334,3 +346,12 @@ def test_the_table_says_it_all():
         assert part in text, text
     assert max(map(len, text.splitlines())) <= 160
     assert not math.isnan(analyse(graph, costs, in_pieces(graph, 2)).balance)
+
+
+def test_narrow_terminals_get_scopes_below_the_figures(monkeypatch):
+    graph, costs = profiled("tied")
+    found = analyse(graph, costs, in_pieces(graph, 2))
+    monkeypatch.setattr("gemini.partition.table._width", lambda: 104)
+    text = found.table()
+    assert max(map(len, text.splitlines())) <= 104
+    assert all(stage.scopes in text for stage in found.stages)
