@@ -25,6 +25,7 @@ from gemini.partition.problem import Problem
 
 _FEW = 3000
 _ROUNDS = 200
+_WEIGHTS = (0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)  # of bytes against balance, when cuts are moved to narrow places
 _NEAR = 400  # places on either side that a cut is tried at
 
 
@@ -58,10 +59,14 @@ def narrowest_chunks(found: Chunks, seats: Seats, limit: float) -> Chunks:
     if _are_few(line, seats):
         within = [one for one in _all(line, seats) if one.ms <= limit * (1 + ROUNDING)]
         return replace(min(within, key=lambda one: (one.cut_mb, one.ms)), proven=True)
-    narrow = _judged(line, seats, _Moves(line, seats).narrow(list(found.at), limit))
-    if narrow is None or narrow.cut_mb >= found.cut_mb or narrow.ms > limit * (1 + ROUNDING):
-        return found
-    return narrow
+    moves = _Moves(line, seats)
+    tried = [found]
+    for weight in _WEIGHTS:
+        cuts = moves.narrow(moves.trade(list(found.at), weight), limit)
+        one = _judged(line, seats, cuts)
+        if one is not None and one.ms <= limit * (1 + ROUNDING):
+            tried.append(one)
+    return min(tried, key=lambda one: (one.cut_mb, one.ms))
 
 
 def _are_few(line: Line, seats: Seats) -> bool:
@@ -119,6 +124,14 @@ class _Moves:
         """Cuts after moves that bring the times of workers closer together: their squares, by speed, are least then."""
         speeds = np.array([worker.speed for worker in self.line.problem.workers])
         return self._descend(cuts, lambda loads, _: (loads**2 * speeds[:, None]).sum(axis=0))
+
+    def trade(self, cuts: list[int], weight: float) -> list[int]:
+        """Cuts after moves that make times more equal and bytes fewer; both count relative to what they are now."""
+        speeds = np.array([worker.speed for worker in self.line.problem.workers])
+        scale = float((self._loads(cuts) ** 2 * speeds).sum()) or 1.0
+        crossed = sum(float(self._stretch(a, b, s)[1][0]) for s, (a, b) in enumerate(itertools.pairwise(cuts)))
+        price = weight / (crossed or 1.0) * self.count
+        return self._descend(cuts, lambda loads, b: (loads**2 * speeds[:, None]).sum(axis=0) / scale + b * price)
 
     def narrow(self, cuts: list[int], limit: float) -> list[int]:
         """Cuts after moves that make bytes fewer while no worker exceeds a limit."""

@@ -13,6 +13,7 @@ of a good contiguous answer are free to change to the neighbouring stage, the re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,7 +161,7 @@ class ConvexModel:
             peak = self.model.new_int_var(0, most, f"peak@{stage}")
             for at, item in enumerate(problem.items):
                 self.model.add(peak >= _size(item.peak_mb / batches) * self.inside[at][stage])
-            self.model.add(sum(used) + peak <= int(seat.memory_mb * _SIZE_UNITS))
+            self.model.add(sum(used) + peak <= int(seat.memory_mb * _SIZE_UNITS + 1e-6))
 
     # ── solving ────────────────────────────────────────────────────────────────────────────────────────────────
     def hint(self, stage_of: Sequence[int]) -> None:
@@ -180,7 +181,8 @@ class ConvexModel:
 
 
 def _size(mb: float) -> int:
-    return round(mb * _SIZE_UNITS)
+    """Rounded up, so that what fits in units fits."""
+    return math.ceil(mb * _SIZE_UNITS - 1e-6)
 
 
 def find_convex(

@@ -160,11 +160,13 @@ def _convex(problem: Problem, chosen: Try, cuts: Cuts, contiguous: float) -> Ass
     best: tuple[Convex, list[int]] | None = None
     seatings_tried = seatings(problem)[:_SEATINGS] if small else [chosen.seats]
     for seats in seatings_tried:
+        if limit <= bound_ms(problem):
+            break  # nothing is faster
         allowed = domains(problem, chosen.line.order, cuts.at, _NEAR)
         answer = find_convex(problem, seats, allowed, limit, effort)
         workers = [seat.worker for seat in seats]
         if answer is not None and max(problem.times([workers[stage] for stage in answer.stage_of])) <= limit:
-            limit = answer.ms
+            limit = answer.ms * (1 - ROUNDING)
             best = answer, workers
     if best is None:
         return None
