@@ -5,16 +5,18 @@ Values that are dead at the end of a paragraph are deleted there, unless their n
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES
 from gemini.capture.regions import Region
 from gemini.codegen.headings import Paragraph
-from gemini.codegen.liveness import Liveness
+from gemini.codegen.liveness import STRIDE, Liveness
 from gemini.codegen.loop_text import loop_header
 from gemini.codegen.naming import scope_word, unique
 from gemini.codegen.program import Item, Loop, Statement
@@ -26,6 +28,7 @@ _INDENT = "    "
 _ROW = 96
 _LONG_PATH = 28
 _OFTEN = 2
+_Placed = tuple[Any, int]  # a statement or loop, and where it ends
 
 
 class Body:
@@ -41,21 +44,42 @@ class Body:
 
     def write(self, items: list[Item]) -> list[str]:
         """The lines of the body, indented relative to it."""
-        run: list[Statement] = []
-        for item in [*items, None]:
-            if isinstance(item, Statement):
-                run.append(item)
-                continue
-            end = item.start if item is not None else self.liveness.last
-            self._paragraphs(run, "", "", end)
-            run = []
-            if item is not None:
-                self._loop(item)
+        ends = [*(_position(item) for item in items[1:]), self.liveness.last]
+        for region, group in _grouped(zip(items, ends, strict=True), self._region):
+            self._group(region, list(group))
         return self.lines
 
+    def _region(self, item: Item) -> Region | None:
+        """The region of an item, if it is another than that of the call; of a loop, if it is one throughout."""
+        found = {self._region(one) for one in item.body} if isinstance(item, Loop) else set()
+        if isinstance(item, Loop):
+            return found.pop() if len(found) == 1 else None
+        region = next((step.node.region for step in reversed(item.steps) if step.node is not None), None)
+        return None if region == self.base or self.base is None else region
+
+    def _group(self, region: Region | None, items: list[tuple[Item, int]]) -> None:
+        """Items of one region; neighbours share one `with`, so that autocast keeps the weights it has cast."""
+        space = self._enter(region, "")
+        run: list[Statement] = []
+        for item, end in items:
+            if isinstance(item, Statement):
+                run.append(item)
+            if run and (isinstance(item, Loop) or end == items[-1][1]):
+                self._paragraphs(run, space, "", item.start if isinstance(item, Loop) else end)
+                run = []
+            if isinstance(item, Loop):
+                self._loop(item, space, region)
+
+    def _enter(self, region: Region | None, space: str) -> str:
+        if region is None or self.base is None:
+            return space
+        self._blank()
+        self.lines.append(f"{space}with {', '.join(contexts(region, self.base))}:")
+        return space + _INDENT
+
     # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _paragraphs(self, run: Sequence[Statement], space: str, inside: str, end: int, turn: int | None = None) -> None:
-        """Statements up to a position `end`; `turn` is where a loop goes on from there."""
+    def _paragraphs(self, run: Sequence[Statement], space: str, inside: str, end: int, turn: int = -1) -> None:
+        """Statements up to a position `end`; a loop turns at `turn`."""
         paragraphs = Paragraph.split(run, inside)
         starts = [paragraph.statements[0].position for paragraph in paragraphs]
         for at, paragraph in enumerate(paragraphs):
@@ -67,9 +91,7 @@ class Body:
             with self._alias(paragraph, space):
                 self._statements(paragraph.statements, space)
             following = starts[at + 1] if at + 1 < len(starts) else end
-            until = starts[at + 2] if at + 2 < len(starts) else end
-            if turn is not None and at + 1 == len(paragraphs):
-                following, until = end, end
+            until = starts[at + 2] if at + 2 < len(starts) else max(end, following + STRIDE if end != turn else end)
             self._drop(paragraph.statements[0].position, following, until, space)
 
     @contextmanager
@@ -89,21 +111,11 @@ class Body:
         del paths.local[scope]
 
     def _statements(self, run: Sequence[Statement], space: str) -> None:
-        entered: Region | None = None
         for statement in run:
-            node = statement.main.node
-            region = node.region if node is not None else entered
-            if region is None or region == self.base or self.base is None:
-                entered, inner = None, space
-            else:
-                inner = space + _INDENT
-                if region != entered:
-                    self.lines.append(f"{space}with {', '.join(contexts(region, self.base))}:")
-                    entered = region
-            self.lines += [inner + line for line in self.statements.lines(statement)]
+            self.lines += [space + line for line in self.statements.lines(statement)]
             for step in statement.steps:
                 for name, value in self.appended.get(step.node.id, ()) if step.node is not None else ():
-                    self.lines.append(f"{inner}{name}.append({self.statements.value(value)})")
+                    self.lines.append(f"{space}{name}.append({self.statements.value(value)})")
 
     def _drop(self, start: int, following: int, until: int, space: str) -> None:
         """Delete what died between two positions and is not set again before a third."""
@@ -120,31 +132,50 @@ class Body:
             self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]
 
     # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
-    def _loop(self, loop: Loop) -> None:
+    def _loop(self, loop: Loop, space: str, region: Region | None) -> None:
         before, header, name = loop_header(loop, self.statements, self.liveness)
         self._blank()
-        self.lines += before
+        self.lines += [space + line for line in before]
         begin = len(self.lines)
-        self.lines += header
-        template = join(loop.prefix, str(loop.template))
-        self.statements.paths.local[template] = name
+        self.lines += [space + line for line in header]
         for collected in loop.collected:
             listed = self.statements.bindings.list_of(collected).name
             self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
-        self._paragraphs(loop.body, _INDENT, template, loop.end, turn=loop.start)
+        template = join(loop.prefix, str(loop.template))
+        self.statements.paths.local[template] = name
+        self.statements.write.taken.add(name)
+        self._turn(loop, space + _INDENT, template, region)
         del self.statements.paths.local[template]
         for carried in loop.carried:
             inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
             if inside != made:
-                self.lines.append(f"{_INDENT}{inside} = {made}")
+                self.lines.append(f"{space}{_INDENT}{inside} = {made}")
         if not any(re.search(rf"\b{name}\b", line) for line in self.lines[begin + len(header) :]):
             # Only glue of the layers is in this stage, not the layers.
-            self.lines[begin : begin + len(header)] = [f"for _ in range({len(loop.indices)}):"]
+            self.lines[begin : begin + len(header)] = [f"{space}for _ in range({len(loop.indices)}):"]
+        self._drop(loop.end, loop.end + 1, loop.end + STRIDE, space)
         self._blank()
+
+    def _turn(self, loop: Loop, space: str, template: str, region: Region | None) -> None:
+        """The body of a loop, in regions where they differ from that around the loop."""
+        ends = [*(statement.position for statement in loop.body[1:]), loop.end]
+        for inner, group in _grouped(zip(loop.body, ends, strict=True), self._region):
+            run = list(group)
+            at = space if inner == region else self._enter(inner, space)
+            self._paragraphs([statement for statement, _ in run], at, template, run[-1][1], loop.end)
 
     def _blank(self) -> None:
         if self.lines and self.lines[-1] and not self.lines[-1].endswith(":"):
             self.lines.append("")
+
+
+def _position(item: Item) -> int:
+    return item.start if isinstance(item, Loop) else item.position
+
+
+def _grouped(items: Iterable[_Placed], region: Callable[[Any], Region | None]) -> Iterator[tuple[Region | None, Any]]:
+    """Neighbouring items of one region."""
+    return itertools.groupby(items, key=lambda placed: region(placed[0]))
 
 
 def _rows(names: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ from gemini.codegen.binding import Bindings, containers
 from gemini.codegen.expressions import Expressions, followed
 from gemini.codegen.imports import Imports
 from gemini.codegen.literals import string
+from gemini.codegen.naming import unique
 from gemini.codegen.operations import statement as operation_statement
 from gemini.codegen.paths import Paths
 from gemini.codegen.program import Statement, Target, Variable
@@ -28,6 +29,7 @@ class Statements:
 
     def __init__(self, graph: Graph, bindings: Bindings, imports: Imports, paths: Paths) -> None:
         self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
+        self.inner = "inner"
         self.inlined: dict[Ref, Text] = {}
         self.lengths: dict[int, int] = {}  # of every node's text, folded ones excluded
         self.write = Expressions(imports, paths, self.value, self.number)
@@ -126,6 +128,8 @@ class Statements:
         if not inner:
             return [*before, line, *after]
         modules = ", ".join(f"{string(name)}: {self.paths.module(name)}" for name in inner)
+        self.inner = unique("inner", self.write.taken)
+        after = [f"{variable.name} = {self._side(node, ref)}" for variable, ref in target.sides]
         return [
             *before,
             f"with {self.imports.support('inner_results')}({{{modules}}}) as inner:",
@@ -145,7 +149,7 @@ class Statements:
         if ref.source == "attr":
             return followed(Text(self.paths.module(node.target)), ref.path)
         (_, name), (_, call), *rest = ref.path
-        return followed(Text(f"inner[{string(name)}][{call}]"), tuple(rest))
+        return followed(Text(f"{self.inner}[{string(name)}][{call}]"), tuple(rest))
 
     def _hoisted(self, node: Node) -> list[str]:
         """Containers that get a variable of their own; one that holds itself is made first and filled then."""
