@@ -14,6 +14,7 @@ from gemini.partition.problem import Problem
 
 _SCALE = 1_000_000  # the work of all items
 _LEAST_SHARE = 0.2  # of an equal share
+_FEW_ITEMS = 8  # a part
 _FEW = 32  # items with work a part
 _EDGE_SCALE = 10_000  # the heaviest edge
 
@@ -81,7 +82,7 @@ def _shares(problem: Problem) -> list[float]:
     """The share of the work of each part; parts that would get next to nothing make METIS fail, and so do unequal ones
     of a few items. What is balanced afterwards is balanced by speed."""
     speeds = [worker.speed for worker in problem.workers]
-    if len(problem.items) < _FEW * problem.nparts:
+    if len(problem.items) < _FEW_ITEMS * problem.nparts:
         return [1 / len(speeds)] * len(speeds)
     shares = [max(speed / sum(speeds), _LEAST_SHARE / len(speeds)) for speed in speeds]
     return [share / sum(shares) for share in shares]

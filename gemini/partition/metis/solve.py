@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gemini.errors import PartitionError
 from gemini.partition.metis.engine import Metis
@@ -14,7 +15,7 @@ from gemini.partition.search.hops import with_fewer_stages
 from gemini.partition.search.judging import Answer, finish, judge, judge_state, within_slack
 from gemini.partition.search.refinement import refine
 from gemini.partition.search.staging import stages_of
-from gemini.partition.search.starts import check_size
+from gemini.partition.search.starts import check_size, contiguous_answers
 from gemini.partition.search.state import State
 
 _TRIES = ((1, False), (5, False), (20, False), (1, True), (10, True))  # imbalance in thousandths, bisection
@@ -41,6 +42,7 @@ def metis_answers(problem: Problem) -> list[Answer]:
     found: list[Answer] = []
     if problem.options.mixed is not False:
         found = [_mixed(problem, part_of, rng) for part_of in best]
+        found += _recut(problem, found[0].stage_of)
         if any(not answer.overflow_mb for answer in found):
             return found
     try:
@@ -68,4 +70,11 @@ def _one_a_worker(problem: Problem, part_of: Sequence[int], rng: random.Random) 
         state = State(problem, stage_of, worker_of)
         refine(state, "advanced", rng, problem.options.slack)
         found.append(judge_state(state, "METIS, repaired"))
-    return found
+    return [*found, *_recut(problem, found[0].stage_of)]
+
+
+def _recut(problem: Problem, stage_of: Sequence[int]) -> list[Answer]:
+    """The stages as an order of items, cut again where it is balanced best."""
+    order = sorted(range(len(stage_of)), key=lambda at: (stage_of[at], at))
+    found = contiguous_answers(problem, {"METIS": tuple(order)})
+    return [replace(answer, origin="METIS, cut again") for answer in found]

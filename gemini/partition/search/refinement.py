@@ -16,7 +16,7 @@ from gemini.partition.search.filling import fill_blocks
 from gemini.partition.search.state import State
 
 REACH: dict[str, int | None] = {"simple": 1, "advanced": None}
-_ROUNDS = 12
+_MOVES_AN_ITEM = 3  # at most, on average, in one balancing
 
 
 def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, passes: int = 4) -> None:
@@ -39,13 +39,15 @@ def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, pas
 def balance(state: State, reach: int | None, rng: random.Random) -> None:
     """Make moves that lower the smoothed maximum of the loads, or memory beyond the limits, until there are none."""
     pending = list(range(len(state.block_of)))
-    for _ in range(_ROUNDS):
+    left = _MOVES_AN_ITEM * len(pending)
+    while left > 0:
         rng.shuffle(pending)
         touched: set[int] = set()
         for at in pending:
             target = _calmest(state, at, reach)
             if target is not None:
                 state.move(at, target)
+                left -= 1
                 touched.add(at)
                 touched.update(state.problem.predecessors[at], state.problem.successors[at])
         if not touched:

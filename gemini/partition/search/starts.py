@@ -40,11 +40,11 @@ def starts(problem: Problem, rng: random.Random, drawn: int = 2) -> list[Answer]
     if any(item.pin is not None for item in problem.items):
         rows["pinned"] = tuple(pinned_order(problem))
     rows.update({f"random {at}": tuple(random_order(problem, rng)) for at in range(drawn)})
-    found = list(_contiguous(problem, rows))
+    found = list(contiguous_answers(problem, rows))
     if not found and is_limited(problem):
         found = [
             judge(problem, answer.stage_of, answer.worker_of, answer.origin)
-            for answer in _contiguous(_unlimited(problem), rows)
+            for answer in contiguous_answers(_unlimited(problem), rows)
         ]
     if not found:
         found = list(_pinned(problem))
@@ -56,7 +56,7 @@ def _unlimited(problem: Problem) -> Problem:
     return replace(problem, options=replace(problem.options, workers=workers))
 
 
-def _contiguous(problem: Problem, rows: dict[str, tuple[int, ...]]) -> Iterator[Answer]:
+def contiguous_answers(problem: Problem, rows: dict[str, tuple[int, ...]]) -> Iterator[Answer]:
     """The best contiguous cuts of each order: the tightest, and the narrowest within the slack."""
     tables = list(islice(seatings(problem), _SEATINGS))
     for name, order in rows.items():
