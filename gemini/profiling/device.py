@@ -104,6 +104,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_elsewhere(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on another device."""
+    at = tensor.device
+    return at.type != device.type or (at.index is not None and device.index is not None and at.index != device.index)
+
+
 def find_device(name: str | torch.device | Device) -> Device:
     """The device of a name such as `cpu`, `cuda` or `cuda:1`; one that is not there lists those that are."""
     if isinstance(name, Device):

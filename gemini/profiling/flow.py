@@ -61,6 +61,7 @@ class GradientFlow:
         self.shared: dict[int, list[torch.Tensor]] = {}  # parameters that a later node has given a gradient already
         self.held: dict[int, list[torch.Tensor]] = {}  # tensors of the model that a node uses
         self.ends: dict[int, list[torch.Tensor]] = {}  # those its backward gives gradients, as far as it was run
+        self.codes: dict[type, str] = {}  # fingerprints of the code of classes
         given: set[int] = set()
         for node in reversed(graph.nodes):
             self._backward(node)

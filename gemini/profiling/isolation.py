@@ -86,15 +86,19 @@ class Isolation:
         outlets = list(self._outlets(result))
         if not outlets:
             return None
+        if self.node.checkpoint == "reentrant":  # what it runs in backward is not part of its history
+            held = [self.walk.stand_in_for(tensor) for tensor in self.flow.held[self.node.id]]
+            return Accumulated(outlets, self.starts, [tensor for tensor in held if tensor.requires_grad])
+        return Backward(outlets, self.starts, self._ends(outlets))
+
+    def _ends(self, outlets: list[Outlet]) -> list[torch.Tensor]:
+        """The tensors of the model that get gradients; found once, as each pass has the same."""
         memo = self.flow.ends if self.walk.device.type != "meta" else {}
-        ends = memo.get(self.node.id)
-        if ends is None:
-            known = {id(self.walk.stand_in_for(tensor)) for tensor in self.flow.held.get(self.node.id, ())}
+        if self.node.id not in memo:
+            known = {id(self.walk.stand_in_for(tensor)) for tensor in self.flow.held[self.node.id]}
             found = accumulated([outlet.edge for outlet in outlets])
-            ends = [end for end in found if isinstance(end, nn.Parameter) or id(end) in known]
-            memo[self.node.id] = ends
-        kind = Accumulated if self.node.checkpoint == "reentrant" else Backward
-        return kind(outlets, self.starts, ends)
+            memo[self.node.id] = [end for end in found if isinstance(end, nn.Parameter) or id(end) in known]
+        return memo[self.node.id]
 
     def _outlets(self, result: Any) -> Iterator[Outlet]:
         """Every tensor the node made or wrote, with the number of gradients it receives."""

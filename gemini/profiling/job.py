@@ -17,7 +17,7 @@ from gemini.profiling.assembly import Assembly
 from gemini.profiling.budget import Budget
 from gemini.profiling.cache import Cache
 from gemini.profiling.classes import NodeClass, Survey
-from gemini.profiling.device import Device, find_device
+from gemini.profiling.device import Device, find_device, is_elsewhere
 from gemini.profiling.flow import GradientFlow
 from gemini.profiling.measurement import ANALYTIC, MEASURED, Measurement
 from gemini.profiling.meta import MetaWalk
@@ -148,8 +148,8 @@ class Profiling:
 
     def away(self, device: Device) -> str:
         """Where the model is, if not on the device."""
-        homes = {t.device.type for t in self.graph.bound_model().parameters()} - {device.torch_device.type}
-        return homes.pop() if homes else ""
+        parameters = self.graph.bound_model().parameters()
+        return next((str(t.device) for t in parameters if is_elsewhere(t, device.torch_device)), "")
 
     def _measurements(
         self, device: Device, pending: list[NodeClass], times: dict[str, ClassTimes]

@@ -37,7 +37,7 @@ class Rounds:
         self.notes: tuple[str, ...] = ()
         away = job.away(device)
         self.whole = not away  # whether the model can run a step here
-        self.unchecked = f"the model is on {away}, not on {device.torch_device.type}" if away else ""
+        self.unchecked = f"the model is on {away}, not on {device.torch_device}" if away else ""
         if not job.check:
             self.unchecked = "not asked for"
 

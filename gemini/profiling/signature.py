@@ -22,7 +22,8 @@ from gemini.capture.structure import node_signature
 from gemini.capture.symbols import Symbol
 from gemini.profiling.flow import GradientFlow
 
-_PLAIN = (bool, int, float, str, type(None))
+_PLAIN = (bool, int, float, str, type(None), tuple, bytes)
+_TORCH = ("torch.", "builtins")
 
 
 def class_of(graph: Graph, node: Node, flow: GradientFlow) -> str:
@@ -31,7 +32,7 @@ def class_of(graph: Graph, node: Node, flow: GradientFlow) -> str:
     parts += [
         _pattern(node),
         _held(graph, node),
-        _code_of(graph, node),
+        _code_of(graph, node, flow.codes),
         repr(flow.readers(node)),
         str(len(node.mutates)),
     ]
@@ -65,36 +66,57 @@ def _module(graph: Graph, node: Node) -> nn.Module | None:
     return model.get_submodule(node.target) if node.target else model
 
 
-def _code_of(graph: Graph, node: Node) -> str:
+def _code_of(graph: Graph, node: Node, known: dict[type, str]) -> str:
     module = _module(graph, node)
     if module is not None:
-        return " ".join(dict.fromkeys(_class_code(type(part)) for part in module.modules()))
+        return " ".join(dict.fromkeys(_class_code(type(part), known) for part in module.modules()))
     if node.kind == "function":
         where, _, qualname = node.target.partition(":")
-        return _class_code(Symbol(where, qualname).resolve())
+        return _class_code(Symbol(where, qualname).resolve(), known)
     if node.kind == "call":
         owner, name = find_call(node.target)
         return _fingerprint([(name, getattr(owner, name))])
     return ""
 
 
-_CODES: dict[type, str] = {}
-
-
-def _class_code(cls: type) -> str:
+def _class_code(cls: type, known: dict[type, str]) -> str:
     """A fingerprint of the code of a class, without what torch and Python bring."""
-    if cls not in _CODES:
-        owners = [owner for owner in cls.__mro__ if not owner.__module__.startswith(("torch.", "builtins"))]
+    if cls not in known:
+        owners = [owner for owner in cls.__mro__ if not owner.__module__.startswith(_TORCH)]
         members = [member for owner in owners for member in sorted(vars(owner).items(), key=lambda item: item[0])]
-        _CODES[cls] = _fingerprint(members)
-    return _CODES[cls]
+        known[cls] = _fingerprint(members)
+    return known[cls]
 
 
 def _fingerprint(members: list[tuple[str, Any]]) -> str:
+    """Of functions, and of the functions of their modules that they call by name."""
     found = hashlib.sha256()
-    for name, member in members:
-        code = getattr(getattr(member, "__func__", member), "__code__", None)
-        if isinstance(code, types.CodeType):
-            found.update(name.encode() + code.co_code + repr(code.co_names).encode())
-            found.update(repr([c for c in code.co_consts if isinstance(c, _PLAIN)]).encode())
+    waiting, seen = list(members), set()
+    while waiting:
+        name, member = waiting.pop(0)
+        function = getattr(member, "__func__", member)
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, types.CodeType) or code in seen:
+            continue
+        seen.add(code)
+        found.update(name.encode() + _code_text(code))
+        globals_ = getattr(function, "__globals__", {})
+        called = [(other, globals_.get(other)) for other in sorted(_names(code))]
+        waiting += [(other, one) for other, one in called if isinstance(one, types.FunctionType) and _own(one)]
     return found.hexdigest()[:16] if members else ""
+
+
+def _own(function: types.FunctionType) -> bool:
+    return not (function.__module__ or "").startswith(_TORCH)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    nested = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _code_text(code: types.CodeType) -> bytes:
+    """The byte code with its names and plain constants, that of functions inside it too."""
+    nested = b"".join(_code_text(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    plain = repr([part for part in code.co_consts if isinstance(part, _PLAIN)])
+    return code.co_code + repr(code.co_names).encode() + plain.encode() + nested

@@ -24,7 +24,7 @@ from gemini.capture.regions import RegionSwitch
 from gemini.capture.targets import find_op
 from gemini.capture.values import decode
 from gemini.errors import ProfileError
-from gemini.profiling.device import is_out_of_memory
+from gemini.profiling.device import is_elsewhere, is_out_of_memory
 from gemini.profiling.held import held_tensors
 
 Visitor = Callable[["Walk", Node], None]
@@ -36,7 +36,7 @@ class Walk(Execution):
     def __init__(self, graph: Graph, inputs: dict[int, torch.Tensor], device: torch.device) -> None:
         super().__init__(graph, graph.bound_model(), {})
         self.given, self.device = inputs, device
-        self.away = any(tensor.device.type != device.type for tensor in self.model.parameters())
+        self.away = any(is_elsewhere(tensor, device) for tensor in self.model.parameters())
         self.stand_ins: dict[Ref, torch.Tensor] = {}
         self.missing: dict[int, str] = {}
 
@@ -157,10 +157,10 @@ class Walk(Execution):
 @contextmanager
 def resident(tensors: Iterable[torch.Tensor], device: torch.device) -> Iterator[None]:
     """The contents of tensors on another device for a while; the tensors stay the same objects."""
-    moved = [(tensor, tensor.data) for tensor in tensors if tensor.device.type != device.type]
+    moved = [(tensor, tensor.data) for tensor in tensors if is_elsewhere(tensor, device)]
     try:
         for tensor, data in moved:
-            tensor.data = data.to(device)
+            tensor.data = data.to(device, copy=True)
         yield
     finally:
         for tensor, data in moved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 import torch
@@ -86,12 +87,9 @@ class Scaled(nn.Module):
 
 
 def test_changed_code_is_another_entry(tmp_path, monkeypatch):
-    from gemini.profiling import signature
-
     model = nn.Sequential(nn.Linear(4, 4), Scaled())
     profile(capture(model, (torch.ones(2, 4),)), cache=tmp_path, rounds=1, check=False)
     monkeypatch.setattr(Scaled, "forward", lambda self, x: (x * 2).exp().log())
-    signature._CODES.clear()
     again = profile(capture(model, (torch.ones(2, 4),)), cache=tmp_path, rounds=1, check=False)
     assert again.notes == ("1 of 2 classes from the cache",)
 
@@ -108,3 +106,59 @@ def test_no_cache_writes_nothing(graph, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     profile(graph, rounds=1, check=False)
     assert list((tmp_path / "gemini" / "profiles").glob("*.json"))
+
+
+SOURCES = (
+    "return x * 2",
+    "return x * 3",
+    "return helper(x)",
+    "return helper(x)  # and a helper that changed",
+    "return sum([part.exp() for part in x.unbind(0)])",
+    "return sum([part.sin() for part in x.unbind(0)])",
+)
+
+
+def test_code_under_the_same_name_is_told_apart_by_all_that_it_runs(tmp_path):
+    """As in a notebook whose cell is edited and run again."""
+    for body in SOURCES:
+        space = {"nn": nn, "__name__": "notebook"}
+        helper = "x.exp()" if "changed" in body else "x.sin()"
+        exec(f"def helper(x):\n return {helper}", space)
+        exec(f"class Edited(nn.Module):\n def forward(self, x):\n  {body}", space)
+        model = nn.Sequential(nn.Linear(4, 4), space["Edited"]())
+        graph = capture(model, (torch.ones(2, 4),), basic_blocks=("Edited",))
+        found = profile(graph, (torch.ones(2, 4),), cache=tmp_path, rounds=1, check=False)
+        # A sum over the rows has other sizes, and with them the layer before another gradient.
+        assert found.notes in ((), ("1 of 2 classes from the cache",)), body
+
+
+def _write(folder):
+    found = Measurement(*[Reading(1.0)] * 4, Memory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
+    for _ in range(100):
+        Cache(folder, "one").write("node", found)
+
+
+def test_several_processes_may_write_at_once(tmp_path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write, args=(tmp_path,)) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    seen = [Cache(tmp_path, "one").read("node") for _ in range(300)]
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    written = Cache(tmp_path, "one").read("node")
+    assert written is not None
+    assert {found for found in seen if found is not None} <= {written}
+    assert len(list(tmp_path.iterdir())) == 1  # and no half of a file
+
+
+def test_entries_that_cannot_be_read_are_measured_again(graph, tmp_path):
+    profile(graph, cache=tmp_path, rounds=1, check=False)
+    for path in list(tmp_path.iterdir()):
+        path.unlink()
+        path.mkdir()  # a folder in its place can be neither read nor replaced
+    found = profile(graph, cache=tmp_path, rounds=1, check=False)
+    assert found.notes == ()
+    assert {cost.source for cost in found} == {"measured"}
+    assert not list(tmp_path.glob("*.part"))
