@@ -71,7 +71,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
         )
     )
     for config in configurations.values():
-        facts.append(tuple((key, value) for key, value in vars(config).items() if isinstance(value, _PLAIN)))
+        facts.append(tuple((key, repr(_held(value, [], 1))) for key, value in vars(config).items()))
     return tuple(facts)
 
 
@@ -81,13 +81,34 @@ def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
     found = set()
     for name, key in touched:
         module = modules[name]
-        if key in module._parameters or key in module._buffers or key in module._modules or "@" in name:
+        held = (module._parameters, module._buffers, module._modules)
+        if any(key in space for space in held) or "@" in name or (key == "config" and key in vars(module)):
             continue
         value = _attribute(module, key)
         code = (torch.Tensor, types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
         if key in vars(module) or not isinstance(value, code):
             found.add(f"{key}@{name}")
     return sorted(found)
+
+
+def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those reads whose value may become another one though the same object stays in its place."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = []
+    for name in names:
+        key, sign, owner = name.partition("@")
+        if sign and owner in modules:
+            own = vars(modules[owner])
+            fixed = (*_PLAIN, nn.Module, torch.Tensor, types.FunctionType, tuple, frozenset)
+            if (key in own and not isinstance(own[key], fixed)) or hasattr(type(modules[owner]), key):
+                found.append(name)
+    return found
+
+
+def read_facts(model: nn.Module, names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """What these reads would give now."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return [_read(modules, name) for name in names]
 
 
 def _attribute(module: nn.Module, key: str) -> Any:
@@ -141,12 +162,13 @@ def readable(found: tuple[Any, ...]) -> list[str]:
     """A fingerprint as texts, without identities: comparable between processes."""
     texts = []
     for fact in found:
-        if fact and isinstance(fact[0], str) and "@" in fact[0]:
-            texts.append(f"{fact[0]}: {fact[1]}")
+        if fact and isinstance(fact[0], str) and ("@" in fact[0] or len(fact) == 2):
+            if not fact[0].startswith("_output_capturing"):  # what transformers installs on a first call
+                texts.append(f"{fact[0]}: {fact[1]}")
         elif fact and isinstance(fact[0], str):
-            name, plain, children, *rest = fact
-            plain = [(key, value) for key, value in plain if not key.startswith("_output_capturing")]
-            texts.append(f"{name or 'model'}: {plain} {[key for key, _ in children]} {rest[:2]} {rest[2] is None}")
+            name, plain, children, buffers, parameters, forward, *_ = fact
+            held = [("children", [key for key, _ in children]), ("buffers", buffers), ("parameters", parameters)]
+            texts.append(f"{name or 'model'}: {[*plain, *held, ('own forward', forward is not None)]}")
         else:
             texts.append(f"state: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
     return texts

@@ -7,12 +7,14 @@ another object, the fingerprint decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
 import torch
 from torch import nn
+
+from gemini.capture.fingerprint import changeable_reads, read_facts
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -20,10 +22,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 class Watch:
     """A model's objects as they are now."""
 
-    def __init__(self, model: nn.Module, glue: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, glue: Sequence[str]) -> None:
         modules = dict(model.named_modules())
         opened = [modules[name] for name in glue if name in modules]
+        read = {name.partition("@")[2] for name in glue if "@" in name}  # of modules that run whole, too
         spaces: list[dict[str, Any]] = [vars(module) for module in opened]
+        spaces += [module.__dict__ for name, module in modules.items() if name in read]
         configs = {id(own["config"]): own["config"] for own in spaces if hasattr(own.get("config"), "__dict__")}
         hooks = [own[kind] for own in spaces for kind in _HOOKS]
         tensors = [held for module in modules.values() for held in (module._parameters, module._buffers)]
@@ -38,6 +42,8 @@ class Watch:
             if tensor is not None
         ]
         self.default = torch.get_default_dtype()
+        self.model, self.reads = model, changeable_reads(model, glue)
+        self.facts = read_facts(model, self.reads)
 
     def is_unchanged(self) -> bool:
         """Whether everything is the same object as before."""
@@ -49,4 +55,5 @@ class Watch:
                 for tensor, dtype, device, gradient in self.tensors
             )
             and torch.get_default_dtype() is self.default
+            and (not self.reads or read_facts(self.model, self.reads) == self.facts)
         )
