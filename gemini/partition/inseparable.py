@@ -10,7 +10,7 @@ readers may live elsewhere: they get the value as it is after all writes.
     y.add_(1)     writes         ┘
     z = x * 2     reads later      anywhere
 
-A tensor that the model or the caller holds is written where everybody who touches it is: each stage brings its own.
+A tensor that the model or the caller holds is written where everybody who takes it is: each stage brings its own.
 Likewise a module that keeps something of its runs (batch statistics, a counter) runs in one stage only.
 """
 
@@ -87,21 +87,25 @@ class _Memory:
 
     @cached_property
     def touching(self) -> dict[int, set[int]]:
-        """Who touches each tensor that the caller or the model holds, directly, through views, or as its module."""
+        """Who brings along each tensor that the caller or the model holds: as an argument, or as its module.
+
+        Who reads a view of it, or what an in-place op returned, gets that from such a node, after all writes.
+        """
         found: dict[int, set[int]] = defaultdict(set)
         for node in self.graph.compute_nodes:
             for ref in {*node.inputs(), *node.mutates}:
-                for maker in self.makers(ref):
-                    if self.graph.nodes[maker].is_source:
+                source = self.graph.nodes[ref.node]
+                if source.is_source:
+                    for maker in (source.id, *source.shares):
                         found[maker].add(node.id)
         held = {node.id: self._storage(node) for node in self.graph.nodes if node.kind in HELD}
         model = self.graph.bound_model() if held else None
         for node in self.graph.compute_nodes:
             if model is not None and node.kind in MODULES:
                 own = {_storage_of(tensor) for tensor in held_tensors(self.graph, model, node)}
-                for source, storage in held.items():
+                for brought, storage in held.items():
                     if storage in own:
-                        found[source].add(node.id)
+                        found[brought].add(node.id)
         return found
 
     def _storage(self, node: Node) -> int:

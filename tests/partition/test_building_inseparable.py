@@ -85,6 +85,12 @@ def test_residual_networks_stay_fine_grained() -> None:
     assert len(problem.items) >= 14
 
 
+def test_readers_of_what_was_written_may_live_elsewhere() -> None:
+    graph, problem, _ = built("first in place")
+    names = [{graph.nodes[node].name for node in item.nodes} for item in problem.items]
+    assert [item for item in names if len(item) > 1] == [{"mul", "relu"}]
+
+
 def test_what_nobody_writes_is_separable() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
     graph = capture(model, (torch.randn(2, 4),))

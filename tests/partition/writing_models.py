@@ -239,6 +239,78 @@ class WritesData(nn.Module):
         return self.layers[2](y) + out.detach() * self.scale
 
 
+class WritesAliases(nn.Module):
+    """Results that are their argument, or may be: written through one name, read through another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+        self.same, self.off, self.clip = nn.Identity(), nn.Dropout(0.0), nn.Hardtanh(inplace=True)
+        self.flat = nn.Flatten(0, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.layers[0](x)
+        b = self.same(a).contiguous().to(a.dtype)
+        a = a + 0
+        b += 1
+        both = self.layers[1](b)
+        left, right = both[:, :4], both[:, 4:]
+        left.add_(right.detach())
+        c = self.layers[2](torch.cat((left, right), -1))
+        d = self.flat(self.off(c))
+        d.T.mul_(2)
+        e = self.clip(self.layers[3](c))
+        f = self.layers[4](e.clone())
+        f.detach().add_(1.0)
+        f.index_put_((torch.tensor([0]),), torch.ones(8))
+        wide = f[:, None, :].expand(-1, 3, -1)
+        f.clamp_(-3, 3)
+        return self.layers[5](wide.sum(1)) + c + b + a
+
+
+class FirstInPlace(nn.Module):
+    """The first layer writes into the caller's tensor, which a later one reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu, self.one, self.two = nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        start = x * 2
+        y = self.one(self.relu(x))
+        return self.two(y) + x + start
+
+
+class KeepsLast(nn.Module):
+    """Keeps its last result as an attribute and adds it the next time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.last: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.linear(x))
+        found = y if self.last is None else y + self.last
+        self.last = y.detach()
+        return found
+
+
+class Remembers(nn.Module):
+    """A module with a memory, run twice a call with something between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory, self.layers = KeepsLast(), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.memory.last = None
+        x = self.layers[1](self.memory(self.layers[0](x)))
+        x = self.memory(x)
+        self.memory.last = None
+        return self.layers[2](x)
+
+
 def batch() -> torch.Tensor:
     return torch.randn(6, 8)
 
@@ -259,4 +331,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "dropout": (Drops, batch),
     "caches": (Caches, batch),
     "data": (WritesData, batch),
+    "aliases": (WritesAliases, batch),
+    "first in place": (FirstInPlace, batch),
+    "memory": (Remembers, batch),
 }

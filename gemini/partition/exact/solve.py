@@ -43,7 +43,7 @@ def partition_exact(problem: Problem) -> Assignment:
     """The optimum, or the best found with how far it may be off."""
     lines = {name: Line(problem, order) for name, order in orders(problem).items()}
     chunks = problem.options.chunks if problem.options.chunks > 1 or not problem.options.mixed else 2
-    chunks = min(chunks, len(problem.items) // problem.nparts)
+    chunks = min(chunks, len(problem.items) // problem.nparts) if problem.nparts > 1 else 1
     if chunks > 1:
         return _looped(problem, lines, chunks)
     tries = [
