@@ -293,6 +293,7 @@ _MAKERS: tuple[tuple[str, Maker], ...] = (
     (r"(grid_hw|spatial_shapes|tgt_sizes|target_sizes|grid_hws)$", _grids(2)),
     (r"^merge_sizes?$", lambda about: iter([torch.ones(about.batch, dtype=torch.long)])),
     (r"^image_sizes$", _sizes),
+    (r"^image_attention_mask$", lambda about: iter([torch.ones(about.batch, LENGTH, 2, dtype=torch.long)])),
     (r"^(pixel_mask|pixel_attention_mask|image_mask|patch_attention_mask)$", _mask("pixel_values")),
     (r"^(encoder_attention_mask)$", _mask("encoder_hidden_states")),
     (r"^decoder_attention_mask$", _mask("decoder_input_ids")),

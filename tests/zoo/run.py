@@ -48,7 +48,9 @@ def _sweep(options: argparse.Namespace) -> None:
     done = {} if options.fresh else results.read(options.results)
     hints = results.read(options.hints or options.results)
     ends = time.monotonic() + options.stop_after
-    for animal in _chosen(options):
+    # What could not be built before, and takes longest to give up, comes last.
+    late = {name for name, row in hints.items() if row.get("status") == "not buildable"}
+    for animal in sorted(_chosen(options), key=lambda animal: animal.name in late):
         known = done.get(animal.name)
         finished = known is not None and ("cuts" in known or not options.pipe or known["status"] == "not buildable")
         if finished or time.monotonic() > ends or not _claimed(animal, options.claims):
