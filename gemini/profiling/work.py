@@ -70,7 +70,9 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[misc]
         if made and not _is_view(func, given, made):
             flops = _flops(func._overloadpacket, args, kwargs, out)
             dtype = str(given[0].dtype if given else made[0].dtype).removeprefix("torch.")
-            size = sum(_nbytes(tensor) for tensor in (*given, *made))
+            # A gather reads as much of its first argument as it returns.
+            read = [made[0], *given[1:]] if str(func._overloadpacket) in _GATHERS else given
+            size = sum(_nbytes(tensor) for tensor in (*read, *made))
             count = flops if flops is not None else sum(tensor.numel() for tensor in made)
             self.seen[dtype, flops is not None, count, size] += 1
         return out
@@ -122,6 +124,9 @@ def _flops(packet: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     except (AssertionError, TypeError, ValueError, IndexError, AttributeError):  # a form that the formula does not know
         return None
 
+
+# Kernels that read as much of their first argument as they return, not all of it.
+_GATHERS = {"aten.embedding", "aten.index_select", "aten.index", "aten.gather", "aten.take"}
 
 # Fused attention on the CPU, for which torch has no formula: two products forward, five backward.
 _ATTENTION = {
