@@ -71,7 +71,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
         )
     )
     for config in configurations.values():
-        facts.append(tuple((key, repr(_held(value, [], 1))) for key, value in vars(config).items()))
+        facts.append(config_facts(config))
     return tuple(facts)
 
 
@@ -105,10 +105,15 @@ def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
     return found
 
 
-def read_facts(model: nn.Module, names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """What these reads would give now."""
-    modules = dict(model.named_modules(remove_duplicate=False))
+def read_facts(modules: dict[str, nn.Module], names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """What these reads of modules, by name, would give now."""
     return [_read(modules, name) for name in names]
+
+
+def config_facts(config: Any, *, changeable: bool = False) -> tuple[tuple[str, str], ...]:
+    """What a configuration holds; or only what may become other though the same object stays in its place."""
+    values = vars(config).items()
+    return tuple((k, repr(_held(v, [], 1))) for k, v in values if not (changeable and isinstance(v, _PLAIN)))
 
 
 def _attribute(module: nn.Module, key: str) -> Any:

@@ -202,8 +202,8 @@ def _compare(way: str, expected: _Seen, found: _Seen, precision: torch.dtype | N
 
 def _noise(values: Iterable[torch.Tensor | None], precision: torch.dtype | None) -> float:
     """What rounding leaves of a tensor that should be 0, among others of these sizes (the bias of keys, say)."""
-    finite = [v.abs().nan_to_num(0.0, 0.0, 0.0).max() for v in map(_dense, values) if v is not None and v.numel()]
-    largest = max((float(size) for size in finite if size.is_floating_point()), default=0.0)
+    real = [v for v in map(_dense, values) if v is not None and v.numel() and (v.is_floating_point() or v.is_complex())]
+    largest = max((float(v.abs().nan_to_num(0.0, 0.0, 0.0).max()) for v in real), default=0.0)
     return (1e-6 if precision is None else 1e-3) * largest
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.fingerprint import changeable_reads, read_facts
+from gemini.capture.fingerprint import changeable_reads, config_facts, read_facts
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -23,15 +23,16 @@ class Watch:
     """A model's objects as they are now."""
 
     def __init__(self, model: nn.Module, glue: Sequence[str]) -> None:
-        modules = dict(model.named_modules())
+        self.modules = modules = dict(model.named_modules(remove_duplicate=False))
         opened = [modules[name] for name in glue if name in modules]
         read = {name.partition("@")[2] for name in glue if "@" in name}  # of modules that run whole, too
         spaces: list[dict[str, Any]] = [vars(module) for module in opened]
         spaces += [module.__dict__ for name, module in modules.items() if name in read]
         configs = {id(own["config"]): own["config"] for own in spaces if hasattr(own.get("config"), "__dict__")}
         hooks = [own[kind] for own in spaces for kind in _HOOKS]
-        tensors = [held for module in modules.values() for held in (module._parameters, module._buffers)]
-        children = [module._modules for module in modules.values()]
+        each = {id(module): module for module in modules.values()}.values()
+        tensors = [held for module in each for held in (module._parameters, module._buffers)]
+        children = [module._modules for module in each]
         watched = [*spaces, *(vars(config) for config in configs.values()), *hooks, *tensors, *children]
         self.empty = [space for space in watched if not space]
         self.full = [(space, list(space), list(space.values())) for space in watched if space]
@@ -42,8 +43,9 @@ class Watch:
             if tensor is not None
         ]
         self.default = torch.get_default_dtype()
-        self.model, self.reads = model, changeable_reads(model, glue)
-        self.facts = read_facts(model, self.reads)
+        self.reads = changeable_reads(model, glue)
+        self.facts = read_facts(modules, self.reads)
+        self.configs = [(config, config_facts(config, changeable=True)) for config in configs.values()]
 
     def is_unchanged(self) -> bool:
         """Whether everything is the same object as before."""
@@ -55,5 +57,6 @@ class Watch:
                 for tensor, dtype, device, gradient in self.tensors
             )
             and torch.get_default_dtype() is self.default
-            and (not self.reads or read_facts(self.model, self.reads) == self.facts)
+            and read_facts(self.modules, self.reads) == self.facts
+            and all(config_facts(config, changeable=True) == facts for config, facts in self.configs)
         )
