@@ -83,7 +83,7 @@ class Checks:
         except RuntimeError as error:
             raise BackwardFailed(str(error)) from error
         differences = compare(self._completed(expected), self._completed(found))
-        if not differences and not gradients and expected.way_back != found.way_back:
+        if not gradients and expected.way_back != found.way_back:
             self.forget(what)
             return self.differences(what, graph, given, gradients=True)
         if differences or not _equal_digests(expected, found):
@@ -139,18 +139,17 @@ class Checks:
     def _closer(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """The differences by element that the noise of the model does not explain."""
         reference = self._observe(what, self._model, given, gradients, kept)
-        found = self._against(reference, what, self._graph(graph), given, gradients)
-        if not found.differences:
-            return found.differences
-        reruns = [self._against(reference, what, self._model, given, gradients) for _ in range(_RERUNS)]
-        noise = {name: max(run.off.get(name, 0.0) for run in reruns) for name in found.off}
+        noise: dict[str, float] | None = None
         for _ in range(_RERUNS):
-            if all(found.off[name] <= 2 * noise[name] <= found.most[name] for name in found.off) and found.only_off:
-                return Differences()
-            if not any(noise.values()):
+            found = self._against(reference, what, self._graph(graph), given, gradients).beyond(noise or {})
+            if not found:
                 break
-            found = self._against(reference, what, self._graph(graph), given, gradients)
-        return found.differences
+            if noise is None:
+                runs = [self._against(reference, what, self._model, given, gradients) for _ in range(_RERUNS)]
+                noise = {name: max(run.off.get(name, 0.0) for run in runs) for run in runs for name in run.off}
+            if not noise:  # the model repeats itself exactly
+                break
+        return found
 
     def _against(
         self,
@@ -170,52 +169,57 @@ class _Close:
     """A run compared with a reference, element by element: how far each tensor is off, and how far it may be."""
 
     def __init__(self, reference: Observation) -> None:
-        self.grads = reference.grads or {}
+        self.reference = reference
         self.off: dict[str, float] = {}
         self.most: dict[str, float] = {}
         self.lines: dict[str, str] = {}
-        self.differences = Differences()
-        self.only_off = True  # values only: not a missing tensor, nor another size
 
     def gradient(self, name: str, grad: torch.Tensor) -> torch.Tensor:
         """Compare a gradient as it comes, and let go of it."""
-        line = self._note(f"gradient of {name}", self.grads.get(name), grad.detach())
-        if line:
-            self.lines[name] = line
-        return grad.new_zeros(()) if grad.layout == torch.strided else torch.zeros(())
+        self._note(f"{_GRADIENT}{name}", (self.reference.grads or {}).get(name), grad.detach())
+        return torch.zeros(())
 
     def rest(self, reference: Observation, seen: Observation) -> None:
         """Compare everything else."""
-        self.differences = compare(replace(reference, grads=None), replace(seen, grads=None))
-        for name in reference.buffers:
-            self._note(f"buffer {name}", reference.buffers[name], seen.buffers.get(name))
-        for what, one, two in (
-            ("output", reference.outputs, seen.outputs),
-            ("input", reference.inputs, seen.inputs),
-        ):
-            self.only_off &= len(one) == len(two)
-            for index, (expected, found) in enumerate(zip(one, two, strict=False)):
-                self._note(f"{what} {index}", expected, found)
-        self.only_off &= reference.structure == seen.structure
-        for name, grad in self.grads.items():
-            other = (seen.grads or {}).get(name)
-            if (grad is None) != (other is None):
-                self.lines[name] = f"gradient of {name}: {'missing' if other is None else 'unexpected'}"
-                self.only_off = False
-        self.differences.lines += self.lines.values()
-        self.differences.parameters += self.lines
+        if reference.structure != seen.structure:
+            self.lines["structure"] = f"the output is {seen.structure:.200}, not {reference.structure:.200}"
+        one, two = _forward_tensors(reference), _forward_tensors(seen)
+        for name in {**one, **two}:
+            self._note(name, one.get(name), two.get(name))
+        for name, grad in (reference.grads or {}).items():
+            if grad is not None and (seen.grads or {}).get(name) is None:
+                self.lines[f"{_GRADIENT}{name}"] = f"{_GRADIENT}{name}: missing"
 
-    def _note(self, name: str, expected: torch.Tensor | None, found: torch.Tensor | None) -> str:
+    def beyond(self, noise: dict[str, float]) -> Differences:
+        """What noise does not explain."""
+        left = {
+            name: line
+            for name, line in self.lines.items()
+            if name not in self.off or not self.off[name] <= 2 * noise.get(name, 0.0) <= self.most[name]
+        }
+        parameters = [name.removeprefix(_GRADIENT) for name in left if name.startswith(_GRADIENT)]
+        return Differences(list(left.values()), len(parameters) < len(left), parameters)
+
+    def _note(self, name: str, expected: torch.Tensor | None, found: torch.Tensor | None) -> None:
         line = tensor_difference(expected, found)
         if not line:
-            return ""
-        if expected is None or found is None or not line.startswith("off"):
-            self.only_off = False
-        else:
+            return
+        self.lines[name] = f"{name}: {line}"
+        if expected is not None and found is not None and line.startswith("off"):
             expected, found = dense(expected), dense(found)
             self.off[name] = distance(expected, found)
             self.most[name] = min(_LOUDEST * tolerance(expected), _LOUDEST_SHARE) * scale_of(expected)
-        return f"{name}: {line}"
+
+
+def _forward_tensors(seen: Observation) -> dict[str, torch.Tensor]:
+    return {
+        **{f"output {index}": tensor for index, tensor in enumerate(seen.outputs)},
+        **{f"buffer {name}": tensor for name, tensor in seen.buffers.items()},
+        **{f"input {index}": tensor for index, tensor in enumerate(seen.inputs)},
+    }
+
+
+_GRADIENT = "gradient of "
 
 
 def _equal_digests(expected: Observation, found: Observation) -> bool:

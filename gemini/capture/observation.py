@@ -147,6 +147,7 @@ def tensor_difference(expected: torch.Tensor | None, found: torch.Tensor | None)
         return ""
     if not (expected.is_floating_point() or expected.is_complex()):
         return "other values"
+    expected, found = expected.detach(), found.detach()
     relative, scale = tolerance(expected), scale_of(expected)
     if torch.allclose(expected, found, rtol=10 * relative, atol=relative * (scale + 1e-6), equal_nan=True):
         return ""
