@@ -58,6 +58,7 @@ _OF_PICTURES = (
 MAX_PARAMETERS = 30_000_000
 MAX_ADDED = 6
 MISSING_LIBRARY = (ImportError,)
+_WANTED = re.compile(r"`(\w+)=True`")
 _ABSENT = re.compile(r"'(\w+Config)' object has no attribute '(\w+)'")
 
 
@@ -152,10 +153,13 @@ def _specimen(model_type: str, task: str, class_name: str, recipe: Recipe, *, ba
             inputs = make_inputs(model, config, task, batch, thorough=thorough)
             return Specimen(model, inputs, recipe, (class_name, RECIPES.index(recipe), thorough))
         except Exception as error:
-            missing = _ABSENT.search(str(error))
-            if missing is None or missing.groups() in added:
+            missing, wanted = _ABSENT.search(str(error)), _WANTED.search(str(error))
+            if missing is not None and missing.groups() not in added:
+                added[missing.group(1), missing.group(2)] = expected(missing.group(2), recipe)
+            elif wanted is not None and (config_class.__name__, wanted.group(1)) not in added:
+                added[config_class.__name__, wanted.group(1)] = True
+            else:
                 raise
-            added[missing.group(1), missing.group(2)] = expected(missing.group(2), recipe)
     raise NotBuildable(f"its configuration lacks {', '.join(name for _, name in added)}")
 
 

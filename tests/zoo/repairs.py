@@ -33,7 +33,10 @@ def repaired(model: Any, kwargs: dict[str, Any], error: BaseException, about: Ab
     fitted = _fitted(kwargs, text)
     if fitted is not None:
         yield fitted
-    named = [name for name in accepted if name not in kwargs and re.search(rf"(?<!\w){name}(?!\w)", text)]
+    named = [name for name in accepted if re.search(rf"(?<!\w){name}(?!\w)", text)]
+    if "one of" in text and any(name in kwargs for name in named):
+        named = []  # there is one already
+    named = [name for name in named if name not in kwargs]
     for name in dict.fromkeys([*named, *_missing_on_the_line(error.__traceback__, accepted, kwargs)]):
         for value in islice(make(name, about), CANDIDATES):
             yield {**kwargs, name: value}
@@ -56,6 +59,12 @@ def _missing_on_the_line(trace: TracebackType | None, accepted: list[str], kwarg
 
 def _placeholders(kwargs: dict[str, Any], text: str, about: About) -> dict[str, Any] | None:
     """Token ids with as many placeholders as there are features."""
+    lacking = re.search(r"at least one (\w+) token", text)
+    token = about.get(f"{lacking.group(1)}_token_id") if lacking is not None else None
+    if token is not None and "input_ids" in kwargs:
+        words = kwargs["input_ids"].clone()
+        words[:, 1] = token
+        return {**kwargs, "input_ids": words}
     counts = re.search(r"tokens?:?\s*(\d+)[,; ]+.*?features?:?\s*(\d+)", text)
     words = kwargs.get("input_ids")
     if counts is None or not isinstance(words, torch.Tensor):
@@ -84,5 +93,5 @@ def _fitted(kwargs: dict[str, Any], text: str) -> dict[str, Any] | None:
     for name, value in kwargs.items():
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
         if floating and value.dim() > 1 and value.shape[-1] == had and wanted > 1:
-            return {**kwargs, name: torch.randn(*value.shape[:-1], wanted)}
+            return {**kwargs, name: torch.rand(*value.shape[:-1], wanted)}
     return None

@@ -54,6 +54,7 @@ _FILLED: tuple[tuple[str, Any], ...] = (
     (r"^mlp_layer_types$", ("dense", "sparse") * 4),
     (r"^vocabulary_map$", {"<image>": 4}),
     (r"^clip_qkv$", 8.0),
+    (r"^default_language$", "en_XX"),
     (r"shared_experts$", 1),
     (r"^(initializer_range|.*dropout.*)$", 0.02),
 )
@@ -103,6 +104,8 @@ def expected(name: str, recipe: Recipe) -> Any:
         return _value(kind, recipe)
     if name.endswith("rope_theta"):
         return 10_000.0
+    if "dropout" in name:
+        return 0.1
     return 3 if _TOKEN.search(name) else None
 
 
