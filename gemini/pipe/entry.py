@@ -97,9 +97,18 @@ class _Flow:
     known_profile: Profile | None
     graph: Graph = field(init=False)
     profile: Profile = field(init=False)
+    is_warm: bool = False  # the graph was kept from before: so are, most likely, the costs
     partition: Partition = field(init=False)
     codes: tuple[StageCode, ...] = field(init=False)
     piped: Piped = field(init=False)
+
+    def cache_folder(self) -> Path | None:
+        """Where graphs are kept: beside profiles, or in the folder that was named."""
+        from gemini.profiling.cache import default_folder
+
+        if isinstance(self.cache, bool):
+            return default_folder().parent / "graphs" if self.cache else None
+        return Path(self.cache) / "graphs"
 
     def check(self) -> None:
         """Refuse what cannot succeed, all of it at once."""
@@ -162,13 +171,14 @@ def check_request(
 
 # ── the steps ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _capture(flow: _Flow, _: Progress) -> None:
-    from gemini.capture import capture
+    from gemini.pipe.kept_graphs import capture_or_reuse
 
     if flow.known_graph is not None:
         flow.graph = flow.known_graph
     else:
-        args, blocks = tuple(flow.args), flow.basic_blocks
-        flow.graph = capture(flow.model, args, dict(flow.kwargs), depth=flow.depth, basic_blocks=blocks)
+        settings = {"depth": flow.depth, "basic_blocks": flow.basic_blocks}
+        folder = flow.cache_folder()
+        flow.graph, flow.is_warm = capture_or_reuse(flow.model, tuple(flow.args), dict(flow.kwargs), settings, folder)
     if flow.graph.is_whole and flow.nparts > 1:
         raise PartitionError(
             f"{flow.graph.model_name} cannot be cut into {flow.nparts} parts: it had to be captured whole, "
@@ -184,7 +194,7 @@ def _profile(flow: _Flow, tell: Progress) -> None:
     else:
         flow.profile = profile(
             flow.graph, tuple(flow.args), dict(flow.kwargs), device=flow.device, analytic=flow.analytic,
-            rounds=flow.rounds, cache=flow.cache, progress=tell,
+            rounds=flow.rounds, cache=flow.cache, progress=tell, check=not flow.is_warm,
         )  # fmt: skip
 
 
