@@ -33,7 +33,7 @@ def test_same_object_and_same_numbers():
 
 def test_says_where_the_model_runs_unless_quiet(capsys):
     GeminiCompiler().compiler(nn.Linear(2, 2), config=GeminiConfig())
-    assert "Linear runs on this process's device" in capsys.readouterr().err
+    assert "Linear runs in this process: no workers are asked for" in capsys.readouterr().err
     GeminiCompiler().compiler(nn.Linear(2, 2), config=GeminiConfig(quiet=True))
     assert capsys.readouterr().err == ""
 
