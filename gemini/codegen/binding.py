@@ -238,4 +238,4 @@ def parse_shape(sketch: str) -> Any:
 
 
 def _plural(name: str) -> str:
-    return name if name.endswith("s") else f"{name}s"
+    return f"all_{name}" if name.endswith("s") else f"{name}s"

@@ -40,11 +40,12 @@ class Body:
         self.lives = liveness.lives()
         self.numbers = liveness.numbers()
         self.lines: list[str] = []
+        self.header = ""  # the line that a loop begins with
         self.appended: dict[int, list[tuple[str, Ref]]] = {}  # values that go into lists, by the node that makes them
 
     def write(self, items: list[Item]) -> list[str]:
         """The lines of the body, indented relative to it."""
-        ends = [*(_position(item) for item in items[1:]), self.liveness.last]
+        ends = [_position(item) for item in items[1:]] + [self.liveness.last] * bool(items)
         for region, group in _grouped(zip(items, ends, strict=True), self._region):
             self._group(region, list(group))
         return self.lines
@@ -138,6 +139,7 @@ class Body:
         self.lines += [space + line for line in before]
         begin = len(self.lines)
         self.lines += [space + line for line in header]
+        self.header = self.lines[-1]
         for collected in loop.collected:
             listed = self.statements.bindings.list_of(collected).name
             self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
@@ -165,7 +167,7 @@ class Body:
             self._paragraphs([statement for statement, _ in run], at, template, run[-1][1], loop.end)
 
     def _blank(self) -> None:
-        if self.lines and self.lines[-1] and not self.lines[-1].endswith(":"):
+        if self.lines and self.lines[-1] not in ("", self.header) and not self.lines[-1].endswith(":"):
             self.lines.append("")
 
 

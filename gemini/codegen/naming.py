@@ -127,7 +127,7 @@ def scope_word(path: str) -> str:
     """A variable name for a module: `layer` for `layers.3`, `attention_self` for `attention.self`."""
     word = module_word(path)
     outer = path.rpartition(".")[0]
-    return identifier(f"{module_word(outer)}_{word}" if word in RESERVED and outer else word)
+    return identifier(snake(f"{module_word(outer)}_{word}" if word in RESERVED and outer else word))
 
 
 def singular(name: str) -> str:

@@ -70,6 +70,9 @@ class Paths:
     def tensor(self, target: str) -> str:
         """The text of a tensor that the model holds."""
         path, name, subscripts = split_held(target)
+        holding = self.find(path)
+        if holding is not None and holding.whole and isinstance(self._original(path), nn.ParameterList):
+            return f"{self.module(path)}[{name}]"
         return attribute(self.module(path) if path else "self", name) + subscripts.replace("'", '"')
 
     def owned(self, path: str, name: str) -> str:
