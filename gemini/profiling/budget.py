@@ -9,6 +9,7 @@ from __future__ import annotations
 from gemini.profiling.device import Device
 
 STEPS = 6.5
+NOISY_STEPS = 9.0  # where readings differ much
 LEAST_MS = 50.0  # where a step takes next to nothing
 
 
@@ -24,8 +25,8 @@ class Budget:
         """A round starts."""
         self.round = self.device.now_ms()
 
-    def allows_round(self) -> bool:
+    def allows_round(self, noisy: bool) -> bool:
         """Whether one more like the last fits; always where no step was timed, as no limit is known."""
         now = self.device.now_ms()
-        limit = max(LEAST_MS, STEPS * self.step_ms)
+        limit = max(LEAST_MS, (NOISY_STEPS if noisy else STEPS) * self.step_ms)
         return not self.step_ms or now - self.begin + (now - self.round) <= limit

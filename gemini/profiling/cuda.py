@@ -85,6 +85,7 @@ class CudaStopwatch(Stopwatch):
 
     def __init__(self, device: torch.device, earlier: CudaStopwatch | None) -> None:
         self.device, self.earlier = device, earlier
+        self.stream = torch.cuda.current_stream(device)
         self.entries: list[_Entry] = []
         self.places: dict[Hashable, int] = {}
         self.left = 0  # launches until the next pause
@@ -95,12 +96,11 @@ class CudaStopwatch(Stopwatch):
             self._pause(self.earlier, key)
         self.left -= launches + 2
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        stream = torch.cuda.current_stream(self.device)
-        begin.record(stream)
+        begin.record(self.stream)
         started = time.perf_counter()
         result = call()
         host_ms = (time.perf_counter() - started) * 1e3
-        end.record(stream)
+        end.record(self.stream)
         self.places[key] = len(self.entries)
         self.entries.append(_Entry(key, begin, end, started, host_ms, launches))
         return result

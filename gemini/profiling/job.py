@@ -35,7 +35,7 @@ from gemini.profiling.work import Work
 Progress = Callable[[int, int, str], None]
 MOST_ROUNDS = 6
 CALIBRATED = 8  # classes of nodes that a description is fitted to
-QUIET = 0.03  # noise (of a class, weighted by time) below which no further round is worth its time
+QUIET = 0.02  # noise (of a class, weighted by time) below which no further round is worth its time
 
 
 class Profiling:
@@ -138,7 +138,7 @@ class Profiling:
             run.survey()
         turn = 0
         while turn < self.rounds or (turn < MOST_ROUNDS and run.noise() > QUIET):
-            if turn >= min(run.least, self.rounds) and not budget.allows_round():
+            if turn >= min(run.least, self.rounds) and not budget.allows_round(run.noise() > QUIET):
                 break
             self.tell(turn + 1, max(self.rounds, turn) + 1, f"round {turn + 1}")
             budget.begin_round()

@@ -17,7 +17,7 @@ import torch
 from gemini.profiling.cuts import cut, differentiate, edge_of, stamp
 from gemini.profiling.device import Device, Span, Stopwatch, Times
 
-EVERY = 16  # nodes between two readings
+EVERY = 24  # nodes between two readings
 _LINKS = 20
 _ONE = 1
 

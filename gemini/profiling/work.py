@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Work:
         """Bytes read and written in all."""
         return sum(kernel.nbytes * kernel.count for kernel in self.kernels)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of kernels."""
         return sum(kernel.count for kernel in self.kernels)

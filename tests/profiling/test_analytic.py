@@ -31,7 +31,7 @@ def test_estimates_cover_every_node(name):
             real.input_mb,
             real.parameter_mb,
         )
-        assert (estimate.backward_ms > 0) >= (real.flops > 0 and real.backward_ms > 0.05)
+        assert (estimate.backward_ms > 0) >= (real.flops > real.forward_flops)
 
 
 def test_a_model_on_the_meta_device_of_any_size():
