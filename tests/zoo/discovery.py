@@ -186,4 +186,9 @@ def small_config(cls: Any, recipe: Recipe, added: dict[tuple[str, str], Any] | N
 
 
 def _short(error: Exception) -> str:
+    library = re.search(r"requires the (\w+) library", str(error))
+    if library is not None:
+        return f"needs the library {library.group(1)}"
+    if "couldn't connect to" in str(error):
+        return "needs a download"
     return f"{type(error).__name__}: {error!s:.160}".replace("\n", " ")

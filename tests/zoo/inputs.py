@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tests.zoo.labels import labels
-from tests.zoo.makers import About, make
+from tests.zoo.makers import About, make, patches
 from tests.zoo.repairs import repaired
 
 MAINS = (
@@ -49,6 +49,7 @@ def guesses(model: Any, config: Any, task: str, batch: int, *, thorough: bool) -
     required += mains[1:]
     names = [name for name in dict.fromkeys([*mains[:1], *MAINS]) if name in accepted] or required[:1]
     names = [name for name in names if name in required] + [name for name in names if name not in required]
+    yield from _with_pictures(model, config, task, batch)
     for name in names if thorough else names[:1]:
         for value in make(name, About(config, batch)):
             for base in _with_required({name: value}, required, config, batch):
@@ -57,6 +58,21 @@ def guesses(model: Any, config: Any, task: str, batch: int, *, thorough: bool) -
         about = About(config, batch)
         both = {"input_ids": next(make("input_ids", about)), "pixel_values": next(make("pixel_values", about))}
         yield _with_company(both, accepted, config, task, batch)
+
+
+def _with_pictures(model: Any, config: Any, task: str, batch: int) -> Iterator[Iterator[dict[str, Any]]]:
+    """Text and pictures together, for models that put pictures in the place of a token."""
+    accepted, about = inspect.signature(model.forward).parameters, About(config, batch)
+    token = about.get("image_token_id", "image_token_index")
+    if token is None or not {"input_ids", "pixel_values"} <= set(accepted):
+        return
+    words = next(make("input_ids", about))
+    grid = next((name for name in accepted if name.startswith("image_grid")), None)
+    if grid is None:
+        base = {"input_ids": words, "pixel_values": next(make("pixel_values", about))}
+    else:
+        base = {"input_ids": words, "pixel_values": next(patches(about)), grid: next(make(grid, about))}
+    yield islice(_with_company(base, accepted, config, task, batch), 1)
 
 
 def _with_required(base: dict[str, Any], required: list[str], config: Any, batch: int) -> Iterator[dict[str, Any]]:

@@ -83,11 +83,11 @@ def _pictures(about: About) -> Iterator[Any]:
     yield torch.stack([picture(about), picture(about)], dim=1)  # pairs of pictures
     for size in (64, 128):
         yield picture(about, size)
-    yield from _patches(about)
+    yield from patches(about)
     yield picture(about, 224)
 
 
-def _patches(about: About) -> Iterator[Any]:
+def patches(about: About) -> Iterator[Any]:
     """Pictures as rows of flattened patches, all pictures together, then one row of them a picture."""
     channels = about.number("in_channels", "in_chans", "num_channels", default=3)
     size = about.number("patch_size", default=8)
@@ -102,7 +102,7 @@ def _patches(about: About) -> Iterator[Any]:
 def _videos(about: About) -> Iterator[Any]:
     frames = about.number("num_frames", "frames_per_clip", default=4)
     yield torch.randn(about.batch, frames, *picture(about).shape[1:])
-    yield from _patches(about)
+    yield from patches(about)
 
 
 def _sound(about: About) -> Iterator[Any]:
@@ -138,7 +138,7 @@ def _embeddings(*names: str) -> Maker:
 
 
 def _patches_or_embeddings(about: About) -> Iterator[Any]:
-    yield from _patches(about)
+    yield from patches(about)
     yield from _embeddings()(about)
 
 
