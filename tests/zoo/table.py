@@ -58,10 +58,20 @@ def _summary(judged: list[Row], total: int, limit: float) -> list[str]:
     ]
     tried = [row for row in judged if "cuts" in row]
     for parts in (2, 4):
-        ends = [(_outcomes(row, parts), row) for row in tried]
-        really = sum(bool(found) and all(cut[0] == "equal" for cut in found) for found, _ in ends)
-        lines.append(_row(f"cut in {parts} by every partitioner, equal to the model", _share(really, len(tried))))
-    return lines
+        ends = [_outcomes(row, parts) for row in tried]
+        every = sum(bool(found) and all(cut[0] == "equal" for cut in found) for found in ends)
+        some = sum(any(cut[0] == "equal" for cut in found) for found in ends)
+        uncut = sum(bool(found) and all(cut[0] == "uncut" for cut in found) for found in ends)
+        differ = sum(any(cut[0] == "different" for cut in found) for found in ends)
+        lines.append(
+            _row(f"cut for {parts} workers by every partitioner, equal to the model", _share(every, len(tried)))
+        )
+        lines.append(_row("… by some partitioner, equal; uncuttable; differing by some", f"{some}; {uncut}; {differ}"))
+    known = {key.partition("/")[0]: cut for row in tried for key, cut in row["cuts"].items() if cut[0] != "uncut"}
+    told = [
+        f"{name} (not installed)" if cut[0] == "no engine" else name for name, cut in known.items() if name != "all"
+    ]
+    return [*lines, "", f"Partitioners: {', '.join(told)}."]
 
 
 def _versions(judged: list[Row]) -> str:
