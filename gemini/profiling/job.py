@@ -33,7 +33,7 @@ from gemini.profiling.walk import Walk
 from gemini.profiling.work import Work
 
 Progress = Callable[[int, int, str], None]
-MOST_ROUNDS = 6
+MOST_ROUNDS = 20  # where a step takes next to nothing; else the budget ends them sooner
 CALIBRATED = 8  # classes of nodes that a description is fitted to
 QUIET = 0.02  # noise (of a class, weighted by time) below which no further round is worth its time
 
@@ -137,7 +137,7 @@ class Profiling:
             self.tell(0, self.rounds + 1, "survey")
             run.survey()
         turn = 0
-        while turn < self.rounds or (turn < MOST_ROUNDS and run.noise() > QUIET):
+        while turn < self.rounds or (turn < MOST_ROUNDS and run.steps and run.noise() > QUIET):
             if turn >= min(run.least, self.rounds) and not budget.allows_round(run.noise() > QUIET):
                 break
             self.tell(turn + 1, max(self.rounds, turn) + 1, f"round {turn + 1}")
