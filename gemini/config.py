@@ -55,6 +55,7 @@ class GeminiConfig:
     schedule: str = _setting("auto", settings.schedule, "pipeline schedule: auto, a library name, or a plan's file")
     memory_limit: int | None = _setting(None, settings.memory, "memory of a device, in bytes or as 12GB")
     workers: int | None = _setting(None, settings.count, "worker processes")
+    watchdog: float = _setting(60.0, settings.seconds, "seconds after which a worker that does not answer hangs")
     run_folder: str = _setting(".gemini", settings.word, "where a run keeps what it writes")
     seed: int = _setting(0, settings.seed, "seed of every search Gemini makes")
     strict: bool = _setting(False, settings.flag, "raise where Gemini would fall back to a slower path")

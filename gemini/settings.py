@@ -58,6 +58,13 @@ def seed(value: Any) -> int | Wrong:
     return value
 
 
+def seconds(value: Any) -> float | Wrong:
+    """A time, above zero."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return Wrong("a number of seconds is needed", "write one, as in 60")
+    return float(value) if value > 0 else Wrong("must be above zero", "write seconds, as in 60")
+
+
 def flag(value: Any) -> bool | Wrong:
     """True or false."""
     return value if isinstance(value, bool) else Wrong("must be true or false", "write true or false, without quotes")

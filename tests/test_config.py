@@ -69,6 +69,8 @@ def test_all_faults_in_one_error_each_with_value_and_remedy():
         ({"strict": 1}, "must be true or false"),
         ({"run_folder": " "}, "a name is needed"),
         ({"memory_limit": -1}, "must be above zero"),
+        ({"watchdog": 0}, "must be above zero"),
+        ({"watchdog": "1m"}, "a number of seconds"),
         ({"memory_limit": float("nan")}, "not an amount of memory"),
     ],
 )

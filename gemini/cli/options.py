@@ -50,6 +50,7 @@ OPTIONS = (
     Option("--schedule", "NAME", "pipeline schedule: a name, or a plan's file"),
     Option("--memory-limit", "SIZE", "memory of a device, as 12GB"),
     Option("--workers", "N", "worker processes"),
+    Option("--watchdog", "SECONDS", "seconds after which a worker that does not answer hangs"),
     Option("--run-folder", "DIR", "where a run keeps what it writes"),
     Option("--seed", "N", "seed of every search Gemini makes"),
     Option("--strict", "", "raise where Gemini would fall back to a slower path"),

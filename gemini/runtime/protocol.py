@@ -6,10 +6,12 @@
     Place(homes)  Install(units)       ──►
                                        ◄──    Done
     Forward(call, unit, arguments, …)  ──►    runs the unit, keeps its graph if a backward may follow
+                                       ◄──    Said(text), Warned, Logged: at any time
                                        ◄──    Outputs · Refused(reason) · Raised(exception)
     Backward(call, gradients, …)       ──►
                                        ◄──    Gradients
     … each request may carry `dropped`: calls whose graph nobody needs any more
+    Forget(units, homes)               ──►    of a model that the program has deleted
     Stop                               ──►    leaves
 
 Requests carry a number and the reply repeats it, so a reply that nobody waits for any more (Ctrl-C) is recognised.
@@ -21,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemini.runtime.exceptions import Bare
 from gemini.runtime.memory.homes import Home
 from gemini.runtime.transport.link import Link
 
@@ -33,6 +36,7 @@ class Hello(NamedTuple):
     threads: int
     path: list[str]
     dtype: torch.dtype
+    recursion: int
 
 
 class Ready(NamedTuple):
@@ -57,6 +61,14 @@ class Install(NamedTuple):
     units: dict[int, Any]
 
 
+class Forget(NamedTuple):
+    """Modules and tensors that nobody will ask for any more."""
+
+    number: int
+    units: list[int]
+    homes: list[int]
+
+
 class Stop(NamedTuple):
     """Leave."""
 
@@ -70,20 +82,46 @@ class Done(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A unit did something that cannot be done from afar; everything is as before the call."""
+    """A unit did something that cannot be done from afar, or we failed; everything is as before the call."""
 
     number: int
     reason: str
+    is_fault: bool = False  # a fault of ours, with the traceback after the reason
 
 
 class Raised(NamedTuple):
-    """A unit raised; the exception itself where it can travel, and its traceback as text."""
+    """A unit raised: the exception in a form that travels, where, its traceback as text, the generator's state then."""
 
     number: int
-    exception: BaseException | None
-    name: str
-    text: str
+    exception: BaseException | Bare
+    scope: str
     traceback: str
+    generator: bytes
+
+
+class Said(NamedTuple):
+    """Text that a unit has written to `stdout` or `stderr`."""
+
+    stream: str
+    text: str
+
+
+class Warned(NamedTuple):
+    """A warning of a unit."""
+
+    category: type[Warning]
+    text: str
+    file: str
+    line: int
+
+
+class Logged(NamedTuple):
+    """A record that a unit has logged, by the attributes of a `logging.LogRecord`."""
+
+    record: dict[str, Any]
+
+
+NEWS = (Said, Warned, Logged)  # not replies: they come in between
 
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
@@ -108,6 +146,7 @@ class Outputs(NamedTuple):
     same: list[int | None]
     differentiable: list[bool]
     generator: bytes  # where the unit drew random numbers
+    written: bool  # whether it writes to buffers
     tensors: list[Any]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
 
-_crews: dict[tuple[int, int], Crew] = {}
+_crews: weakref.WeakValueDictionary[tuple[int, int, float], Crew] = weakref.WeakValueDictionary()
 
 
 def start(model: nn.Module, config: GeminiConfig) -> None:
@@ -26,7 +27,8 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return
-    dispatch.manage(model, Managed(model, _crew(count), config.quiet, config.accum_degree or 1))
+    crew = _crew(count, config.watchdog)
+    dispatch.manage(model, Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict))
 
 
 def how_many(config: GeminiConfig) -> int:
@@ -36,12 +38,13 @@ def how_many(config: GeminiConfig) -> int:
     return config.workers or (config.sharding_size or 1) * (config.pipeline_degree or 1)
 
 
-def _crew(count: int) -> Crew:
-    """The crew of this process; a forked process makes its own."""
-    key = os.getpid(), count
-    if key not in _crews or not _crews[key].workers:
-        _crews[key] = Crew(count, max(1, len(os.sched_getaffinity(0)) // count))
-    return _crews[key]
+def _crew(count: int, watchdog: float) -> Crew:
+    """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
+    key = os.getpid(), count, watchdog
+    found = _crews.get(key)
+    if found is None or found.loss:
+        found = _crews[key] = Crew(count, max(1, len(os.sched_getaffinity(0)) // count), watchdog)
+    return found
 
 
 def _say(config: GeminiConfig, text: str) -> None:

@@ -1,23 +1,26 @@
-"""The crew: all workers of a managed model, started together, ended together.
+"""The crew: all workers of a process, started together, ended together.
 
-However the program ends, nothing is left: at a normal end the crew is stopped; if the controller is killed the kernel
-ends the workers. Processes that the program forks (data loaders) close their copies of the connections.
+However the program ends, nothing is left: at a normal end the crew is stopped; when the last model that uses it is gone
+its workers are ended; if the controller is killed the kernel ends them. Processes that the program forks (data
+loaders) close their copies of the connections.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
+from collections import deque
 from typing import Any
 
-from gemini.errors import WorkerError
-from gemini.runtime.controller.worker import Worker
+from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import Home
-from gemini.runtime.protocol import Done, Place, Raised
+from gemini.runtime.protocol import Done, Forget, Place
 from gemini.runtime.transport.slabs import Segment
 
 _PATIENCE = 60.0  # seconds
+_FAREWELL = 2.0  # seconds in which workers may leave by themselves
 
 
 class Crew:
@@ -28,13 +31,15 @@ class Crew:
         self.workers: list[Worker] = []
         self.number = 0
         self.placed = 0  # tensors that have a home
+        self._forgotten: deque[tuple[list[int], list[int]]] = deque()
+        weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         try:
             for place in range(count):
-                self.workers.append(Worker(place, threads, patience))
+                Worker(place, threads, patience, self.workers)
             for worker in self.workers:
                 worker.greet()
         except BaseException:
-            self.stop()
+            _end(self.workers, self.owner)
             raise
         _ALL.add(self)
 
@@ -44,9 +49,11 @@ class Crew:
         return os.getpid() == self.owner
 
     @property
-    def is_torn(self) -> bool:
-        """Whether an interrupt has cut a message in two, so that a worker cannot be asked any more."""
-        return any(worker.link.channel.torn for worker in self.workers)
+    def loss(self) -> str:
+        """Why the crew cannot be asked any more; '' while it can."""
+        if not self.workers:
+            return "the workers have been stopped"
+        return next((worker.loss for worker in self.workers if worker.loss), "")
 
     def next_unit(self) -> int:
         """A number for a unit, which no other model's unit has."""
@@ -55,24 +62,42 @@ class Crew:
 
     def place(self, segment: Segment, homes: list[Home]) -> None:
         """Let every worker map the model's tensors."""
+        self._tell_forgotten()
         for worker in self.workers:
             request = Place(worker.next_number(), segment.size, homes)
             _done(worker, worker.ask(request, "map the model's tensors", (segment.descriptor,)))
         self.placed += len(homes)
 
+    def forget(self, units: list[int], homes: list[int]) -> None:
+        """A model is gone; workers are told with the next model. May run in any thread, at any time."""
+        self._forgotten.append((units, homes))
+
+    def _tell_forgotten(self) -> None:
+        while self._forgotten:
+            units, homes = self._forgotten.popleft()
+            for worker in self.workers:
+                worker.ask(Forget(worker.next_number(), units, homes), "forget a model")
+
     def stop(self) -> None:
         """End all workers."""
         if self.is_ours:
             for worker in self.workers:
-                worker.stop()
+                worker.dismiss()
+            deadline = time.monotonic() + _FAREWELL
+            for worker in self.workers:
+                worker.see_off(deadline)
         self.workers = []
 
 
+def _end(workers: list[Worker], owner: int) -> None:
+    if os.getpid() == owner:
+        for worker in workers:
+            worker.kill()
+
+
 def _done(worker: Worker, reply: Any) -> None:
-    if isinstance(reply, Raised):
-        raise WorkerError(f"worker {worker.place}: {reply.name}: {reply.text}\n{reply.traceback}")
     if not isinstance(reply, Done):
-        raise WorkerError(f"worker {worker.place}: {reply}")
+        raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.500}")
 
 
 _ALL: weakref.WeakSet[Crew] = weakref.WeakSet()
@@ -83,12 +108,4 @@ def _stop_all() -> None:
         crew.stop()
 
 
-def _forget_in_child() -> None:
-    """A forked process must not keep the connections open, or a worker would not notice its controller's end."""
-    for crew in list(_ALL):
-        for worker in crew.workers:
-            worker.link.close()
-
-
 atexit.register(_stop_all)
-os.register_at_fork(after_in_child=_forget_in_child)

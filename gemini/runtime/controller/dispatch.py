@@ -16,16 +16,20 @@ from torch import nn
 
 from gemini.capture.hooks import with_hooks
 from gemini.capture.interception import ORIGINAL_CALL
+from gemini.errors import WorkerError
+from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.managed import Managed
 from gemini.runtime.controller.microbatches import SplitCall
 from gemini.runtime.controller.observing import Observation
 from gemini.runtime.controller.remote import Call, RefusedError
 from gemini.runtime.controller.unit import Unit
+from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.memory.heap import give_back
-from gemini.runtime.transport.tensors import Unsendable
 
 _managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
-_units: weakref.WeakKeyDictionary[nn.Module, tuple[Managed, Unit]] = weakref.WeakKeyDictionary()
+# References both ways would keep a model alive for ever: the model's entry above holds its units.
+_Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
+_units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
 
 class _State(threading.local):
@@ -55,59 +59,102 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
     found = _units.get(module)
     if found is not None:
-        managed, unit = found
-        return with_hooks(module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k))
+        managed, unit = found[0](), found[1]()
+        if managed is not None and unit is not None:
+            return with_hooks(module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k))
     known = _managed.get(module)
-    if known is not None and not known.planned and known.crew.is_ours:
-        if known.observation is None:
-            return _first_call(module, known, args, kwargs)
-        _add(known, known.plan(module, known.observation))
-    if known is not None and known.units:
-        give_back()
-    if known is not None and known.micro_batches > 1 and known.units and known.crew.is_ours:
-        return with_hooks(module, args, kwargs, lambda forward, a, k: _split(module, known, forward, a, k))
+    if known is not None and known.crew.is_ours:
+        return _call_model(module, known, args, kwargs)
     return ORIGINAL_CALL(module, *args, **kwargs)
+
+
+def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
+    """A call of a managed model: watched, or with units in it."""
+    if managed.crew.loss:
+        managed.give_up(managed.crew.loss)
+        return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+    if not managed.planned:
+        if managed.observation is None:
+            return _first_call(model, managed, args, kwargs)
+        _plan(model, managed, managed.observation)
+    if managed.units:
+        give_back()
+        if managed.micro_batches > 1:
+            return with_hooks(model, args, kwargs, lambda forward, a, k: _split(model, managed, forward, a, k))
+    return ORIGINAL_CALL(model, *args, **kwargs)
+
+
+def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
+    try:
+        with Held():
+            _add(managed, managed.plan(model, observation))
+    except WorkerError:
+        raise
+    except Exception as error:
+        managed.units.clear()
+        managed.record.demote(managed.name, error)
 
 
 def _split(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
     with here():
         proof = managed.proof(model, args, kwargs)
     if not proof.reason:
-        return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
+        try:
+            return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
+        except OurFault as fault:  # nothing is random or written to, or it would not have been split
+            managed.record.demote(f"splitting a batch of {managed.name}", fault)
+            managed.micro_batches = 1
     return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
 
 
 def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """Watch a call. Units begin with the next one, so that whatever backward runs again of this one runs here too."""
-    observation = _state.observation = Observation(model)
+    observation = Observation(model)
     try:
+        _state.observation = observation
         result = ORIGINAL_CALL(model, *args, **kwargs)
     finally:
         _state.observation = None
+    observation.finish()
     managed.observation = observation
     return result
 
 
 def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
     for module, unit in units.items():
-        _units[module] = (managed, unit)
+        _units[module] = (weakref.ref(managed), weakref.ref(unit))
 
 
 def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
     if not managed.crew.is_ours:
         return _here(forward, args, kwargs)
-    if unit.worker.link.channel.torn:
-        managed.give_up("an interrupt has cut the connection to a worker")
+    if managed.crew.loss:
+        managed.give_up(managed.crew.loss)
         return _here(forward, args, kwargs)
-    reason = unit.obstacle()
-    if not reason:
-        try:
-            managed.calls += 1
-            return Call(unit, args, kwargs).run()
-        except (RefusedError, Unsendable) as refusal:
-            reason = str(refusal)
-    _units.pop(unit.module, None)
-    _add(managed, managed.split(unit, reason))
+    call: Call | None = None
+    try:
+        with Held():
+            with ours(f"looking at {unit.name}"):
+                reason = unit.obstacle()
+            if not reason:
+                call = Call(unit, args, kwargs)
+                managed.calls += 1
+                return call.run()
+    except RefusedError as refusal:
+        reason = str(refusal)
+    except OurFault as fault:
+        if call is not None:
+            call.undo()
+        managed.record.demote(unit.forward_text, fault)
+        reason = str(fault)
+    except WorkerError:
+        if call is not None:
+            call.undo()
+        raise
+    with Held():
+        _units.pop(unit.module, None)
+        _add(managed, managed.split(unit, reason))
     # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
 

@@ -1,10 +1,20 @@
-"""Faults: an exception of a worker comes up in the program as what it is, with a note of where it happened."""
+"""Faults: what went wrong, and what the program sees of it.
+
+the unit's own code raises     the same exception here, with its traceback there as cause and a note of the place
+something of ours fails        the call is undone and made here: one line says so, and it is counted;
+                               with `strict` it is an error
+a worker is lost               WorkerError; afterwards the model runs here, with one line; with `strict` every
+                               call is an error
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
+from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.protocol import Raised
 
 if TYPE_CHECKING:
@@ -18,14 +28,57 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-def raise_remote(reply: Any, unit: Unit, what: str) -> NoReturn:
-    """Raise what a worker raised."""
-    where = f"in worker {unit.worker.place}, {what} of {unit.name}"
+class Where(threading.local):
+    """What this thread works on."""
+
+    micro_batch = ""
+
+
+where = Where()
+
+
+class Record:
+    """The faults of one model so far, and how it treats them."""
+
+    def __init__(self, name: str, quiet: bool = False, strict: bool = False, watchdog: float = 60.0) -> None:
+        self.name, self.quiet, self.strict, self.watchdog = name, quiet, strict, watchdog
+        self.demotions = 0  # calls that were made here because something of ours failed
+        self._said: set[str] = set()
+
+    def demote(self, what: str, error: BaseException) -> None:
+        """Something of ours has failed and will be done here instead; raises with `strict`."""
+        self.demotions += 1
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if self.strict:
+            raise WorkerError(
+                f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
+            ) from error
+        self.say(f"{what} runs in this process: {reason:.200}", once=what)
+
+    def say(self, text: str, once: str = "") -> None:
+        """One line to the user; only the first with the same `once`."""
+        if self.quiet or once in self._said:
+            return
+        if once:
+            self._said.add(once)
+        print(f"gemini: {text}", file=sys.stderr)
+
+
+def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
+    """The exception to raise for what a unit's code has raised in its worker."""
     if not isinstance(reply, Raised):
-        raise WorkerError(f"worker {unit.worker.place} answered {what} of {unit.name} with {reply!r:.200}")
-    cause = WorkerTraceback(reply.traceback)
-    if reply.exception is None:
-        raise RuntimeError(f"{reply.name}: {reply.text} ({where})") from cause
-    notes = [*getattr(reply.exception, "__notes__", ()), where]
-    reply.exception.__notes__ = notes  # type: ignore[attr-defined]
-    raise reply.exception from cause
+        return WorkerError(f"worker {unit.worker.place} answered {what} of {unit.name} with {reply!r:.200}")
+    scope = ".".join(part for part in (unit.name, reply.scope) if part)
+    note = f"in worker {unit.worker.place}, {what} of {scope}"
+    if where.micro_batch:
+        note += f", {where.micro_batch}"
+    return annotated(rebuilt(reply.exception), reply.traceback, note)
+
+
+def annotated(error: BaseException, trace: str, note: str) -> BaseException:
+    """An exception with a note, and the text of a traceback as its cause."""
+    if sys.version_info < (3, 11):  # where notes are not shown
+        trace = f"{trace.rstrip()}\n{note}"
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+    error.__cause__ = WorkerTraceback(trace)
+    return error

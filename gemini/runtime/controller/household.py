@@ -6,23 +6,30 @@ afar: its contents are copied into its home if they fit there, else it gets anot
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
 
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.faults import Record
 from gemini.runtime.memory.homes import Home, can_move, move_in
+from gemini.runtime.transport.link import Link
 
 
 class Household:
     """Homes of tensors, the same numbers in all processes."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
+    def __init__(self, crew: Crew, record: Record) -> None:
+        self.crew, self.record = crew, record
         self.tensors: list[torch.Tensor] = []  # held, so that no identity is reused
         self.homes: dict[int, Home] = {}
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home
         self.addresses: dict[int, int] = {}
+        self.units: list[int] = []  # numbers of units that workers have
+        self._numbers: list[int] = []
+        links = [worker.link for worker in crew.workers]
+        weakref.finalize(self, _leave, crew, links, self.units, self._numbers).atexit = False
 
     def take_in(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give a home to those that have none."""
@@ -38,6 +45,7 @@ class Household:
         for number, tensor in enumerate(arrived, first):
             for worker in self.crew.workers:
                 worker.link.held[id(tensor)] = number
+            self._numbers.append(number)
         self.homes.update(homes)
         self.views.update({id(tensor): tensor.detach() for tensor in arrived})
         self.addresses.update({id(tensor): tensor.data_ptr() for tensor in arrived})
@@ -62,3 +70,11 @@ class Household:
                 self.take_in([tensor])
                 moved = True
         return moved
+
+
+def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int]) -> None:
+    """The model is gone: its tensors' identities may soon be those of others."""
+    gone = set(numbers)
+    for link in links:
+        link.held = {key: number for key, number in link.held.items() if number not in gone}
+    crew.forget(units, numbers)

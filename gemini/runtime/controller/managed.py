@@ -5,40 +5,48 @@
     from then on      units run in their workers; what cannot is run here, with one line that says why
 
 A unit that a worker refuses (it changes an object it was given, say) is replaced by the modules inside it, down to
-those that can.
+those that can. A worker that is lost raises once; from then on the model runs here.
+
+Nothing here refers to the model itself: when the program lets go of it, its units go too, and with the last model its
+workers.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from torch import nn
 
 from gemini.capture.binding import bind, signature_of
 from gemini.capture.regions import Region
+from gemini.errors import WorkerError
 from gemini.runtime.controller.choosing import choose
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.faults import Record
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.observing import Observation, Seen
 from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 
+_SLOW = 10  # times what a unit took when it was watched: then it hangs
+
 
 class Managed:
     """What the controller knows of one model."""
 
-    def __init__(self, model: nn.Module, crew: Crew, quiet: bool = False, micro_batches: int = 1) -> None:
-        self.crew, self.quiet, self.micro_batches = crew, quiet, micro_batches
+    def __init__(
+        self, model: nn.Module, crew: Crew, quiet: bool = False, micro_batches: int = 1, strict: bool = False
+    ) -> None:
+        self.crew, self.micro_batches = crew, micro_batches
         self.name = type(model).__name__
-        self.household = Household(crew)
+        self.record = Record(self.name, quiet, strict)
+        self.household = Household(crew, self.record)
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
         self.seen: dict[int, Seen] = {}  # by unit number
         self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
         self.planned = False  # units are chosen, when the second call begins
         self.calls = 0
-        self.given_up = ""
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, Proof] = {}
 
@@ -73,10 +81,12 @@ class Managed:
         number = self.crew.next_unit()
         name = self._names.get(id(seen.module), type(seen.module).__name__)
         unit = Unit(number, name, seen.module, self.crew.workers[place], self.household)
+        unit.patience = _SLOW * seen.ms / 1e3
         self.seen[number] = seen
         reason = unit.install()
         if not reason:
             self.units[number] = unit
+            self.household.units.append(number)
             return {seen.module: unit}
         return self._inside(unit, reason)
 
@@ -95,12 +105,18 @@ class Managed:
         return found
 
     def give_up(self, reason: str) -> None:
-        """The model runs in this process from now on; its tensors are here anyway."""
-        if not self.given_up:
-            self.given_up = reason
-            self.say(f"{self.name} runs in this process from here on: {reason}")
+        """The model runs in this process from now on; its tensors are here anyway. Raises with `strict`."""
+        self.planned = True
+        if self.record.strict:
+            raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
+        first = reason.partition("\n")[0].partition("; its stacks:")[0]
+        self.record.say(f"{self.name} runs in this process from here on: {first}", once="given up")
+
+    @property
+    def demotions(self) -> int:
+        """How many calls were made here because something of ours failed."""
+        return self.record.demotions
 
     def say(self, text: str) -> None:
         """One line to the user."""
-        if not self.quiet:
-            print(f"gemini: {text}", file=sys.stderr)
+        self.record.say(text)

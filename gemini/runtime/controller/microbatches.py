@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -21,8 +21,11 @@ from gemini.capture.binding import Call
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.capture.regions import Region, RegionSwitch
 from gemini.capture.values import decode
+from gemini.runtime.controller.faults import where
+from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.proof import Proof
 from gemini.runtime.controller.remote import token
+from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.transport.packing import Classes, pack, unpack
 
 _threads = ThreadPoolExecutor(64, thread_name_prefix="gemini-micro-batch")
@@ -61,7 +64,10 @@ class SplitCall:
         ]
         packed = _all(self._forward_one, self.given)
         self.body, self.made = packed[0][0], [tensors for _, tensors in packed]
-        return [torch.cat([one[at].detach() for one in self.made], dim) for at, dim in enumerate(self.proof.outputs)]
+        try:
+            return [torch.cat([one[at].detach() for one in self.made], d) for at, d in enumerate(self.proof.outputs)]
+        except (RuntimeError, IndexError) as error:
+            raise OurFault(f"the results of the micro-batches do not make one: {error}") from error
 
     def _forward_one(self, given: list[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
         args, kwargs = decode(self.call.form, lambda ref: given[ref.node])
@@ -69,7 +75,7 @@ class SplitCall:
             regions.to(self.region)
             body, found = pack(ORIGINAL_CALL(self.model, *args, **kwargs), _CLASSES)
         if len(found) != len(self.proof.outputs):
-            raise RuntimeError(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
+            raise OurFault(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
         return body, found
 
     def backward(self, gradients: Sequence[Any], inputs: list[int], parameters: list[torch.Tensor]) -> list[Any]:
@@ -179,7 +185,15 @@ def _differentiable(split: SplitCall, gradients: Sequence[Any], inputs: list[int
 
 def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
     """Work on all items at the same time; the first error is raised when all have ended."""
-    futures = [_threads.submit(work, item) for item in items]
+    count = len(items)
+
+    def named(at: int, item: Any) -> Any:
+        where.micro_batch = f"micro-batch {at} of {count}"
+        return work(item)
+
+    with Held():
+        futures = [_threads.submit(named, at, item) for at, item in enumerate(items)]
+        wait(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]

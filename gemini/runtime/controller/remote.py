@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gemini.capture.regions import Region
-from gemini.runtime.controller.faults import raise_remote
+from gemini.errors import WorkerError
+from gemini.runtime.controller.faults import surfaced
+from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.transport.packing import pack, unpack
@@ -44,62 +48,132 @@ class Call:
         self.outputs: Outputs | None = None
         self.inputs: list[torch.Tensor] = []
         self.region = Region.current()
+        self.surfaced: BaseException | None = None  # what the unit's own code raised
+        self.generator = get_state()
+        self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
     def run(self) -> Any:
         """The result of the module; raises RefusedError where it must be run here."""
         classes = self.unit.worker.link.classes
-        self.body, self.inputs = pack(self.arguments, classes)
+        with ours("its arguments cannot be sent"):
+            self.body, self.inputs = pack(self.arguments, classes)
         made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
         assert self.outputs is not None
         tensors = [next(made) if at is None else self.inputs[at] for at in self.outputs.same]
-        return unpack(self.outputs.body, tensors, classes)
+        with ours("its result cannot be read"):
+            return unpack(self.outputs.body, tensors, classes)
 
     def forward(self) -> Outputs:
         """Have the worker run it."""
         unit = self.unit
-        self.generator = get_state()
-        reply = unit.worker.ask(
-            Forward(
-                self.number, unit.number, self.body, unit.worker.region_news(self.region), self.generator, unit.news(),
-                unit.take_dropped(), self.inputs,
-            ),
-            unit.forward_text,
+        self.versions = _versions(self.inputs)
+        news, dropped = unit.news(), unit.take_dropped()
+        self.modes = unit.modes
+        if unit.writes is not False:
+            self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
+        region = unit.worker.region_news(self.region)
+        request = Forward(
+            self.number, unit.number, self.body, region, self.generator, news, dropped, self.inputs
         )  # fmt: skip
+        try:
+            reply = unit.worker.ask(request, unit.forward_text, patience=unit.patience)
+        except BaseException:
+            unit.untell(dropped)
+            raise
         if isinstance(reply, Refused):
-            raise RefusedError(reply.reason)
+            raise (OurFault if reply.is_fault else RefusedError)(reply.reason)
         if not isinstance(reply, Outputs):
-            raise_remote(reply, unit, "forward")
+            self.surfaced = surfaced(reply, unit, "forward")
+            if generator := getattr(reply, "generator", b""):
+                set_state(generator)
+            raise self.surfaced
         if reply.generator:
             set_state(reply.generator)
+        unit.writes = reply.written
+        if not reply.written:
+            self.buffers = []
         self.outputs = reply
         return reply
 
+    def undo(self) -> None:
+        """Everything as it was before the call."""
+        set_state(self.generator)
+        _put_back(self.unit.buffers, self.buffers)
+
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
-        """Have the worker run its backward."""
+        """Have the worker run its backward; if something of ours fails, from the kept inputs here."""
         unit = self.unit
-        number = unit.worker.next_number()
-        reply = unit.worker.ask(
-            Backward(number, self.number, inputs, parameters, unit.take_dropped(), gradients), unit.backward_text
-        )
+        if unit.worker.loss:  # the program knows: the call in which it was lost has raised
+            unit.record.demote(unit.backward_text, WorkerError(unit.worker.loss))
+            return self.backward_here(gradients, inputs, parameters)
+        dropped = unit.take_dropped()
+        request = Backward(unit.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
+        try:
+            reply = unit.worker.ask(request, unit.backward_text, patience=2 * unit.patience)
+            if isinstance(reply, Refused):
+                raise OurFault(reply.reason)
+        except OurFault as fault:
+            unit.untell(dropped)
+            unit.record.demote(unit.backward_text, fault)
+            return self.backward_here(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
-            raise_remote(reply, unit, "backward")
+            raise surfaced(reply, unit, "backward")
         return list(reply.tensors)
+
+    def backward_here(
+        self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
+    ) -> list[Any]:
+        """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
+        tensors, trained = self.run_here()
+        pairs = [
+            (t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None and t.requires_grad
+        ]  # fmt: skip
+        wanted = [self.inputs[at] for at in inputs] + [trained[at] for at in parameters]
+        if not pairs or not wanted:
+            return [None] * len(wanted)
+        outputs, given = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(outputs, wanted, given, create_graph=create_graph, allow_unused=True))
 
     def forget(self, number: int) -> None:
         """The graph has been freed here; the worker is told with the next message. May run in any thread."""
         self.unit.drop(number)
-        self.inputs, self.arguments = [], None
+        self.inputs, self.arguments, self.buffers = [], None, []
 
     def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The tensors of the result with a graph of this process, and the parameters they depend on."""
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            set_state(self.generator)
-            if self.arguments is None:
-                raise RuntimeError(f"{self.unit.name}: a checkpointed call cannot be differentiated twice in a worker")
-            args, kwargs = self.arguments
-            result = self.unit.run_here(args, kwargs)
-        _, tensors = pack(result, self.unit.worker.link.classes)
-        return tensors, self.unit.trained()
+        unit = self.unit
+        if self.arguments is None:
+            raise RuntimeError(f"{unit.name}: a checkpointed call cannot be differentiated twice in a worker")
+        if _versions(self.inputs) != self.versions:
+            raise WorkerError(
+                f"{unit.backward_text} cannot be run in this process: its inputs have been written to since its forward"
+                "\n    → write to copies of them"
+            )
+        args, kwargs = self.arguments
+        now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(torch.random.fork_rng(devices=[]))
+                set_state(self.generator)
+                self.region.enter(stack, Region.current())
+                _put_back(unit.buffers, self.buffers)
+                unit.set_modes(self.modes)
+                result = unit.run_here(args, kwargs)
+        finally:
+            unit.set_modes(modes)
+            _put_back(unit.buffers, now)
+        _, tensors = pack(result, unit.worker.link.classes)
+        return tensors, unit.trained()
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _put_back(buffers: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+    """Without autograd noticing: what it has saved of them is what they hold afterwards."""
+    for buffer, before in zip(buffers, contents, strict=False):
+        buffer.data.copy_(before)
 
 
 class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
@@ -133,9 +207,10 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         inputs = [at for at in range(ctx.count) if needed[at]]
         parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
         if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
-            found = _differentiable(call, gradients, inputs, parameters)
+            found = call.backward_here(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
         else:
-            found = call.backward(_all_outputs(call, gradients), inputs, parameters)
+            with Held():
+                found = call.backward(_all_outputs(call, gradients), inputs, parameters)
         result: list[Any] = [None] * len(needed)
         for at, gradient in zip([*inputs, *(ctx.count + at for at in parameters)], found, strict=True):
             result[at] = gradient
@@ -147,14 +222,6 @@ def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
     assert call.outputs is not None
     given = iter(gradients)
     return [next(given) if at is None else None for at in call.outputs.same]
-
-
-def _differentiable(call: Call, gradients: tuple[Any, ...], inputs: list[int], parameters: list[int]) -> list[Any]:
-    tensors, trained = call.run_here()
-    pairs = [(t, g) for t, g in zip(tensors, _all_outputs(call, gradients), strict=True) if g is not None]
-    wanted = [call.inputs[at] for at in inputs] + [trained[at] for at in parameters]
-    outputs, given = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
 
 
 def token(tell: Callable[[int], None], number: int) -> torch.Tensor:

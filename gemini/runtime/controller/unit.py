@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from gemini.capture.hooks import has_hooks
 from gemini.runtime.controller.household import Household
-from gemini.runtime.controller.worker import Worker
+from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import can_move
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
@@ -21,7 +22,11 @@ class Unit:
 
     def __init__(self, number: int, name: str, module: nn.Module, worker: Worker, household: Household) -> None:
         self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
+        self.record = household.record
         self.refused = ""  # why it is not a unit any more
+        self.patience = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
+        self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
+        self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
         self._dropped: deque[int] = deque()
 
@@ -29,7 +34,8 @@ class Unit:
         """Give the worker the module as it is now; returns why that is impossible, '' if it is done."""
         self.modules = list(self.module.modules())
         self.parameters = list(self.module.parameters())
-        self.held = [*self.parameters, *self.module.buffers()]
+        self.buffers = list(self.module.buffers())
+        self.held = [*self.parameters, *self.buffers]
         self._told: Any = None
         if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
@@ -39,14 +45,10 @@ class Unit:
             return "it holds a computed tensor in an attribute"
         try:
             reply = self.worker.ask(Install(self.worker.next_number(), {self.number: self.module}), f"take {self.name}")
-        except (TypeError, AttributeError, ValueError, RecursionError, RuntimeError, ImportError, OSError) as error:
-            return f"it cannot be sent: {type(error).__name__}: {error!s:.120}"
-        except Exception as error:
-            if type(error).__module__ in ("pickle", "_pickle"):
-                return f"it cannot be sent: {error!s:.120}"
-            raise
+        except OurFault as fault:
+            return f"it cannot be sent: {fault!s:.200}"
         if not isinstance(reply, Done):
-            return f"the worker cannot take it: {getattr(reply, 'text', reply)!s:.120}"
+            return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
         self.snapshot = Snapshot(self.module)
         return ""
 
@@ -66,14 +68,22 @@ class Unit:
 
     def news(self) -> Any:
         """Training flags and frozen parameters, if the worker does not know them yet."""
-        state = (
-            tuple(module.training for module in self.modules),
-            tuple(parameter.requires_grad for parameter in self.parameters),
-        )
+        self.modes = tuple(module.training for module in self.modules)
+        state = (self.modes, tuple(parameter.requires_grad for parameter in self.parameters))
         if state == self._told:
             return None
-        self._told = state
+        self._told, self.writes = state, None
         return state
+
+    def untell(self, dropped: list[int]) -> None:
+        """The worker may not have been told; it is told again."""
+        self._told = None
+        self._dropped.extend(dropped)
+
+    def set_modes(self, modes: Sequence[bool]) -> None:
+        """Set the training flags of the modules."""
+        for module, training in zip(self.modules, modes, strict=False):
+            module.training = training
 
     def drop(self, call: int) -> None:
         """The graph of a call is not needed any more. May run in any thread, at any time."""

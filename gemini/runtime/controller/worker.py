@@ -1,11 +1,13 @@
 """A worker as the controller sees it: a process to start, ask, and not to lose sight of.
 
-Every wait ends: with the reply, with the worker's death (its socket closes at once), or when the watchdog's patience
-does. Several threads may ask at the same time; whoever waits reads, and what is for another is put in the mailbox.
+Every wait ends: with the reply, with a worker's death (its socket closes at once), or with the watchdog's patience. A
+worker that is lost takes its team with it: the model's tensors are here, so the program can go on without them.
+Several threads may ask at the same time; whoever waits reads, and what is for another is put in the mailbox.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -14,50 +16,78 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gemini.capture.regions import Region
 from gemini.errors import WorkerError
-from gemini.runtime.protocol import Hello, Ready, Stop
+from gemini.runtime.controller import starter
+from gemini.runtime.controller.interrupts import GRACE, Held, waiting
+from gemini.runtime.controller.news import repeat
+from gemini.runtime.protocol import NEWS, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
-from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.link import Link, Unreadable
 
-# The kernel ends a worker when the thread that started it ends: so one thread starts them all and never ends.
-_STARTER = ThreadPoolExecutor(1, thread_name_prefix="gemini-starter")
-# Large blocks go back to the system when they are freed: the heaps of several processes cannot lend to each other.
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "4194304"}
 _SLICE = 0.5  # seconds between looks at the clock while waiting
+_START = 60.0  # seconds for the start, at the least
+_STACKS = 20_000  # characters of stacks in an error
+
+_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+class OurFault(Exception):
+    """Something of ours failed; the program's state is as before, and the call can be made here instead."""
+
+
+@contextmanager
+def ours(what: str) -> Iterator[None]:
+    """Inside runs code of ours alone: an exception of it, but for the loss of a worker, is our fault."""
+    try:
+        yield
+    except (WorkerError, OurFault):
+        raise
+    except Exception as error:
+        raise OurFault(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class Worker:
-    """One worker process. Made started; `greet` waits until it is up."""
+    """One worker process of a team. Made started; `greet` waits until it is up."""
 
-    def __init__(self, place: int, threads: int, patience: float) -> None:
-        self.place, self.threads, self.patience = place, threads, patience
+    def __init__(self, place: int, threads: int, patience: float, team: list[Worker]) -> None:
+        self.place, self.patience, self.team = place, patience, team
         self.secret = secrets.token_bytes(16)
         self.last = "start"
+        self.loss = ""  # why it cannot be asked any more
         self.mailbox: dict[int, Any] = {}
+        self.complaint: BaseException | None = None  # a warning that the program has made an error
         self._numbers = 0
-        self._abandoned: set[int] = set()  # requests whose reply nobody waits for any more
         self._arrival = threading.Condition()
         self._reading = False
         self._counting = threading.Lock()
-        ours, theirs = Channel.pair()
-        self.process: subprocess.Popen[bytes] = _STARTER.submit(_start, theirs, threads).result()
-        theirs.close()
-        self.link = Link(Channel(ours))
         self._region: Any = None
-        self.link.send(Hello(self.secret, place, threads, list(sys.path), torch.get_default_dtype()))
+        ours, theirs = Channel.pair()
+        self.link = Link(Channel(ours))
+        self.link.channel.limit_sending(max(patience, _START))
+        self.stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
+        weakref.finalize(self, _close, self.stacks, os.getpid()).atexit = False
+        _all.add(self)
+        with Held():  # or a process would be started that nobody knows
+            self.process = starter.start((theirs.fileno(), self.stacks), threads)
+            team.append(self)
+        theirs.close()
+        path, dtype = list(sys.path), torch.get_default_dtype()
+        with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
+            self.link.send(Hello(self.secret, place, threads, path, dtype, sys.getrecursionlimit()))
 
     def greet(self) -> None:
         """Wait until the worker is up."""
-        ready = self._receive(time.monotonic() + self.patience)
+        ready = self._receive(max(self.patience, _START))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
-            self.kill()
-            raise WorkerError(f"worker {self.place} did not answer as one of ours")
+            raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:
@@ -66,18 +96,31 @@ class Worker:
             self._numbers += 1
             return self._numbers
 
-    def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = ()) -> Any:
-        """Send a request and wait for its reply."""
+    def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
+        """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was."""
+        if self.loss:
+            raise WorkerError(self.loss)
         self.last = what
-        try:
-            self.link.send(request, descriptors)
-        except ChannelClosed:
-            raise self._death() from None
-        try:
-            return self._wait(request.number)
-        except BaseException:
-            self._abandoned.add(request.number)
-            raise
+        with Held():
+            try:
+                self.link.send(request, descriptors)
+                reply = self._wait(request.number, max(patience, self.patience))
+            except ChannelClosed:
+                raise self._death() from None
+            except WorkerError:
+                raise
+            except BaseException as error:
+                self._region = None
+                if isinstance(error, Exception) and not self.link.channel.torn:
+                    raise OurFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
+                self._lose(f"worker {self.place} was interrupted by {type(error).__name__} in {what}")
+                raise
+        if isinstance(reply, Unreadable):
+            raise OurFault(f"the reply of worker {self.place} to {what} cannot be read: {reply.reason}")
+        if self.complaint is not None:
+            complaint, self.complaint = self.complaint, None
+            raise OurFault(f"a warning is to be an error: {complaint}")
+        return reply
 
     def region_news(self, region: Region) -> Any:
         """A region as plain data, if the worker is not in it already."""
@@ -86,9 +129,8 @@ class Worker:
         self._region = region
         return (region.grad, region.inference, region.autocast)
 
-    def _wait(self, number: int) -> Any:
+    def _wait(self, number: int, patience: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""
-        deadline = time.monotonic() + self.patience
         with self._arrival:
             while number not in self.mailbox and self._reading:
                 self._arrival.wait()
@@ -97,78 +139,123 @@ class Worker:
             self._reading = True
         try:
             while True:
-                reply = self._receive(deadline)
+                reply = self._receive(patience)
                 if reply.number == number:
                     return reply
                 with self._arrival:
-                    if reply.number in self._abandoned:
-                        self._abandoned.discard(reply.number)
-                    else:
-                        self.mailbox[reply.number] = reply
-                        self._arrival.notify_all()
+                    self.mailbox[reply.number] = reply
+                    self._arrival.notify_all()
         finally:
             with self._arrival:
                 self._reading = False
                 self._arrival.notify_all()
 
-    def _receive(self, deadline: float) -> Any:
+    def _receive(self, patience: float) -> Any:
+        """The next reply, whoever waits for it; news on the way are repeated."""
+        deadline, leave = time.monotonic() + patience, 0.0
         while True:
             try:
                 found = self.link.receive(_SLICE)
             except ChannelClosed:
                 raise self._death() from None
-            if found is not None:
+            now = time.monotonic()
+            if found is not None and not isinstance(found[0], NEWS):
                 return found[0]
-            if time.monotonic() > deadline:
-                raise self._hung()
+            if found is not None:
+                deadline = now + patience
+                self._repeat(found[0])
+                continue
+            for other in self.team:
+                if other.loss or other.process.poll() is not None:
+                    raise other._death()
+            if now > deadline:
+                raise self._hung(patience)
+            leave = leave or (now + GRACE if waiting() else 0.0)
+            if leave and now > leave:
+                raise self._lose(f"worker {self.place} was ended: an interrupt did not wait longer for {self.last}")
+
+    def _repeat(self, news: Any) -> None:
+        try:
+            repeat(news)
+        except Exception as error:
+            self.complaint = error
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lose(self, reason: str) -> WorkerError:
+        """End the team; from now on its workers only say why."""
+        for one in list(self.team):
+            one.loss = one.loss or reason
+        for one in list(self.team):
+            one.kill()
+        return WorkerError(self.loss)
+
     def _death(self) -> WorkerError:
+        if self.loss:
+            return WorkerError(self.loss)
         try:
-            code: int | None = self.process.wait(5)
+            how = _ending(self.process.wait(3))
         except subprocess.TimeoutExpired:
-            code = None
-        how = "closed its connection" if code is None else _ending(code)
-        return WorkerError(
-            f"worker {self.place} (process {self.process.pid}) {how}; it was asked for: {self.last}\n"
-            "    → look for its messages above; out of memory shows as signal SIGKILL in the system's log"
+            how = "has closed its connection"
+        remedy = (
+            "out of memory shows as SIGKILL: see the system's log" if "SIGKILL" in how else "see its messages above"
+        )
+        trace = self._read_stacks()
+        return self._lose(
+            f"worker {self.place} (process {self.process.pid}) {how}; its last action: {self.last}"
+            + (f"; its stacks:\n{trace}" if trace else "")
+            + f"\n    → {remedy}; until then, fewer workers or smaller batches may help"
         )
 
-    def _hung(self) -> WorkerError:
-        self.process.send_signal(signal.SIGUSR1)  # its stacks go to the error output
-        time.sleep(0.5)
-        self.kill()
-        return WorkerError(
-            f"worker {self.place} (process {self.process.pid}) did not answer for {self.patience:.0f} s; it was asked "
-            f"for: {self.last}; its stacks are above\n    → raise the limit if the work may take that long"
+    def _hung(self, patience: float) -> WorkerError:
+        if self.loss:
+            return WorkerError(self.loss)
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGUSR1)
+        trace, ends = "", time.monotonic() + 3
+        while time.monotonic() < ends:
+            time.sleep(0.1)
+            before, trace = trace, self._read_stacks()
+            if trace and trace == before:
+                break
+        return self._lose(
+            f"worker {self.place} (process {self.process.pid}) did not answer for {patience:.0f} s; its last action: "
+            f"{self.last}; its stacks:\n{trace or '  (it gave none: it may be stopped)'}\n"
+            "    → if the work may take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
+
+    def _read_stacks(self) -> str:
+        return os.pread(self.stacks, _STACKS, 0).decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """End it at once."""
-        self.link.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+        """End it at once. Threads that wait for it wake up."""
+        self.loss = self.loss or f"worker {self.place} has been stopped"
+        with contextlib.suppress(OSError):
+            self.link.channel.connection.shutdown(socket.SHUT_RDWR)
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        if not self._reading:
+            self.link.close()
 
-    def stop(self) -> None:
-        """Ask it to leave, and make sure that it does."""
+    def dismiss(self) -> None:
+        """Ask it to leave."""
+        if not self.loss:
+            self.link.channel.limit_sending(1.0)
+            with contextlib.suppress(ChannelClosed):
+                self.link.send(Stop(0), wait=False)
+
+    def see_off(self, deadline: float) -> None:
+        """Make sure that it leaves; what it still has to say is heard if it is in time."""
         try:
-            self.link.send(Stop(self.next_number()))
-            self.process.wait(2)
-        except (ChannelClosed, subprocess.TimeoutExpired, OSError):
+            while not self.loss and not self._reading:
+                found = self.link.receive(max(0.0, deadline - time.monotonic()))
+                if found is None:
+                    break
+                if isinstance(found[0], NEWS):
+                    self._repeat(found[0])
+        except ChannelClosed:
             pass
         self.kill()
-
-
-def _start(connection: socket.socket, threads: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **_ALLOCATOR}
-    command = [sys.executable, "-m", "gemini.runtime.worker.process", str(connection.fileno()), str(os.getpid())]
-    try:
-        return subprocess.Popen(
-            command, pass_fds=(connection.fileno(),), stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-        )
-    except OSError as error:
-        raise WorkerError(f"a worker cannot be started: {error}") from error
 
 
 def _ending(code: int) -> str:
@@ -178,3 +265,21 @@ def _ending(code: int) -> str:
         return f"was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"was ended by signal {-code}"
+
+
+def _close(descriptor: int, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def _forget_in_child() -> None:
+    """A forked process must not keep the connections open, or a worker would not notice its controller's end."""
+    for worker in list(_all):
+        worker.loss = "it belongs to another process"
+        worker.link.close()
+        with contextlib.suppress(OSError):
+            os.close(worker.stacks)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

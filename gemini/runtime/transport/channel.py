@@ -9,6 +9,7 @@ an exception leaves the channel *torn*: nobody can tell any more where a frame b
 from __future__ import annotations
 
 import array
+import contextlib
 import select
 import socket
 import struct
@@ -47,6 +48,12 @@ class Channel:
     def close(self) -> None:
         """Give up the connection."""
         self.connection.close()
+
+    def limit_sending(self, seconds: float) -> None:
+        """How long sending may wait for the other side to make room, before it counts as gone."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        with contextlib.suppress(OSError):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:

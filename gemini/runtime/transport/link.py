@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import marshal
 import threading
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from gemini.runtime.transport import tensors
-from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.packing import Classes, pack, unpack
 from gemini.runtime.transport.slabs import Pool, Slab, Window
+
+
+class Unreadable(NamedTuple):
+    """In the place of a message that has arrived but cannot be rebuilt here."""
+
+    number: int
+    reason: str
 
 
 class Link:
@@ -25,29 +32,54 @@ class Link:
 
     plain: ClassVar[dict[str, Any]] = {}  # named tuples of plain data, whose last field is a list of tensors
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
         self.pool, self.window = Pool(), Window()
-        self.classes = Classes()
+        self.classes = Classes(side)
         self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
         self.homes: list[torch.Tensor] = []  # the same on the other side
 
-    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        """Send a value, and descriptors with it; raises what pickling raises, before anything is sent."""
+    def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
+        """Send a value, and descriptors with it; raises what pickling raises, before anything is sent.
+
+        With `wait=False` nothing is sent, and False returned, while another message is on its way.
+        """
         kind = type(message).__name__
         if kind in self.plain:
             *fields, found = message
         else:
             body, found = pack(message, self.classes)
-            kind, fields = "", [body]
-        headers = [None if tensor is None else self._header(tensor) for tensor in found]
-        with self._sending:
-            news = self.pool.news()
-            sizes, released = [segment.size for segment in news], self.window.released()
-            frame = marshal.dumps((kind, fields, headers, sizes, released))
-            self.channel.send(frame, (*(segment.descriptor for segment in news), *descriptors))
-            self.pool.announce(news)
+            kind, fields = "", [getattr(message, "number", 0), body]
+        headers: list[Any] = []
+        try:
+            for tensor in found:
+                headers.append(None if tensor is None else self._header(tensor))
+            if not self._sending.acquire(blocking=wait):
+                return False
+            try:
+                self._send(kind, fields, headers, descriptors)
+            finally:
+                self._sending.release()
+        except ChannelClosed:
+            raise
+        except BaseException:
+            self.pool.release([Slab(*slab) for header in headers for slab in tensors.slabs(header)])
+            raise
+        return True
+
+    def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        learned = self.classes.news()
+        news = self.pool.news()
+        sizes, released = [segment.size for segment in news], self.window.released()
+        try:
+            frame = marshal.dumps((kind, fields, headers, sizes, released, learned))
+        except ValueError:
+            self.window.retake(released)
+            raise
+        self.channel.send(frame, (*(segment.descriptor for segment in news), *descriptors))
+        self.pool.announce(news)
+        self.classes.told(learned)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
         """The next message and the descriptors that came with it; None if nothing arrives in time."""
@@ -55,14 +87,21 @@ class Link:
         if found is None:
             return None
         frame, descriptors = found
-        kind, fields, headers, sizes, released = marshal.loads(frame)
+        kind, fields, headers, sizes, released, learned = marshal.loads(frame)
         for size, descriptor in zip(sizes, descriptors, strict=False):
             self.window.add(size, descriptor)
         if released:
             self.pool.release([Slab(*slab) for slab in released])
+        self.classes.take(learned)
         given = [None if header is None else self._tensor(header) for header in headers]
-        message = self.plain[kind](*fields, given) if kind else unpack(fields[0], given, self.classes)
+        message = self.plain[kind](*fields, given) if kind else self._unpacked(fields[0], fields[1], given)
         return message, descriptors[len(sizes) :]
+
+    def _unpacked(self, number: int, body: bytes, given: list[Any]) -> Any:
+        try:
+            return unpack(body, given, self.classes)
+        except Exception as error:  # whatever the program's own classes raise when they are rebuilt
+            return Unreadable(number, f"{type(error).__name__}: {error}")
 
     def _header(self, tensor: torch.Tensor) -> tensors.Header:
         number = self.held.get(id(tensor))

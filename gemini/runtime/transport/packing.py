@@ -14,10 +14,11 @@ import functools
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -26,33 +27,64 @@ Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 
 
-class Classes:
-    """The classes and functions that cross by number."""
+class Missing(NamedTuple):
+    """In the place of a class that the other side has told but that cannot be made here."""
 
-    def __init__(self) -> None:
+    reason: str
+
+
+class Classes:
+    """The classes and functions that cross by number. Each side counts its own: one even, the other odd numbers."""
+
+    def __init__(self, side: int = 0) -> None:
         self.number: dict[Any, int] = {}
         self.of: dict[int, Any] = {}
+        self._next = side
+        self._untold: dict[int, Any] = {}  # those that the other side does not know yet
+        self._lock = threading.Lock()
 
     def learn(self, number: int, one: Any) -> None:
         """Both sides know `one` as `number`."""
         self.number[one], self.of[number] = number, one
 
-    def name(self, one: Any) -> tuple[Any, ...] | None:
+    def name(self, one: Any) -> tuple[int] | None:
         """How a class or function of the user's program is named on the way; None for what can be imported."""
         if one in self.number:
-            return ("known", self.number[one])
+            return (self.number[one],)
         if not _is_the_users(one.__module__):
             return None
-        number, body = len(self.number), cloudpickle.dumps(one)
-        self.learn(number, one)
-        return ("new", number, body)
+        with self._lock:
+            if one not in self.number:
+                self.learn(self._next, one)
+                self._untold[self._next] = one
+                self._next += 2
+            return (self.number[one],)
 
-    def resolve(self, found: tuple[Any, ...]) -> Any:
-        """What a name stands for."""
-        kind, number, *body = found
-        if kind == "new":
-            self.learn(number, pickle.loads(body[0]))
-        return self.of[number]
+    def news(self) -> list[tuple[int, bytes]]:
+        """What the other side must be told before it can read what was packed so far."""
+        found = []
+        for number, one in list(self._untold.items()):
+            try:
+                found.append((number, cloudpickle.dumps(one)))
+            except Exception:  # it cannot cross, now or later
+                with self._lock:
+                    self._untold.pop(number)
+                    self.number.pop(self.of.pop(number), None)
+                raise
+        return found
+
+    def told(self, news: list[tuple[int, bytes]]) -> None:
+        """The other side knows these now."""
+        for number, _ in news:
+            self._untold.pop(number, None)
+
+    def take(self, news: list[tuple[int, bytes]]) -> None:
+        """Learn what the other side has told."""
+        for number, body in news:
+            try:
+                self.learn(number, pickle.loads(body))
+            except Exception as error:  # say so when it is used, not here
+                self.of[number] = Missing(f"{type(error).__name__}: {error}")
 
 
 def pack(value: Any, classes: Classes) -> Packed:
@@ -105,7 +137,12 @@ class _Unpacker(pickle.Unpickler):
     classes: Classes
 
     def persistent_load(self, found: Any) -> Any:
-        return self.tensors[found] if isinstance(found, int) else self.classes.resolve(found)
+        if isinstance(found, int):
+            return self.tensors[found]
+        one = self.classes.of[found[0]]
+        if isinstance(one, Missing):
+            raise pickle.UnpicklingError(one.reason)
+        return one
 
 
 _FOLDERS: set[str] = {*(path for path in sys.path if path.endswith("-packages")), str(Path(io.__file__).parent)}

@@ -155,3 +155,7 @@ class Window:
                 break
             found.append((slab.segment, slab.offset, slab.size))
         return found
+
+    def retake(self, slabs: list[tuple[int, int, int]]) -> None:
+        """They could not be told."""
+        self._released.extend(Slab(*slab) for slab in slabs)

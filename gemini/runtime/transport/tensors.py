@@ -46,6 +46,13 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     return ("slab", (slab.segment, slab.offset, slab.size), *facts)
 
 
+def slabs(header: Header | None) -> list[tuple[int, int, int]]:
+    """The slabs that a header names."""
+    if header is None or header[0] not in ("slab", "coo"):
+        return []
+    return [header[1]] if header[0] == "slab" else [*slabs(header[1]), *slabs(header[2])]
+
+
 def read(window: Window, header: Header) -> torch.Tensor:
     """The tensor of a header."""
     kind, where, *rest = header

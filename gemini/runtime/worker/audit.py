@@ -2,7 +2,8 @@
 
 A worker has copies of the arguments and of the module's Python state. A unit that changes them (a key-value cache, a
 counter, an input written in place) or draws from Python's generators would leave the controller's untouched, and the
-model would silently be another. Such a call is refused, with the buffers as before, and the controller runs it.
+model would silently be another. Such a call is refused, with the buffers as before, and the controller runs it. A call
+that raises is left as it is, half its buffers written, as on one device.
 """
 
 from __future__ import annotations
@@ -44,30 +45,45 @@ class Audit:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.buffers = list(module.buffers())
-        self.suspects: set[int] | None = None  # buffers that a call has written; None: no call yet
+        self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
         self.snapshot = Snapshot(module)
+        self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
 
     @contextmanager
     def watching(self, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Iterator[None]:
         """Run a call inside; raises Refusal, with buffers as before, if it did what it may not."""
+        learning = self.suspects is None
         saved = [
-            (at, buffer, buffer.detach().clone(), buffer._version)
+            (at, buffer.detach().clone())
             for at, buffer in enumerate(self.buffers)
             if self.suspects is None or at in self.suspects
         ]
+        self._saved = saved
         versions = [tensor._version for tensor in inputs]
         held = sketch((args, kwargs))
-        yield
-        self.suspects = {at for at, buffer, _, version in saved if buffer._version != version} | (
-            self.suspects or set()
-        )
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+        if learning:  # by contents: batch normalisation writes without counting versions
+            self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
+            self.suspects = {at for at, _ in self._saved} if failure is None else None
         reason = self._fault(inputs, versions, held, (args, kwargs))
         if reason:
-            with torch.no_grad():
-                for _, buffer, before, version in saved:
-                    if buffer._version != version:
-                        buffer.copy_(before)
+            self.undo()
             raise Refusal(reason)
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                failure = None  # its traceback knows this frame
+
+    def undo(self) -> None:
+        """Put the buffers back to what they were before the last call."""
+        saved, self._saved = self._saved, []
+        for at, before in saved:
+            self.buffers[at].data.copy_(before)
 
     def _fault(self, inputs: list[torch.Tensor], versions: list[int], held: str, given: Any) -> str:
         if [tensor._version for tensor in inputs] != versions:
@@ -78,3 +94,8 @@ class Audit:
             return "it changes an object that it was given"
         changed = self.snapshot.changed()
         return f"in its forward {changed}" if changed else ""
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same, not-a-number included."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -35,6 +35,14 @@ class Entrance(torch.autograd.Function):  # type: ignore[misc]
         return gradient
 
 
+class UnitRaised(Exception):
+    """The code of a unit raised, in forward or backward; every other exception here is a fault of ours."""
+
+    def __init__(self, error: BaseException, scope: str = "") -> None:
+        super().__init__(error)
+        self.error, self.scope = error, scope
+
+
 @dataclass
 class Kept:
     """The graph of one call."""
@@ -53,11 +61,22 @@ class Unit:
         self.parameters = list(module.parameters())
         self.audit = Audit(module)
 
+    def scope_of(self, error: BaseException) -> str:
+        """The module inside, named as in the unit, whose forward the exception came from; '' for the unit itself."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        found = ""
+        trace = error.__traceback__
+        while trace is not None:
+            found = names.get(id(trace.tb_frame.f_locals.get("self")), found)
+            trace = trace.tb_next
+        return found
+
     def follow(self, state: tuple[tuple[bool, ...], tuple[bool, ...]] | None) -> None:
         """Take over training flags and frozen parameters from the controller."""
         if state is None:
             return
         training, trained = state
+        self.audit.suspects = None  # in another mode it may write to other buffers
         for module, flag in zip(self.modules, training, strict=True):
             module.training = flag
         for parameter, flag in zip(self.parameters, trained, strict=True):
@@ -95,7 +114,10 @@ class Calls:
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             with unit.audit.watching(args, kwargs, inputs):
-                result = unit.module(*args, **kwargs)
+                try:
+                    result = unit.module(*args, **kwargs)
+                except BaseException as error:
+                    raise UnitRaised(error, unit.scope_of(error)) from error
         drawn = get_state()
         body, tensors = pack(result, self.classes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
@@ -106,7 +128,8 @@ class Calls:
             edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
         sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
-        return Outputs(request.number, body, same, graded, b"" if drawn == request.generator else drawn, sent)
+        news = b"" if drawn == request.generator else drawn
+        return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), sent)
 
     def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""
@@ -120,5 +143,19 @@ class Calls:
         if not pairs or not wanted:
             return Gradients(request.number, [None] * len(wanted))
         outputs, gradients = zip(*pairs, strict=True)
-        found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        try:
+            found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+        except BaseException as error:
+            raise UnitRaised(error) from error
         return Gradients(request.number, list(found))
+
+    def forget(self, units: list[int]) -> None:
+        """Give modules up."""
+        for unit in units:
+            self.units.pop(unit, None)
+
+    def undo(self, unit: int, call: int) -> None:
+        """Forget the last call of a unit, as if it had not been made."""
+        self.kept.pop(call, None)
+        if unit in self.units:
+            self.units[unit].audit.undo()

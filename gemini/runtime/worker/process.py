@@ -1,9 +1,13 @@
 """The process of a worker: started by the controller, does what it is asked, ends with it.
 
-    python -m gemini.runtime.worker.process DESCRIPTOR
+    python -m gemini.runtime.worker.process CONNECTION STACKS PARENT
 
-It ends when the connection closes or the controller dies, whatever way (the kernel is asked to see to that), leaves
-Ctrl-C to the controller, and writes the stacks of its threads to the error output on SIGUSR1.
+It ends when the connection closes or the controller dies, whatever way (the kernel is asked to see to that), and leaves
+Ctrl-C to the controller. The stacks of its threads go to the descriptor STACKS when it crashes and on SIGUSR1: the
+controller reads them there.
+
+A request is answered by what it asks for; by `Raised`, when the unit's own code raises; or by `Refused`, with
+everything as before, when it is ours that fails.
 """
 
 from __future__ import annotations
@@ -29,21 +33,21 @@ def bind_to_parent(parent: int) -> None:
 
 def main() -> None:
     """Serve until told to stop."""
-    descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
+    connection, stacks, parent = (int(one) for one in sys.argv[1:4])
     bind_to_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    faulthandler.enable(stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
     from gemini.runtime.transport.channel import Channel, ChannelClosed
     from gemini.runtime.transport.link import Link
 
-    link = Link(Channel(socket.socket(fileno=descriptor)))
+    link = Link(Channel(socket.socket(fileno=connection)), side=1)
     try:
         Server(link).serve()
     except ChannelClosed:
         pass
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(0)  # nothing of the user's is to be torn down here
 
 
@@ -52,9 +56,11 @@ class Server:
 
     def __init__(self, link: Any) -> None:
         from gemini.runtime.worker.calls import Calls
+        from gemini.runtime.worker.relay import Relay
 
         self.link = link
         self.calls = Calls(link.classes)
+        self.relay = Relay(link)
 
     def serve(self) -> None:
         """Greet, then answer until Stop."""
@@ -64,32 +70,78 @@ class Server:
 
         hello, _ = self.link.receive()
         sys.path[:] = hello.path
+        sys.setrecursionlimit(hello.recursion)
         torch.set_num_threads(hello.threads)
         torch.set_default_dtype(hello.dtype)
+        self.relay.install()
         self.link.send(Ready(hello.secret, os.getpid()))
         while True:
             request, descriptors = self.link.receive()
             if isinstance(request, Stop):
+                self._flush()
                 return
-            self.link.send(self._answer(request, descriptors))
+            self._reply(request, self._answer(request, descriptors))
+            del request  # its tensors are the controller's slabs
+
+    def _reply(self, request: Any, reply: Any) -> None:
+        """Send a reply; one that cannot cross is taken back."""
+        from gemini.runtime.protocol import Forward, Raised
+        from gemini.runtime.transport.channel import ChannelClosed
+
+        self._flush()
+        try:
+            self.link.send(reply)
+        except ChannelClosed:
+            raise
+        except BaseException as error:
+            if isinstance(reply, Raised):
+                self.link.send(reply._replace(exception=_plainly(reply.exception)))
+                return
+            if isinstance(request, Forward):
+                self.calls.undo(request.unit, request.number)
+            self.link.send(_refused(request, error))
+
+    def _flush(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.relay.deliver()
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
-        from gemini.runtime.protocol import Done, Raised, Refused
-        from gemini.runtime.transport.tensors import Unsendable
+        from gemini.runtime.protocol import Done, Forward, Refused
         from gemini.runtime.worker.audit import Refusal
+        from gemini.runtime.worker.calls import UnitRaised
 
         try:
             return self._carry_out(request, descriptors) or Done(request.number)
-        except (Refusal, Unsendable) as refusal:
+        except UnitRaised as raised:
+            return self._raised(request, raised)
+        except Refusal as refusal:
             return Refused(request.number, str(refusal))
-        except Exception as error:
-            trace = traceback.format_exc()
-            return Raised(request.number, _portable(error), type(error).__name__, str(error), trace)
+        except BaseException as error:
+            if isinstance(request, Forward):
+                self.calls.undo(request.unit, request.number)
+            return _refused(request, error)
+
+    def _raised(self, request: Any, raised: Any) -> Any:
+        from gemini.runtime.exceptions import portable
+        from gemini.runtime.generator import get_state
+        from gemini.runtime.protocol import Raised
+
+        error = raised.error
+        frames = traceback.format_exception(type(error), error, error.__traceback__)
+        reply = Raised(request.number, portable(error, self.link.classes), raised.scope, "".join(frames), get_state())
+        for one in (raised, error):  # frames hold tensors, and so slabs
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = one.__cause__ = one.__context__ = None
+        return reply
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
-        from gemini.runtime.protocol import Backward, Forward, Install, Place
+        from gemini.runtime.protocol import Backward, Forget, Forward, Install, Place
+        from gemini.runtime.transport.link import Unreadable
         from gemini.runtime.transport.slabs import Segment
 
+        if isinstance(request, Unreadable):
+            raise TypeError(request.reason)
         self.calls.drop(getattr(request, "dropped", []))
         if isinstance(request, Forward):
             return self.calls.forward(request)
@@ -97,22 +149,34 @@ class Server:
             return self.calls.backward(request)
         if isinstance(request, Place):
             segment = Segment(request.size, descriptors[0])
+            segment.forget_descriptor()
             self.link.homes += [home.open(segment) for home in request.homes]
             return None
         if isinstance(request, Install):
             return self.calls.install(request.units)
+        if isinstance(request, Forget):
+            self.calls.forget(request.units)
+            for number in request.homes:
+                self.link.homes[number] = None
+            return None
         raise TypeError(f"unknown request {type(request).__name__}")
 
 
-def _portable(error: BaseException) -> BaseException | None:
-    """The exception, if it survives the journey."""
-    import cloudpickle
+def _refused(request: Any, error: BaseException) -> Any:
+    """A reply that says what went wrong on our side."""
+    from gemini.runtime.exceptions import text_of
+    from gemini.runtime.protocol import Refused
+    from gemini.runtime.transport.tensors import Unsendable
 
-    try:
-        found = cloudpickle.loads(cloudpickle.dumps(error))
-        return error.with_traceback(None) if type(found) is type(error) else None
-    except Exception:
-        return None
+    reason = text_of(error) if isinstance(error, Unsendable) else f"{type(error).__name__}: {text_of(error)}"
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Refused(request.number, f"{reason:.300}\n{trace}", is_fault=not isinstance(error, Unsendable))
+
+
+def _plainly(sent: Any) -> Any:
+    from gemini.runtime.exceptions import plain, rebuilt
+
+    return plain(rebuilt(sent))
 
 
 if __name__ == "__main__":
