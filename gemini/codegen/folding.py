@@ -43,7 +43,7 @@ class Folding:
     """Makes statements of steps. `uses` counts how often every value is read; `lengths` are the steps' texts alone."""
 
     def __init__(self, namer: Namer, uses: Counter[Ref], kept: Collection[Ref], lengths: dict[int, int]) -> None:
-        self.namer, self.uses, self.kept, self.lengths = namer, uses, kept, lengths
+        self.namer, self.uses, self.kept, self.lengths = namer, uses, set(kept), lengths
         self.width = _WIDEST
         self.by_node: dict[int, list[Ref]] = {}
         for ref in dict.fromkeys([*uses, *kept]):

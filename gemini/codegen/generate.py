@@ -68,9 +68,9 @@ class _Stage:
     def _folded(self, rolled: Rolled, lengths: dict[int, int]) -> list[Item]:
         everything = [step for item in rolled.items for step in (item.steps if isinstance(item, Loop) else [item])]
         loops = [item for item in rolled.items if isinstance(item, Loop)]
-        kept = {rolled.outside(port.value) for port in self.interface.outputs if isinstance(port.value, Ref)}
-        kept |= {ref for loop in loops for one in loop.carried for ref in (one.start, one.made)}
-        kept |= {one.made for loop in loops for one in loop.collected}
+        kept = [rolled.outside(port.value) for port in self.interface.outputs if isinstance(port.value, Ref)]
+        kept += [ref for loop in loops for one in loop.carried for ref in (one.start, one.made)]
+        kept += [one.made for loop in loops for one in loop.collected]
         folding = Folding(self.namer, count_uses(everything), kept, lengths)
         items: list[Item] = []
         run: list[Step] = []

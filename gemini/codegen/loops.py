@@ -68,7 +68,7 @@ class Rolled:
 
 def roll(graph: Graph, steps: list[Step], interface: Interface) -> Rolled:
     """The steps of a stage with its alike layers rolled."""
-    roller = _Roller(graph, steps, {port.value for port in interface.outputs if isinstance(port.value, Ref)})
+    roller = _Roller(graph, steps, [port.value for port in interface.outputs if isinstance(port.value, Ref)])
     rolled = Rolled(roller.roll(steps, 0))
     rolled.renamed, rolled.turns = roller.renamed, roller.turns
     for at, item in enumerate(rolled.items):
@@ -81,8 +81,11 @@ def roll(graph: Graph, steps: list[Step], interface: Interface) -> Rolled:
 
 
 class _Roller:
-    def __init__(self, graph: Graph, steps: list[Step], leaving: set[Ref]) -> None:
-        self.graph, self.leaving = graph, leaving
+    def __init__(self, graph: Graph, steps: list[Step], leaving: list[Ref]) -> None:
+        self.graph = graph
+        self.leaving: dict[int, list[Ref]] = {}
+        for ref in leaving:
+            self.leaving.setdefault(ref.node, []).append(ref)
         self.readers: dict[int, list[tuple[Step, Ref]]] = {}
         for step in steps:
             for ref in read_refs(step):
@@ -200,7 +203,7 @@ class _Roller:
         for at, unit in enumerate(units):
             for node in unit.places:
                 used = [ref for step, ref in self.readers.get(node, ()) if id(step) not in inside]
-                for ref in (*used, *(ref for ref in self.leaving if ref.node == node)):
+                for ref in (*used, *self.leaving.get(node, ())):
                     place = unit.place(ref)
                     if place is not None:
                         found.setdefault(place, set()).add(at)

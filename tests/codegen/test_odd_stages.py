@@ -13,7 +13,7 @@ from gemini.capture import capture
 from gemini.capture.executor import GuardBroken
 from gemini.capture.forms import Ref
 from gemini.codegen import generate, interfaces
-from tests.codegen.cutting import Sequential, copied, cut, even_cut, flat_problem
+from tests.codegen.cutting import Sequential, copied, cut, even_cut, flat_problem, load
 from tests.codegen.test_stages_equal_the_model import differences
 
 
@@ -242,6 +242,34 @@ def test_another_number_of_samples_breaks_a_guard_where_it_matters():
     if graph.validity.batch:
         with pytest.raises(GuardBroken, match="shape"):
             stages(torch.ones(8, 4))
+
+
+class Counting(nn.Module):
+    """Changes an attribute of itself: it can only be kept whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.lin = 0, nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return {"y": self.lin(x) * self.scale, "calls": self.calls}
+
+
+def test_a_model_that_is_kept_whole_is_one_stage():
+    model = Counting()
+    graph = capture(model, (torch.ones(3, 4),))
+    assert graph.is_whole
+    (code,) = generate(graph, even_cut(graph, 1))
+    stage = load(code, model)
+    before = model.calls
+    found = stage(*(torch.ones(3, 4) for _ in code.interface.inputs))
+    assert torch.equal(found, model.lin(torch.ones(3, 4)))
+    assert model.calls == before + 1
+    assert set(code.parameters) == {"scale", "lin.weight", "lin.bias"}
+    assert set(stage.state_dict()) == set(model.state_dict())
 
 
 def test_results_of_inner_modules_are_collected():
