@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,15 @@ from torch import nn
 from gemini.capture.values import tensors
 
 Record = list[tuple[torch.Tensor, list[torch.Tensor | None]]]
+
+
+@dataclass
+class Trained:
+    """What a training leaves: losses and gradients of every step, then the state."""
+
+    record: Record
+    state: dict[str, Any]
+    names: list[str]
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -37,21 +48,66 @@ def train(model: nn.Module, args: Any, kwargs: Any, steps: int = 3, optimizer: A
     return seen
 
 
+def trained(model: nn.Module, args: Any, kwargs: Any, optimizer: Any) -> Trained:
+    """Three steps, and what they leave."""
+    record = train(model, args, kwargs, optimizer=optimizer)
+    state = {key: value.detach().clone() for key, value in model.state_dict().items() if hasattr(value, "detach")}
+    # Buffers that are not in the state dict count as well.
+    state |= {f"buffer {name}": buffer.detach().clone() for name, buffer in model.named_buffers() if name not in state}
+    return Trained(record, state, [name for name, _ in model.named_parameters()])
+
+
+def worst(one: Trained, other: Trained) -> tuple[float, str]:
+    """The largest difference of two trainings, and where."""
+    found = list(_differences(one, other))
+    return max(found, key=lambda pair: pair[0], default=(0.0, ""))
+
+
+def _differences(one: Trained, other: Trained) -> Iterator[tuple[float, str]]:
+    for step, ((loss, gradients), (loss2, gradients2)) in enumerate(zip(one.record, other.record, strict=True), 1):
+        yield difference(loss, loss2), f"loss of step {step}"
+        largest = max((float(g.abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
+        for name, a, b in zip(one.names, gradients, gradients2, strict=True):
+            yield difference(a, b, largest * 1e-3), f"gradient of {name} in step {step}"
+    if one.state.keys() != other.state.keys():
+        yield float("inf"), f"names {sorted(one.state.keys() ^ other.state.keys())[:3]}"
+        return
+    for name, value in one.state.items():
+        yield difference(value, other.state[name], 1e-2), f"final {name}"
+
+
+def difference(one: torch.Tensor | None, other: torch.Tensor | None, least: float = 0.0) -> float:
+    """Of two tensors, relative to the largest entry, or `least` where that is more; infinite where one is missing."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    a, b = one.double() if not one.is_complex() else one, other.double() if not other.is_complex() else other
+    unequal = ~((a == b) | (a.isnan() & b.isnan()))
+    if not bool(unequal.any()):
+        return 0.0
+    a, b = a[unequal], b[unequal]
+    if not bool((a.isfinite() & b.isfinite()).all()):
+        return float("inf")
+    whole = one[one.isfinite()].abs()
+    return float((a - b).abs().max()) / max(float(whole.max()), least, 1e-12)
+
+
 def largest_difference(one: Record, other: Record) -> float:
     """Of losses and gradients, relative to the largest entry of each tensor."""
-    worst = 0.0
-    for (loss, gradients), (loss2, gradients2) in zip(one, other, strict=True):
-        for a, b in zip([loss, *gradients], [loss2, *gradients2], strict=True):
-            assert (a is None) == (b is None), "a gradient is missing"
-            if a is not None and b is not None and a.numel():
-                scale = max(float(a.abs().max()), 1e-6)
-                worst = max(worst, float((a - b).abs().max()) / scale)
-    return worst
+    pairs = [
+        (a, b)
+        for (loss, gradients), (loss2, gradients2) in zip(one, other, strict=True)
+        for a, b in zip([loss, *gradients], [loss2, *gradients2], strict=True)
+    ]
+    return max(difference(a, b, 1e-6) for a, b in pairs)
 
 
 def state_difference(one: nn.Module, other: nn.Module) -> float:
     """Of all weights and buffers."""
     mine, theirs = one.state_dict(), other.state_dict()
     assert mine.keys() == theirs.keys()
-    pairs = [(mine[key], theirs[key]) for key in mine if isinstance(mine[key], torch.Tensor) and mine[key].numel()]
-    return max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0)
+    pairs = [(mine[key], theirs[key]) for key in mine if isinstance(mine[key], torch.Tensor)]
+    return max((difference(a, b, 1.0) for a, b in pairs), default=0.0)

@@ -112,7 +112,7 @@ def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
     observation = Observation(model)
     try:
         _state.observation = observation
-        result = ORIGINAL_CALL(model, *args, **kwargs)
+        result = observation.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
         _state.observation = None
     observation.finish()

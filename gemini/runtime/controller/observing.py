@@ -1,6 +1,8 @@
-"""Observing: which modules a call of the model runs, in what order, and how long each takes.
+"""Observing: which modules a call of the model runs, in what order, how long each takes and how much work it is.
 
-The first call of a managed model runs here, as it would without Gemini, and is watched. Nothing is run twice.
+The first call of a managed model runs here, as it would without Gemini, and is watched. Nothing is run twice. Times of
+a first call are noisy (kernels are chosen, caches are cold), so units are chosen by an estimate of the work that is the
+same in every run: a multiplication for every parameter and every row of the result.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+
+from gemini.capture.values import tensors
 
 
 @dataclass
@@ -20,6 +25,7 @@ class Seen:
     module: nn.Module
     order: int
     ms: float = 0.0  # all its calls, what runs inside included
+    work: float = 0.0  # the same, by estimate
     calls: int = 0
     inside: dict[int, Seen] = field(default_factory=dict)  # modules it calls itself, by identity
 
@@ -27,6 +33,11 @@ class Seen:
     def inside_ms(self) -> float:
         """The time of the modules it calls."""
         return sum(one.ms for one in self.inside.values())
+
+    @property
+    def inside_work(self) -> float:
+        """The work of the modules it calls."""
+        return sum(one.work for one in self.inside.values())
 
 
 class Observation:
@@ -37,6 +48,14 @@ class Observation:
         self.stack = [self.root]
         self.count = 0
 
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Run the call of the model itself."""
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.root.ms = (time.perf_counter() - began) * 1e3
+
     def call(self, module: nn.Module, run: Callable[[], Any]) -> Any:
         """Run a module's call and remember it."""
         above = self.stack[-1]
@@ -45,7 +64,11 @@ class Observation:
         self.stack.append(seen)
         began = time.perf_counter()
         try:
-            return run()
+            result = run()
+            work = work_of(module, result)
+            for one in self.stack:
+                one.work += work
+            return result
         finally:
             seen.ms += (time.perf_counter() - began) * 1e3
             seen.calls += 1
@@ -55,3 +78,12 @@ class Observation:
         """Let go of the model itself, which nothing here may keep alive."""
         self.root.inside.pop(id(self.root.module), None)
         self.root.module = nn.Identity()
+
+
+def work_of(module: nn.Module, result: Any) -> float:
+    """The work of a module's own parameters in one call: all of them for each row of the result."""
+    made = sum(tensor.numel() for _, tensor in tensors(result) if isinstance(tensor, torch.Tensor))
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return float(made)
+    sizes = [(p.numel(), p.shape[0]) for p in module._parameters.values() if p is not None and p.dim() and p.numel()]
+    return float(made + sum(size * max(made / rows, 1.0) for size, rows in sizes))

@@ -15,6 +15,7 @@ from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import can_move
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
+from gemini.runtime.transport.modules import bare
 
 
 class Unit:
@@ -44,7 +45,8 @@ class Unit:
         if any(tensor.requires_grad for tensor, _ in loose):
             return "it holds a computed tensor in an attribute"
         try:
-            reply = self.worker.ask(Install(self.worker.next_number(), {self.number: self.module}), f"take {self.name}")
+            request = Install(self.worker.next_number(), {self.number: bare(self.module)})
+            reply = self.worker.ask(request, f"take {self.name}")
         except OurFault as fault:
             return f"it cannot be sent: {fault!s:.200}"
         if not isinstance(reply, Done):

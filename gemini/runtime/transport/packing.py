@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import torch
 
+from gemini.runtime.transport.modules import reduce
+
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 
@@ -91,7 +93,7 @@ def pack(value: Any, classes: Classes) -> Packed:
     """The bytes of a value and the tensors in it."""
     try:
         return _pack(_Packer, value, classes)
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
         return _pack(_ThoroughPacker, value, classes)
 
 
@@ -130,6 +132,10 @@ class _ThoroughPacker(cloudpickle.Pickler):  # type: ignore[misc]
     """For what it cannot: functions made inside others, modules, …"""
 
     persistent_id = _Packer.persistent_id
+
+    def reducer_override(self, value: Any) -> Any:
+        found = reduce(value)
+        return super().reducer_override(value) if found is NotImplemented else found
 
 
 class _Unpacker(pickle.Unpickler):

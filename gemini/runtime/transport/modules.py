@@ -1,0 +1,68 @@
+"""Modules on their way to a worker: what Python cannot pickle of them, and what must not travel.
+
+Hooks of the unit itself run in the controller, around the call, so a unit travels without them. A parametrized module
+has a class of its own that refuses to be pickled: it travels as its first class and is given such a class again. Locks
+guard nothing across processes: the worker makes its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The module as a worker is to run it: the same parts, without its own hooks."""
+    own = dict(vars(module))
+    if not any(own.get(name) for name in _HOOKS) and "__gemini_stands_for__" not in vars(own.get("forward", bare)):
+        return module
+    own |= {name: OrderedDict() for name in _HOOKS if name in own}
+    own["_is_full_backward_hook"] = None
+    stand_in = own.get("forward")
+    if stand_in is not None and hasattr(stand_in, "__gemini_stands_for__"):
+        replaced = stand_in.__gemini_stands_for__
+        own.pop("forward") if replaced is None else own.update(forward=replaced)
+    found: nn.Module = object.__new__(type(module))
+    found.__dict__ = own
+    return found
+
+
+def reduce(value: Any) -> Any:
+    """How a value is pickled, where Python itself does not know; NotImplemented where it does."""
+    if isinstance(value, nn.Module):
+        return _reduce_module(value)
+    if isinstance(value, _LOCKS):
+        return (threading.Lock if isinstance(value, _LOCKS[0]) else threading.RLock), ()
+    return NotImplemented
+
+
+def _reduce_module(module: nn.Module) -> Any:
+    if not parametrize.is_parametrized(module) or not type(module).__name__.startswith("Parametrized"):
+        return NotImplemented
+    base = type(module).__bases__[0]
+    return _parametrized, (base, list(module.parametrizations)), dict(vars(module))
+
+
+def _parametrized(base: type[nn.Module], names: list[str]) -> nn.Module:
+    """A module of a class as `torch.nn.utils.parametrize` makes them; its state comes next."""
+    module: nn.Module = object.__new__(base)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
