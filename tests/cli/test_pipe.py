@@ -33,7 +33,9 @@ def target(tmp_path, monkeypatch):
 
 
 def test_writes_checks_and_tells(target, tmp_path, capsys):
-    assert main(["pipe", target, "--nparts", "2", "--analytic", "cpu", "--output", "stages", "--check"]) == 0
+    assert (
+        main(["pipe", target, "--nparts", "2", "--analytic", "cpu", "--output", "stages", "--check", "--no-mixed"]) == 0
+    )
     shown = capsys.readouterr().out
     assert "check: sequential and detached run equal the model exactly" in shown
     assert "stages: 2 stages" in shown

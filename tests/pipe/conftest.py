@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.partition import Options
 from gemini.pipe import Piped, pipe_model
+
+DEFAULTS: dict[str, Any] = {"analytic": "cpu", "cache": False, "options": Options(mixed=False)}
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +25,9 @@ def _one_thread():
 
 @pytest.fixture
 def pipe() -> Callable[..., Piped]:
-    """`pipe_model` on estimated costs."""
+    """`pipe_model` on estimated costs, one stage a worker unless options say otherwise."""
 
     def make(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Any = None, **settings: Any) -> Piped:
-        return pipe_model(model, args, kwargs, **{"analytic": "cpu", "cache": False, **settings})
+        return pipe_model(model, args, kwargs, **{**DEFAULTS, **settings})
 
     return make

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.partition import Options
 from gemini.partition.registry import BUILT_IN
 from gemini.pipe.checking import objective
 from gemini.pipe.detached import copied
@@ -31,7 +32,7 @@ def test_every_partitioner(pipe, name, partitioner):
     if partitioner == "metis":
         pytest.importorskip("pymetis")
     model, args, kwargs = make(name)
-    piped = pipe(model, args, kwargs, nparts=3, partitioner=partitioner)
+    piped = pipe(model, args, kwargs, nparts=3, partitioner=partitioner, options=Options())
     report = piped.check(args, kwargs)
     assert report.is_right, str(report)
 
