@@ -1,16 +1,33 @@
-"""The state of torch's generator as bytes: it travels with every call, so that random numbers are the program's own."""
+"""The states of torch's generators as bytes: they travel with every call, so random numbers are the program's own.
+
+The state of the CPU's generator comes first and has always the same size; that of the device, if any, follows.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from gemini.runtime.devices.base import Device
 
-def get_state() -> bytes:
-    """The state of the generator of this process."""
+
+def get_state(device: Device | None = None, at: torch.device | None = None) -> bytes:
+    """The states in this process: the CPU's, and that of a device or of another one of its kind, `at`."""
     state: bytes = torch.get_rng_state().numpy().tobytes()
-    return state
+    return state if device is None else state + device.get_generator(at or device.where)
 
 
-def set_state(state: bytes) -> None:
-    """Put the generator of this process in a state."""
-    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+def set_state(state: bytes, device: Device | None = None, at: torch.device | None = None) -> None:
+    """Put the generators of this process in a state."""
+    size = _size()
+    torch.set_rng_state(torch.frombuffer(bytearray(state[:size]), dtype=torch.uint8))
+    if device is not None and len(state) > size:
+        device.set_generator(at or device.where, state[size:])
+
+
+_sizes: list[int] = []
+
+
+def _size() -> int:
+    if not _sizes:
+        _sizes.append(len(torch.get_rng_state()))
+    return _sizes[0]

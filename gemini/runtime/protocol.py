@@ -37,6 +37,9 @@ class Hello(NamedTuple):
     path: list[str]
     dtype: torch.dtype
     recursion: int
+    device: str
+    back_end: str  # where its class is found
+    greeting: bytes  # of the device
 
 
 class Ready(NamedTuple):
@@ -44,13 +47,16 @@ class Ready(NamedTuple):
 
     secret: bytes
     pid: int
+    greeting: bytes
 
 
 class Place(NamedTuple):
-    """Tensors of the model in a shared segment, whose descriptor comes along."""
+    """Tensors of the model in a shared segment, whose descriptors come along."""
 
     number: int
     size: int
+    shared: bytes  # what is needed to open it
+    first: int  # number of the first tensor
     homes: list[Home]
 
 

@@ -12,8 +12,9 @@ from gemini.config import GeminiConfig
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
+from gemini.runtime.devices.placing import devices_of
 
-_crews: weakref.WeakValueDictionary[tuple[int, int, float], Crew] = weakref.WeakValueDictionary()
+_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float], Crew] = weakref.WeakValueDictionary()
 
 
 def start(model: nn.Module, config: GeminiConfig) -> None:
@@ -27,7 +28,7 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return
-    crew = _crew(count, config.watchdog)
+    crew = _crew(devices_of(model, config, count), config.watchdog)
     dispatch.manage(model, Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict))
 
 
@@ -38,12 +39,13 @@ def how_many(config: GeminiConfig) -> int:
     return config.workers or (config.sharding_size or 1) * (config.pipeline_degree or 1)
 
 
-def _crew(count: int, watchdog: float) -> Crew:
+def _crew(devices: list[str], watchdog: float) -> Crew:
     """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
-    key = os.getpid(), count, watchdog
+    key = os.getpid(), tuple(devices), watchdog
     found = _crews.get(key)
     if found is None or found.loss:
-        found = _crews[key] = Crew(count, max(1, len(os.sched_getaffinity(0)) // count), watchdog)
+        threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
+        found = _crews[key] = Crew(len(devices), threads, watchdog, devices)
     return found
 
 

@@ -12,12 +12,13 @@ import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from gemini.runtime.controller.worker import OurFault, Worker
+from gemini.runtime.devices.base import Segment
 from gemini.runtime.memory.homes import Home
 from gemini.runtime.protocol import Done, Forget, Place
-from gemini.runtime.transport.slabs import Segment
 
 _PATIENCE = 60.0  # seconds
 _FAREWELL = 2.0  # seconds in which workers may leave by themselves
@@ -26,7 +27,9 @@ _FAREWELL = 2.0  # seconds in which workers may leave by themselves
 class Crew:
     """Workers, by place."""
 
-    def __init__(self, count: int, threads: int, patience: float = _PATIENCE) -> None:
+    def __init__(
+        self, count: int, threads: int, patience: float = _PATIENCE, devices: Sequence[str] | None = None
+    ) -> None:
         self.owner = os.getpid()
         self.workers: list[Worker] = []
         self.number = 0
@@ -34,8 +37,8 @@ class Crew:
         self._forgotten: deque[tuple[list[int], list[int]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         try:
-            for place in range(count):
-                Worker(place, threads, patience, self.workers)
+            for place, device in enumerate(devices or ["cpu"] * count):
+                Worker(place, threads, patience, self.workers, device)
             for worker in self.workers:
                 worker.greet()
         except BaseException:
@@ -60,13 +63,18 @@ class Crew:
         self.number += 1
         return self.number
 
-    def place(self, segment: Segment, homes: list[Home]) -> None:
-        """Let every worker map the model's tensors."""
+    def place(self, segment: Segment, homes: list[Home], device: str) -> int:
+        """Let the workers of a device open tensors of the model; the number of the first."""
         self._tell_forgotten()
-        for worker in self.workers:
-            request = Place(worker.next_number(), segment.size, homes)
-            _done(worker, worker.ask(request, "map the model's tensors", (segment.descriptor,)))
+        shared, descriptors = segment.shared()
+        first = self.placed
         self.placed += len(homes)
+        for worker in self.workers:
+            if worker.device.name == device:
+                request = Place(worker.next_number(), segment.size, shared, first, homes)
+                _done(worker, worker.ask(request, "open the model's tensors", descriptors))
+        segment.was_shared()
+        return first
 
     def forget(self, units: list[int], homes: list[int]) -> None:
         """A model is gone; workers are told with the next model. May run in any thread, at any time."""

@@ -1,75 +1,110 @@
 """The household: the tensors of a model that have a home in shared memory, and who knows of them.
 
-A tensor that the program has moved (`p.data = other`, `model.half()`) is brought home again before it is used from
-afar: its contents are copied into its home if they fit there, else it gets another home.
+A tensor lives on the device of the workers that use it. One that the program has replaced (`p.data = other`,
+`model.half()`) is brought home again before it is used from afar: its contents are copied into its home if they fit
+there, else it gets another home. One that the program has taken to another device stays there, and so does its module.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import Record
-from gemini.runtime.memory.homes import Home, can_move, move_in
+from gemini.runtime.devices.base import Device
+from gemini.runtime.memory.followers import optimizer_state_follows
+from gemini.runtime.memory.homes import can_move, move_in
 from gemini.runtime.transport.link import Link
+
+_AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
+
+
+class Astray(Exception):
+    """A tensor cannot be where a worker would need it."""
 
 
 class Household:
-    """Homes of tensors, the same numbers in all processes."""
+    """Homes of tensors, under the same numbers in all processes."""
 
-    def __init__(self, crew: Crew, record: Record) -> None:
+    def __init__(self, crew: Crew, record: Record, outside: torch.device) -> None:
         self.crew, self.record = crew, record
-        self.tensors: list[torch.Tensor] = []  # held, so that no identity is reused
-        self.homes: dict[int, Home] = {}
+        self.outside = outside  # where the program has put the model
+        self.tensors: dict[int, torch.Tensor] = {}  # held, so that no identity is reused
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home
         self.addresses: dict[int, int] = {}
+        self.devices: dict[int, str] = {}  # whose memory it is
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
         links = [worker.link for worker in crew.workers]
         weakref.finalize(self, _leave, crew, links, self.units, self._numbers).atexit = False
 
     def take_in(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Give a home to those that have none."""
-        new = {id(tensor): tensor for tensor in tensors if id(tensor) not in self.homes and can_move(tensor)}
-        if not new:
-            return
-        segment, homes = move_in(new.values())
-        arrived = [tensor for tensor in new.values() if id(tensor) in homes]
-        first = self.crew.placed
-        self.crew.place(segment, [homes[id(tensor)] for tensor in arrived])
-        segment.forget_descriptor()
-        self.tensors += arrived
-        for number, tensor in enumerate(arrived, first):
-            for worker in self.crew.workers:
-                worker.link.held[id(tensor)] = number
-            self._numbers.append(number)
-        self.homes.update(homes)
-        self.views.update({id(tensor): tensor.detach() for tensor in arrived})
-        self.addresses.update({id(tensor): tensor.data_ptr() for tensor in arrived})
+        """Give a home to those that have none, where all workers compute on the device that they are on anyway."""
+        devices = {worker.device.name: worker.device for worker in self.crew.workers}
+        if len(devices) == 1:
+            (device,) = devices.values()
+            self._take_in([t for t in tensors if id(t) not in self.devices and device.owns(t)], device)
 
-    def bring_home(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """See to it that all are at home; whether one has another home now, so that workers must be told."""
-        moved = False
+    def _take_in(self, tensors: list[torch.Tensor], device: Device) -> None:
+        for group in _groups([tensor for tensor in tensors if can_move(tensor)]):
+            segment, homes = move_in(group, device)
+            first = self.crew.place(segment, [homes[id(tensor)] for tensor in group], device.name)
+            for number, tensor in enumerate(group, first):
+                self._numbers.append(number)
+                self.tensors[id(tensor)] = tensor
+                self.devices[id(tensor)] = device.name
+                self.views[id(tensor)] = tensor.detach()
+                self.addresses[id(tensor)] = tensor.data_ptr()
+                for worker in self.crew.workers:
+                    if worker.device.name == device.name:
+                        worker.link.held[id(tensor)] = number
+            device.trim()
+        if device.where != self.outside:
+            optimizer_state_follows(tensors)
+
+    def bring_home(self, tensors: Iterable[torch.Tensor], device: Device) -> bool:
+        """See to it that all are at home on a device; whether one has another home now, so that workers must be told.
+
+        Raises Astray where one cannot be.
+        """
+        homeless = []
         for tensor in tensors:
-            if self.addresses.get(id(tensor)) == tensor.data_ptr():
+            if self.addresses.get(id(tensor)) == tensor.data_ptr() and self.devices[id(tensor)] == device.name:
                 continue
+            self._check(tensor, device)
             view = self.views.get(id(tensor))
-            if view is not None and (view.dtype, view.shape, view.stride()) == (
-                tensor.dtype,
-                tensor.shape,
-                tensor.stride(),
-            ):
+            if view is not None and _alike(view, tensor):
                 view.copy_(tensor.detach())
                 tensor.data = view
             else:
-                self.homes.pop(id(tensor), None)
-                self.addresses.pop(id(tensor), None)
-                self.take_in([tensor])
-                moved = True
-        return moved
+                homeless.append(tensor)
+        self._take_in(homeless, device)
+        return bool(homeless)
+
+    def _check(self, tensor: torch.Tensor, device: Device) -> None:
+        owner = self.devices.get(id(tensor), device.name)
+        if owner != device.name:
+            raise Astray(f"it shares a tensor with a module on {owner}")
+        if tensor.device not in (device.where, self.outside) or (
+            id(tensor) in self.devices and not device.owns(tensor)
+        ):
+            raise Astray(f"the program has taken it to {tensor.device}")
+
+    def let_go(self, tensors: Iterable[torch.Tensor] | None = None) -> None:
+        """Tensors that no worker uses now, or all, go back to where the program had them."""
+        for tensor in list(self.tensors.values()) if tensors is None else tensors:
+            if id(tensor) in self.devices and tensor.device != self.outside:
+                self.devices.pop(id(tensor))
+                self.views.pop(id(tensor))
+                self.addresses.pop(id(tensor))
+                for worker in self.crew.workers:
+                    worker.link.held.pop(id(tensor), None)
+                tensor.data = tensor.data.to(self.outside)
+                if tensor.grad is not None:
+                    tensor.grad = tensor.grad.to(self.outside)
 
 
 def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int]) -> None:
@@ -78,3 +113,25 @@ def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int]) 
     for link in links:
         link.held = {key: number for key, number in link.held.items() if number not in gone}
     crew.forget(units, numbers)
+
+
+def _alike(view: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return (view.dtype, view.shape, view.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _groups(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors in groups of bounded size; those that share a storage are in one."""
+    storages: dict[int, list[torch.Tensor]] = {}
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        storages.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    group: list[torch.Tensor] = []
+    size = 0
+    for sharing in storages.values():
+        more = sharing[0].untyped_storage().nbytes()
+        if group and size + more > _AT_ONCE:
+            yield group
+            group, size = [], 0
+        group += sharing
+        size += more
+    if group:
+        yield group

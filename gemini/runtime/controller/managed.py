@@ -27,6 +27,7 @@ from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.observing import Observation, Seen
 from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
+from gemini.runtime.devices.placing import home_of
 
 _SLOW = 10  # times what a unit took when it was watched: then it hangs
 
@@ -40,7 +41,7 @@ class Managed:
         self.crew, self.micro_batches = crew, micro_batches
         self.name = type(model).__name__
         self.record = Record(self.name, quiet, strict)
-        self.household = Household(crew, self.record)
+        self.household = Household(crew, self.record, home_of(model))
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
         self.seen: dict[int, Seen] = {}  # by unit number
@@ -70,7 +71,8 @@ class Managed:
         """Whether a call may be split into micro-batches; found out once for calls of one kind."""
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), tuple(m.training for m in model.modules()))
         if facts not in self._proofs:
-            self._proofs[facts] = prove(model, args, kwargs)
+            away = any(worker.device.where != self.household.outside for worker in self.crew.workers)
+            self._proofs[facts] = Proof("its workers are on another device") if away else prove(model, args, kwargs)
             reason = self._proofs[facts].reason
             if reason:
                 self.say(f"{self.name} runs a batch as one, not in {self.micro_batches} micro-batches: {reason}")
@@ -93,6 +95,7 @@ class Managed:
     def split(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
         """Units in the place of one that a worker has refused."""
         self.units.pop(unit.number, None)
+        unit.leave()
         return self._inside(unit, reason)
 
     def _inside(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
@@ -107,6 +110,7 @@ class Managed:
     def give_up(self, reason: str) -> None:
         """The model runs in this process from now on; its tensors are here anyway. Raises with `strict`."""
         self.planned = True
+        self.household.let_go()
         if self.record.strict:
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
         first = reason.partition("\n")[0].partition("; its stacks:")[0]

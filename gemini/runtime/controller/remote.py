@@ -49,17 +49,26 @@ class Call:
         self.inputs: list[torch.Tensor] = []
         self.region = Region.current()
         self.surfaced: BaseException | None = None  # what the unit's own code raised
-        self.generator = get_state()
+        device, outside = unit.worker.device, unit.household.outside
+        self.device = device
+        self.away = device.where != outside  # the program's tensors are on another device than the worker's
+        self.seeded = outside if outside.type == device.where.type else device.where  # whose generator the module uses
+        self.generator = get_state(device, self.seeded)
         self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
     def run(self) -> Any:
         """The result of the module; raises RefusedError where it must be run here."""
         classes = self.unit.worker.link.classes
         with ours("its arguments cannot be sent"):
-            self.body, self.inputs = pack(self.arguments, classes)
+            self.body, given = pack(self.arguments, classes)
+        there, here = self.device.where, self.unit.household.outside
+        # To another device and back by ordinary operations, so that gradients come the same way.
+        self.inputs = [t.to(there) if t.device == here else t for t in given] if self.away else given
         made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
         assert self.outputs is not None
-        tensors = [next(made) if at is None else self.inputs[at] for at in self.outputs.same]
+        tensors = [next(made) if at is None else given[at] for at in self.outputs.same]
+        if self.away:
+            tensors = [t.to(here) if t.device == there else t for t in tensors]
         with ours("its result cannot be read"):
             return unpack(self.outputs.body, tensors, classes)
 
@@ -85,10 +94,10 @@ class Call:
         if not isinstance(reply, Outputs):
             self.surfaced = surfaced(reply, unit, "forward")
             if generator := getattr(reply, "generator", b""):
-                set_state(generator)
+                set_state(generator, self.device, self.seeded)
             raise self.surfaced
         if reply.generator:
-            set_state(reply.generator)
+            set_state(reply.generator, self.device, self.seeded)
         unit.writes = reply.written
         if not reply.written:
             self.buffers = []
@@ -97,7 +106,7 @@ class Call:
 
     def undo(self) -> None:
         """Everything as it was before the call."""
-        set_state(self.generator)
+        set_state(self.generator, self.device, self.seeded)
         _put_back(self.unit.buffers, self.buffers)
 
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
@@ -150,16 +159,19 @@ class Call:
                 "\n    → write to copies of them"
             )
         args, kwargs = self.arguments
+        if self.away:
+            args, kwargs = unpack(self.body, self.inputs, unit.worker.link.classes)
+        before = get_state(self.device, self.seeded)
         now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
         try:
             with ExitStack() as stack:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-                set_state(self.generator)
+                set_state(self.generator, self.device, self.seeded)
                 self.region.enter(stack, Region.current())
                 _put_back(unit.buffers, self.buffers)
                 unit.set_modes(self.modes)
                 result = unit.run_here(args, kwargs)
         finally:
+            set_state(before, self.device, self.seeded)
             unit.set_modes(modes)
             _put_back(unit.buffers, now)
         _, tensors = pack(result, unit.worker.link.classes)

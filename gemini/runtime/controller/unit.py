@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gemini.capture.hooks import has_hooks
-from gemini.runtime.controller.household import Household
+from gemini.runtime.controller.household import Astray, Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import can_move
 from gemini.runtime.protocol import Done, Install
@@ -40,7 +40,10 @@ class Unit:
         self._told: Any = None
         if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
-        self.household.bring_home(self.held)
+        try:
+            self.household.bring_home(self.held, self.worker.device)
+        except Astray as astray:
+            return str(astray)
         loose = Snapshot(self.module).loose
         if any(tensor.requires_grad for tensor, _ in loose):
             return "it holds a computed tensor in an attribute"
@@ -60,9 +63,16 @@ class Unit:
             return "hooks hang on modules inside it"
         if self.module._forward_pre_hooks:  # they may change the module
             return "hooks run before it"
-        if self.snapshot.changed() or self.household.bring_home(self.held):
-            return self.install()
+        try:
+            if self.snapshot.changed() or self.household.bring_home(self.held, self.worker.device):
+                return self.install()
+        except Astray as astray:
+            return str(astray)
         return ""
+
+    def leave(self) -> None:
+        """It runs in this process now."""
+        self.household.let_go(self.held)
 
     def trained(self) -> list[torch.Tensor]:
         """The parameters that get gradients."""

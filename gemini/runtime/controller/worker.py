@@ -28,6 +28,7 @@ from gemini.errors import WorkerError
 from gemini.runtime.controller import starter
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.news import repeat
+from gemini.runtime.devices.registry import make, path_of
 from gemini.runtime.protocol import NEWS, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, Unreadable
@@ -57,7 +58,7 @@ def ours(what: str) -> Iterator[None]:
 class Worker:
     """One worker process of a team. Made started; `greet` waits until it is up."""
 
-    def __init__(self, place: int, threads: int, patience: float, team: list[Worker]) -> None:
+    def __init__(self, place: int, threads: int, patience: float, team: list[Worker], device: str = "cpu") -> None:
         self.place, self.patience, self.team = place, patience, team
         self.secret = secrets.token_bytes(16)
         self.last = "start"
@@ -69,6 +70,8 @@ class Worker:
         self._reading = False
         self._counting = threading.Lock()
         self._region: Any = None
+        self.device = make(device)
+        greeting = self.device.greeting()
         ours, theirs = Channel.pair()
         self.link = Link(Channel(ours))
         self.link.channel.limit_sending(max(patience, _START))
@@ -81,13 +84,15 @@ class Worker:
         theirs.close()
         path, dtype = list(sys.path), torch.get_default_dtype()
         with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
-            self.link.send(Hello(self.secret, place, threads, path, dtype, sys.getrecursionlimit()))
+            limit, back_end = sys.getrecursionlimit(), path_of(device)
+            self.link.send(Hello(self.secret, place, threads, path, dtype, limit, device, back_end, greeting))
 
     def greet(self) -> None:
         """Wait until the worker is up."""
         ready = self._receive(max(self.patience, _START))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
+        self.link.equip(self.device, ready.greeting)
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:

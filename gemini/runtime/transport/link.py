@@ -14,10 +14,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from gemini.runtime.transport import tensors
+from gemini.runtime.devices.base import Device
+from gemini.runtime.transport.carriage import Carriage
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.packing import Classes, pack, unpack
-from gemini.runtime.transport.slabs import Pool, Slab, Window
 
 
 class Unreadable(NamedTuple):
@@ -34,11 +34,16 @@ class Link:
 
     def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
-        self.pool, self.window = Pool(), Window()
+        self.carriage = Carriage()
         self.classes = Classes(side)
         self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
-        self.homes: list[torch.Tensor] = []  # the same on the other side
+        self.homes: dict[int, torch.Tensor] = {}  # the same on the other side: by number
+
+    def equip(self, device: Device, greeting: bytes) -> None:
+        """The worker computes on `device`; `greeting` is what the other end says of it."""
+        device.meet(greeting)
+        self.carriage = Carriage(device)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
         """Send a value, and descriptors with it; raises what pickling raises, before anything is sent.
@@ -64,21 +69,21 @@ class Link:
         except ChannelClosed:
             raise
         except BaseException:
-            self.pool.release([Slab(*slab) for header in headers for slab in tensors.slabs(header)])
+            self.carriage.take_back(headers)
             raise
         return True
 
     def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         learned = self.classes.news()
-        news = self.pool.news()
-        sizes, released = [segment.size for segment in news], self.window.released()
+        news, released = self.carriage.news(), self.carriage.released()
         try:
-            frame = marshal.dumps((kind, fields, headers, sizes, released, learned))
+            frame = marshal.dumps((kind, fields, headers, news.plain, released, learned))
         except ValueError:
-            self.window.retake(released)
+            self.carriage.retake(released)
             raise
-        self.channel.send(frame, (*(segment.descriptor for segment in news), *descriptors))
-        self.pool.announce(news)
+        self.carriage.mark()
+        self.channel.send(frame, (*news.descriptors, *descriptors))
+        self.carriage.announce(news)
         self.classes.told(learned)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
@@ -87,15 +92,14 @@ class Link:
         if found is None:
             return None
         frame, descriptors = found
-        kind, fields, headers, sizes, released, learned = marshal.loads(frame)
-        for size, descriptor in zip(sizes, descriptors, strict=False):
-            self.window.add(size, descriptor)
-        if released:
-            self.pool.release([Slab(*slab) for slab in released])
+        kind, fields, headers, news, released, learned = marshal.loads(frame)
+        self.carriage.follow()
+        descriptors = self.carriage.take(news, descriptors)
+        self.carriage.release(released)
         self.classes.take(learned)
         given = [None if header is None else self._tensor(header) for header in headers]
         message = self.plain[kind](*fields, given) if kind else self._unpacked(fields[0], fields[1], given)
-        return message, descriptors[len(sizes) :]
+        return message, descriptors
 
     def _unpacked(self, number: int, body: bytes, given: list[Any]) -> Any:
         try:
@@ -103,12 +107,12 @@ class Link:
         except Exception as error:  # whatever the program's own classes raise when they are rebuilt
             return Unreadable(number, f"{type(error).__name__}: {error}")
 
-    def _header(self, tensor: torch.Tensor) -> tensors.Header:
+    def _header(self, tensor: torch.Tensor) -> tuple[int, Any]:
         number = self.held.get(id(tensor))
-        return tensors.write(self.pool, tensor) if number is None else ("held", number)
+        return self.carriage.write(tensor) if number is None else (-1, number)
 
-    def _tensor(self, header: tensors.Header) -> torch.Tensor:
-        return self.homes[header[1]] if header[0] == "held" else tensors.read(self.window, header)
+    def _tensor(self, header: tuple[int, Any]) -> torch.Tensor:
+        return self.homes[header[1]] if header[0] < 0 else self.carriage.read(header)
 
     def close(self) -> None:
         """Give up the connection; memory goes when the last tensor that looks at it does."""

@@ -9,17 +9,19 @@ it, are gone. Release notices travel with the next message the other way.
                    (segment 0, offset, size) ──►  tensor looks at the slab  ──► … freed
     pool ◄──────────────── released ───────────────────────────────────────────┘
 
-The memory is anonymous (memfd): it has no name, needs no /dev/shm, and vanishes with the last process that has it.
+The memory is that of a device: on a CPU anonymous files, on a GPU memory that both processes have mapped.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
+import functools
 import threading
-import weakref
 from collections import deque
 from dataclasses import dataclass
+
+import torch
+
+from gemini.runtime.devices.base import Device, Segment
 
 SEGMENT = 32 << 20  # bytes; larger tensors get a segment of their own
 _ALIGN = 64
@@ -42,27 +44,11 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-class Segment:
-    """A piece of anonymous memory that other processes can map."""
-
-    def __init__(self, size: int, descriptor: int | None = None) -> None:
-        self.size = size
-        self.descriptor = os.memfd_create("gemini", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        if descriptor is None:
-            os.ftruncate(self.descriptor, size)
-        self.memory = mmap.mmap(self.descriptor, size)
-
-    def forget_descriptor(self) -> None:
-        """The mapping stays; the descriptor is not needed any more."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
 class Pool:
     """The sender's side: segments, and the slabs of them that are free. Safe for several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.segments: list[Segment] = []
         self._free: dict[int, list[Slab]] = {}
         self._used = 0  # of the last segment
@@ -88,11 +74,11 @@ class Pool:
         return self.segments[self._shared_at]
 
     def _grow(self, size: int) -> None:
-        self.segments.append(Segment(size))
+        self.segments.append(self.device.allocate(size))
         self._shared_at, self._used = len(self.segments) - 1, 0
 
     def _own_segment(self, size: int) -> Slab:
-        self.segments.append(Segment(size))
+        self.segments.append(self.device.allocate(size))
         return Slab(len(self.segments) - 1, 0, size)
 
     _shared_at = 0
@@ -103,9 +89,9 @@ class Pool:
             for slab in slabs:
                 self._free.setdefault(slab.size, []).append(slab)
 
-    def memory(self, slab: Slab) -> memoryview:
-        """The bytes of a slab, to write."""
-        return memoryview(self.segments[slab.segment].memory)[slab.offset : slab.offset + slab.size]
+    def view(self, slab: Slab, size: int) -> torch.Tensor:
+        """The first `size` bytes of a slab, to write."""
+        return self.segments[slab.segment].view(slab.offset, size)
 
     def news(self) -> list[Segment]:
         """Segments that the receiver does not know yet."""
@@ -117,7 +103,7 @@ class Pool:
         with self._lock:
             self.announced += len(news)
         for segment in news:
-            segment.forget_descriptor()
+            segment.was_shared()
 
     @property
     def size(self) -> int:
@@ -128,22 +114,19 @@ class Pool:
 class Window:
     """The receiver's side: the other's segments mapped, and the slabs that have become free again."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
+        self.device = device
         self.segments: list[Segment] = []
         self._released: deque[Slab] = deque()
 
-    def add(self, size: int, descriptor: int) -> None:
-        """Map a new segment of the sender."""
-        segment = Segment(size, descriptor)
-        segment.forget_descriptor()
-        self.segments.append(segment)
+    def add(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> None:
+        """Open a new segment of the sender."""
+        self.segments.append(self.device.open(size, shared, descriptors))
 
-    def look(self, slab: Slab, size: int) -> memoryview:
-        """The first `size` bytes of a slab; it is released when the last user of this view is gone."""
-        view = memoryview(self.segments[slab.segment].memory)[slab.offset : slab.offset + size]
-        # A finalizer runs in whatever thread drops the last tensor: it only notes the slab.
-        weakref.finalize(view, self._released.append, slab).atexit = False
-        return view
+    def look(self, slab: Slab, size: int) -> torch.Tensor:
+        """The first `size` bytes of a slab; it is released when the last tensor that looks at them is gone."""
+        # What is called then runs in whatever thread drops that tensor: it only notes the slab.
+        return self.segments[slab.segment].view(slab.offset, size, functools.partial(self._released.append, slab))
 
     def released(self) -> list[tuple[int, int, int]]:
         """The slabs to give back, each once, as plain data."""

@@ -27,7 +27,7 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     if tensor.layout is torch.sparse_coo:
         parts = write(pool, tensor._indices()), write(pool, tensor._values())
         return ("coo", *parts, tuple(tensor.shape), tensor.is_coalesced())
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type != "cpu":
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
         raise Unsendable(f"a tensor of layout {tensor.layout} on {tensor.device}")
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         raise Unsendable(f"a tensor of class {type(tensor).__name__}")
@@ -38,11 +38,10 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     dense = plain.permute(order) if order else plain  # contiguous, or about to be
     facts = (_name(plain.dtype), tuple(plain.shape), order, tensor.requires_grad)
     size = dense.numel() * dense.element_size()
-    if size <= _INLINE:
+    if not size or (size <= _INLINE and plain.device.type == "cpu"):
         return ("inline", dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if size else b"", *facts)
     slab = pool.take(size)
-    target = torch.frombuffer(pool.memory(slab), dtype=torch.uint8, count=size).view(plain.dtype)
-    target.view(dense.shape).copy_(dense)
+    pool.view(slab, size).view(plain.dtype).view(dense.shape).copy_(dense)
     return ("slab", (slab.segment, slab.offset, slab.size), *facts)
 
 
@@ -67,13 +66,17 @@ def read(window: Window, header: Header) -> torch.Tensor:
     count = 1
     for size in shape:
         count *= size
+    device = window.device.where
     if not count:
-        found = torch.empty(shape, dtype=dtype)
+        found = torch.empty(shape, dtype=dtype, device=device)
     else:
-        memory: Any = bytearray(where) if kind == "inline" else window.look(Slab(*where), count * dtype.itemsize)
-        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        if kind == "inline":
+            memory = torch.frombuffer(bytearray(where), dtype=torch.uint8)
+        else:
+            memory = window.look(Slab(*where), count * dtype.itemsize)
         # Not a view of anything: autograd treats writes to views of another's results with suspicion.
-        found = torch.empty(0, dtype=dtype).set_(storage, 0, shape, _strides(permuted, order))
+        empty = torch.empty(0, dtype=dtype, device=device)
+        found = empty.set_(memory.untyped_storage(), 0, shape, _strides(permuted, order))
     return found.requires_grad_() if requires_grad else found
 
 

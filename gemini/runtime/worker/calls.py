@@ -15,6 +15,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from gemini.capture.regions import Region
+from gemini.runtime.devices.base import Device
+from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
 from gemini.runtime.transport.packing import Classes, pack, unpack
@@ -88,6 +90,7 @@ class Calls:
 
     def __init__(self, classes: Classes) -> None:
         self.classes = classes
+        self.device: Device = Cpu()
         self.units: dict[int, Unit] = {}
         self.kept: dict[int, Kept] = {}
         self.region = Region.current()
@@ -110,7 +113,7 @@ class Calls:
         args, kwargs = unpack(request.body, inputs, self.classes)
         if request.region is not None:
             self.region = Region(*request.region)
-        set_state(request.generator)
+        set_state(request.generator, self.device)
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             with unit.audit.watching(args, kwargs, inputs):
@@ -118,7 +121,7 @@ class Calls:
                     result = unit.module(*args, **kwargs)
                 except BaseException as error:
                     raise UnitRaised(error, unit.scope_of(error)) from error
-        drawn = get_state()
+        drawn = get_state(self.device)
         body, tensors = pack(result, self.classes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         same = [place.get(id(tensor)) for tensor in tensors]

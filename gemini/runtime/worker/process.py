@@ -66,6 +66,7 @@ class Server:
         """Greet, then answer until Stop."""
         import torch
 
+        from gemini.runtime.devices.registry import make
         from gemini.runtime.protocol import Ready, Stop
 
         hello, _ = self.link.receive()
@@ -74,7 +75,12 @@ class Server:
         torch.set_num_threads(hello.threads)
         torch.set_default_dtype(hello.dtype)
         self.relay.install()
-        self.link.send(Ready(hello.secret, os.getpid()))
+        device = make(hello.device, hello.back_end)
+        device.prepare()
+        greeting = device.greeting()
+        self.link.equip(device, hello.greeting)
+        self.calls.device = device
+        self.link.send(Ready(hello.secret, os.getpid(), greeting))
         while True:
             request, descriptors = self.link.receive()
             if isinstance(request, Stop):
@@ -129,7 +135,13 @@ class Server:
 
         error = raised.error
         frames = traceback.format_exception(type(error), error, error.__traceback__)
-        reply = Raised(request.number, portable(error, self.link.classes), raised.scope, "".join(frames), get_state())
+        reply = Raised(
+            request.number,
+            portable(error, self.link.classes),
+            raised.scope,
+            "".join(frames),
+            get_state(self.calls.device),
+        )
         for one in (raised, error):  # frames hold tensors, and so slabs
             traceback.clear_frames(one.__traceback__)
             one.__traceback__ = one.__cause__ = one.__context__ = None
@@ -138,7 +150,6 @@ class Server:
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
         from gemini.runtime.protocol import Backward, Forget, Forward, Install, Place
         from gemini.runtime.transport.link import Unreadable
-        from gemini.runtime.transport.slabs import Segment
 
         if isinstance(request, Unreadable):
             raise TypeError(request.reason)
@@ -148,16 +159,15 @@ class Server:
         if isinstance(request, Backward):
             return self.calls.backward(request)
         if isinstance(request, Place):
-            segment = Segment(request.size, descriptors[0])
-            segment.forget_descriptor()
-            self.link.homes += [home.open(segment) for home in request.homes]
+            segment = self.calls.device.open(request.size, request.shared, tuple(descriptors))
+            self.link.homes.update(enumerate([home.open(segment) for home in request.homes], request.first))
             return None
         if isinstance(request, Install):
             return self.calls.install(request.units)
         if isinstance(request, Forget):
             self.calls.forget(request.units)
             for number in request.homes:
-                self.link.homes[number] = None
+                self.link.homes.pop(number, None)
             return None
         raise TypeError(f"unknown request {type(request).__name__}")
 

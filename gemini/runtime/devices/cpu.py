@@ -1,0 +1,72 @@
+"""The CPU: anonymous files mapped into each process, and nothing to wait for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+
+import torch
+
+from gemini.runtime.devices.base import Device
+
+
+class MappedSegment:
+    """Anonymous memory (memfd): it has no name, needs no /dev/shm, and vanishes with the last process that has it."""
+
+    def __init__(self, size: int, descriptor: int | None = None) -> None:
+        self.size = size
+        self.descriptor = os.memfd_create("gemini", os.MFD_CLOEXEC) if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, size)
+        self.memory = memoryview(mmap.mmap(self.descriptor, size))
+
+    def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
+        """Bytes of it."""
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        part = self.memory[offset : offset + size]
+        if freed is not None:
+            weakref.finalize(part, freed).atexit = False
+        return torch.frombuffer(part, dtype=torch.uint8)
+
+    def shared(self) -> tuple[bytes, tuple[int, ...]]:
+        """Its descriptor."""
+        return b"", (self.descriptor,)
+
+    def was_shared(self) -> None:
+        """The mapping stays; the descriptor is not needed any more."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Cpu(Device):
+    """Main memory. There is one, whatever its number."""
+
+    kind = "cpu"
+
+    @property
+    def name(self) -> str:
+        """Without a number."""
+        return "cpu"
+
+    @property
+    def where(self) -> torch.device:
+        """Without a number."""
+        return torch.device("cpu")
+
+    def allocate(self, size: int) -> MappedSegment:
+        """Anonymous memory."""
+        return MappedSegment(size)
+
+    def open(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> MappedSegment:  # noqa: ARG002
+        """Map it."""
+        segment = MappedSegment(size, descriptors[0])
+        segment.was_shared()
+        return segment
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether it is in main memory."""
+        return bool(tensor.device.type == "cpu")

@@ -1,0 +1,141 @@
+"""CUDA: memory of a GPU that processes share, and the order of their streams.
+
+Work on a GPU is queued: a process that sends a tensor has not computed it yet. So each end records an event before
+every frame, and the other makes its stream wait for that event before it uses what the frame names. No process waits
+for the GPU, and yet all of them together do what one stream would.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gemini.runtime.devices import driver
+from gemini.runtime.devices.base import Device
+
+
+class _Bytes:
+    """Bytes at an address, in the form that torch makes tensors of without a copy."""
+
+    def __init__(self, address: int, size: int, owner: CudaSegment) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None
+        }  # fmt: skip
+
+
+class CudaSegment:
+    """Memory of a GPU: ours, or another process's that we have opened. It is kept until the process ends."""
+
+    def __init__(self, index: int, size: int, handle: bytes = b"") -> None:
+        self.index, self.size = index, size
+        self.handle = handle
+        self.address = driver.open_shared(index, handle) if handle else _allocate(index, size)
+
+    def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
+        """Bytes of it."""
+        device = torch.device("cuda", self.index)
+        if not size:
+            return torch.empty(0, dtype=torch.uint8, device=device)
+        part = _Bytes(self.address + offset, size, self)
+        if freed is not None:
+            weakref.finalize(part, freed).atexit = False
+        return torch.as_tensor(part, device=device)
+
+    def shared(self) -> tuple[bytes, tuple[int, ...]]:
+        """Its handle."""
+        return driver.share(self.index, self.address), ()
+
+    def was_shared(self) -> None:
+        """Nothing to do: handles cost nothing."""
+
+
+def _allocate(index: int, size: int) -> int:
+    """New memory, if need be from what torch's allocator keeps for later."""
+    try:
+        return driver.allocate(index, size)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    try:
+        return driver.allocate(index, size)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(index)
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size >> 20} MiB on GPU {index} to share with another process; "
+            f"{free >> 20} of {total >> 20} MiB are free."
+        ) from error
+
+
+class Cuda(Device):
+    """A GPU of NVIDIA's."""
+
+    kind = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        super().__init__(index)
+        self._ours: Any = None
+        self._theirs: Any = None
+
+    def obstacle(self) -> str:
+        """Whether torch sees it."""
+        if not torch.cuda.is_available():
+            return "torch sees no CUDA device here"
+        count = torch.cuda.device_count()
+        return "" if self.index < count else f"there are {count} CUDA devices here"
+
+    def allocate(self, size: int) -> CudaSegment:
+        """Memory that is not torch's, and can be shared whole."""
+        return CudaSegment(self.index, size)
+
+    def open(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> CudaSegment:  # noqa: ARG002
+        """Map it."""
+        return CudaSegment(self.index, size, shared)
+
+    def trim(self) -> None:
+        """Return what torch's allocator keeps for later."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def prepare(self) -> None:
+        """Compute there unless told otherwise."""
+        torch.cuda.set_device(self.index)
+
+    def get_generator(self, device: torch.device) -> bytes:
+        """Seed and offset."""
+        state: bytes = torch.cuda.get_rng_state(device).numpy().tobytes()
+        return state
+
+    def set_generator(self, device: torch.device, state: bytes) -> None:
+        """Set seed and offset."""
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
+
+    # ── the order of work ──────────────────────────────────────────────────────────────────────────────────────
+    def greeting(self) -> bytes:
+        """The handle of the event that this end records."""
+        with torch.cuda.device(self.index):
+            self._ours = torch.cuda.Event(interprocess=True)
+            self._ours.record()
+            handle: bytes = self._ours.ipc_handle()
+        return handle
+
+    def meet(self, greeting: bytes) -> None:
+        """Open the other's event."""
+        self._theirs = torch.cuda.Event.from_ipc_handle(self.where, greeting)
+
+    def mark(self) -> None:
+        """Record our event."""
+        if self._ours is not None:
+            self._ours.record(torch.cuda.current_stream(self.index))
+
+    def follow(self) -> None:
+        """Let the current stream wait for theirs."""
+        if self._theirs is not None:
+            torch.cuda.current_stream(self.index).wait_event(self._theirs)
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.index)

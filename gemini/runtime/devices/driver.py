@@ -1,0 +1,108 @@
+"""The CUDA driver's calls for memory that processes share, through ctypes.
+
+torch can share CUDA memory as well, but counts references in named files under /dev/shm, which stay behind when a
+process is killed. Here the memory is ours, one handle a segment, and references are counted by the link's own messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_OUT_OF_MEMORY = 2
+_LAZY_PEER_ACCESS = 1
+_HANDLE = 64  # bytes
+
+
+class _Handle(ctypes.Structure):
+    """`CUipcMemHandle`."""
+
+    _fields_ = (("reserved", ctypes.c_char * _HANDLE),)
+
+
+class DriverError(RuntimeError):
+    """A call of the driver has failed."""
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> Any:
+    library = ctypes.CDLL("libcuda.so.1")
+    pointer, size = ctypes.c_uint64, ctypes.c_size_t
+    for name, arguments in {
+        "cuInit": (ctypes.c_uint,),
+        "cuDeviceGet": (ctypes.c_void_p, ctypes.c_int),
+        "cuDevicePrimaryCtxRetain": (ctypes.c_void_p, ctypes.c_int),
+        "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
+        "cuCtxPopCurrent_v2": (ctypes.c_void_p,),
+        "cuMemAlloc_v2": (ctypes.c_void_p, size),
+        "cuMemFree_v2": (pointer,),
+        "cuIpcGetMemHandle": (ctypes.c_void_p, pointer),
+        "cuIpcOpenMemHandle_v2": (ctypes.c_void_p, _Handle, ctypes.c_uint),
+        "cuGetErrorName": (ctypes.c_int, ctypes.c_void_p),
+    }.items():
+        getattr(library, name).argtypes = arguments
+    return library
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(_library(), name)(*arguments)
+    if code == 0:
+        return
+    text = ctypes.c_char_p()
+    _library().cuGetErrorName(code, ctypes.byref(text))
+    said = (text.value or b"unknown").decode()
+    raise (torch.OutOfMemoryError if code == _OUT_OF_MEMORY else DriverError)(f"{name}: {said} (code {code})")
+
+
+@functools.lru_cache(maxsize=64)
+def _context(index: int) -> Any:
+    """The context that torch uses on a device."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuInit", 0)
+    _call("cuDeviceGet", ctypes.byref(device), index)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device.value)
+    return context
+
+
+@contextmanager
+def _on(index: int) -> Iterator[None]:
+    _call("cuCtxPushCurrent_v2", _context(index))
+    try:
+        yield
+    finally:
+        _call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+def allocate(index: int, size: int) -> int:
+    """The address of new memory on a device."""
+    address = ctypes.c_uint64()
+    with _on(index):
+        _call("cuMemAlloc_v2", ctypes.byref(address), size)
+    return address.value
+
+
+def free(index: int, address: int) -> None:
+    """Give memory back."""
+    with _on(index):
+        _call("cuMemFree_v2", address)
+
+
+def share(index: int, address: int) -> bytes:
+    """The handle under which other processes can open memory."""
+    handle = _Handle()
+    with _on(index):
+        _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+    return ctypes.string_at(ctypes.addressof(handle), _HANDLE)
+
+
+def open_shared(index: int, handle: bytes) -> int:
+    """The address, in this process, of another's memory."""
+    address = ctypes.c_uint64()
+    with _on(index):
+        _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
+    return address.value

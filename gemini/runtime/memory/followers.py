@@ -1,0 +1,38 @@
+"""Followers: what an optimizer remembers of a parameter goes where the parameter goes.
+
+A parameter that moves to the device of its worker may have been trained before; its momentum is then still where the
+parameter was. It is moved before the next step of whatever optimizer has it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+_moved: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by identity
+_watching: list[Any] = []
+
+
+def optimizer_state_follows(tensors: Iterable[torch.Tensor]) -> None:
+    """These tensors have changed their device."""
+    _moved.update({id(tensor): tensor for tensor in tensors})
+    if not _watching:
+        _watching.append(register_optimizer_step_pre_hook(_before_step))
+
+
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in _moved and parameter in optimizer.state:
+                _follow(optimizer.state[parameter], parameter)
+
+
+def _follow(state: dict[str, Any], parameter: torch.Tensor) -> None:
+    for key, value in state.items():
+        # A scalar counts steps: optimizers keep it in main memory.
+        if isinstance(value, torch.Tensor) and value.dim() and value.device != parameter.device:
+            state[key] = value.to(parameter.device)

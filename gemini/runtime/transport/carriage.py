@@ -1,0 +1,112 @@
+"""The carriage: tensors of all devices that cross a link, each through the memory of its own device.
+
+A link carries main memory, and the memory of the device that its worker computes on. A tensor goes through slabs of the
+first of its lines that owns it, and arrives on the same device.
+
+    line 0    the worker's device       pool ──► slabs ──► window
+    line 1    main memory, if that is another one
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from gemini.runtime.devices.base import Device, Segment
+from gemini.runtime.devices.cpu import Cpu
+from gemini.runtime.transport import tensors
+from gemini.runtime.transport.slabs import Pool, Slab, Window
+from gemini.runtime.transport.tensors import Unsendable
+
+
+class Line(NamedTuple):
+    """One device: where we write, and what we read of the other end."""
+
+    device: Device
+    pool: Pool
+    window: Window
+
+
+class News(NamedTuple):
+    """Segments that the other end does not know yet."""
+
+    plain: list[tuple[int, int, bytes, int]]  # line, size, what is needed to open it, number of descriptors
+    descriptors: list[int]
+    segments: list[tuple[Pool, list[Segment]]]
+
+
+class Carriage:
+    """Both directions of one end."""
+
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device or Cpu()
+        devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
+        self.lines = [Line(one, Pool(one), Window(one)) for one in devices]
+
+    def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
+        """Put a tensor on its way: its line and its header, which are plain data."""
+        for at, line in enumerate(self.lines):
+            if line.device.owns(tensor):
+                return at, tensors.write(line.pool, tensor)
+        raise Unsendable(f"a tensor on {tensor.device}")
+
+    def read(self, header: tuple[int, Any]) -> torch.Tensor:
+        """The tensor of a header."""
+        return tensors.read(self.lines[header[0]].window, header[1])
+
+    # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def news(self) -> News:
+        """What must be told before headers written so far can be read."""
+        found = News([], [], [])
+        for at, line in enumerate(self.lines):
+            segments = line.pool.news()
+            for segment in segments:
+                shared, descriptors = segment.shared()
+                found.plain.append((at, segment.size, shared, len(descriptors)))
+                found.descriptors.extend(descriptors)
+            if segments:
+                found.segments.append((line.pool, segments))
+        return found
+
+    def announce(self, news: News) -> None:
+        """The other end knows these now."""
+        for pool, segments in news.segments:
+            pool.announce(segments)
+
+    def take(self, news: list[tuple[int, int, bytes, int]], descriptors: list[int]) -> list[int]:
+        """Open the other end's new segments; returns the descriptors that are not theirs."""
+        for at, size, shared, count in news:
+            self.lines[at].window.add(size, shared, tuple(descriptors[:count]))
+            descriptors = descriptors[count:]
+        return descriptors
+
+    def released(self) -> list[list[tuple[int, int, int]]]:
+        """Slabs to give back, by line."""
+        return [line.window.released() for line in self.lines]
+
+    def release(self, slabs: list[list[tuple[int, int, int]]]) -> None:
+        """Slabs that the other end has given back."""
+        for line, found in zip(self.lines, slabs, strict=False):
+            if found:
+                line.pool.release([Slab(*slab) for slab in found])
+
+    def take_back(self, headers: list[tuple[int, Any] | None]) -> None:
+        """Headers that were written and will not be sent: their slabs are free again."""
+        for header in headers:
+            if header is not None and header[0] >= 0:
+                self.lines[header[0]].pool.release([Slab(*slab) for slab in tensors.slabs(header[1])])
+
+    def retake(self, slabs: list[list[tuple[int, int, int]]]) -> None:
+        """Released slabs that could not be told."""
+        for line, found in zip(self.lines, slabs, strict=True):
+            line.window.retake(found)
+
+    # ── the order of work ──────────────────────────────────────────────────────────────────────────────────────
+    def mark(self) -> None:
+        """What is queued on the device comes before what the other end does with the next frame."""
+        self.device.mark()
+
+    def follow(self) -> None:
+        """A frame has arrived."""
+        self.device.follow()
