@@ -80,7 +80,6 @@ class Loop:
 
 
 Item = Statement | Loop
-Pattern = "Variable | None | list[Pattern]"
 
 
 @dataclass(eq=False)
