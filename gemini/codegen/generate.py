@@ -57,7 +57,7 @@ class _Stage:
 
     def code(self, steps: list[Step], partition: Partition) -> StageCode:
         """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
-        rolled = roll(self.graph, steps, self.interface)
+        rolled = roll(self.graph, steps, self.interface, Paths(self.skeleton))
         _, lengths = self._lines(_unfolded(rolled), rolled)
         body, _ = self._lines(self._folded(rolled, lengths), rolled)
         interface, skeleton = self.interface, self.skeleton

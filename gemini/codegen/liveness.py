@@ -104,7 +104,7 @@ class Liveness:
             if made is not None and not made[1] and inside.spans[-1][1] <= made[0].spans[-1][0]:
                 self._unite(inside, made[0])
             else:
-                inside.spans[-1][1] = loop.end
+                inside.spans[-1][1] = max(inside.spans[-1][1], loop.end)
             start = self.bindings.places.get(carried.start)
             if start is not None and not start[1] and start[0].root.end <= loop.start:
                 self._unite(start[0], inside)

@@ -18,6 +18,7 @@ from gemini.capture.forms import Owned, Path, Ref
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES
 from gemini.codegen.interface import Interface
+from gemini.codegen.paths import Paths
 from gemini.codegen.program import Carried, Collected, Loop
 from gemini.codegen.skeleton import HELD, join
 from gemini.codegen.steps import Step, read_refs
@@ -174,7 +175,11 @@ class _Roller:
         if a == b:
             return True
         left, right = self.graph.nodes[a.node], self.graph.nodes[b.node]
-        return left.kind in HELD and left.kind == right.kind and _below(left.target, one) == _below(right.target, other)
+        if left.kind not in HELD or left.kind != right.kind:
+            return False
+        return self._reached(left.target, one, self.paths.tensor) == self._reached(
+            right.target, other, self.paths.tensor
+        )
 
     def _shape(self, step: Step, unit: Unit) -> str:
         """A step without what may differ between layers."""
@@ -182,7 +187,9 @@ class _Roller:
         def blank(form: Any) -> Any:
             if isinstance(form, Ref):
                 return Ref(0)
-            return Owned(_below(form.module, unit), form.attribute) if isinstance(form, Owned) else form
+            if isinstance(form, Owned):
+                return Owned(self._reached(form.module, unit, self.paths.module), form.attribute)
+            return form
 
         plain = step.rewritten(blank)
         if plain.guard is not None:
@@ -190,10 +197,18 @@ class _Roller:
         node = step.node
         if node is None or plain.node is None:
             return f"a number for another stage: {id(step)}"
-        facts = (node.kind, _below(node.target, unit), plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
+        target = self._reached(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
+        facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
         made = [(source, path) for source, path in node.outputs if source != "inner"]
         inner = len(node.outputs) - len(made)
         return repr((*facts, node.sketch, made, inner, len(node.mutates), is_watched(self.graph, node)))
+
+    def _reached(self, target: str, unit: Unit, text: Callable[[str], str]) -> str:
+        """How the code reaches something from a layer that it is part of: of one layer, the stage may hold all, of
+        another some parts, and these are reached otherwise (`parts[0]`, `parts["0"]`).
+        """
+        below = _below(target, unit)
+        return below if below in (target, "·") else f"· {text(target).removeprefix(self.paths.module(unit.path))}"
 
     # ── what is used outside ───────────────────────────────────────────────────────────────────────────────────
     def _used_outside(self, units: list[Unit]) -> dict[Place, set[int]]:

@@ -131,6 +131,20 @@ class Regions(nn.Module):
         return ((z + y.float()) - target) ** 2
 
 
+class Accumulating(nn.Module):
+    """Layers that add to one tensor in place, which is read after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(5))
+
+    def forward(self, x):
+        total = self.layers[0](x)
+        for layer in self.layers[1:]:
+            total += layer(x)
+        return total / 5
+
+
 def x(*shape):
     torch.manual_seed(0)
     return torch.randn(*shape, requires_grad=True)
@@ -142,6 +156,7 @@ MODELS = {
     "in place": (InPlace, (x(3, 4),)),
     "skips": (Skips, (x(3, 6), torch.ones(3, 1))),
     "checkpointed": (Checkpointed, (x(3, 4),)),
+    "accumulating": (Accumulating, (x(3, 4),)),
     "regions": (Regions, (x(3, 4),)),
 }
 

@@ -1,0 +1,50 @@
+"""Alike layers of which a stage holds different parts: one whole, of the other only what runs there."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gemini.capture import capture
+from gemini.codegen import generate
+from gemini.pipe import Piped
+from tests.codegen.cutting import cut, flat_problem, flat_profile
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for part in self.parts[:2]:
+            x = torch.tanh(part(x) + x)
+        return x
+
+
+class Model(nn.Module):
+    """The last part of every layer runs after all layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return sum(layer.parts[2](x) for layer in self.layers)
+
+
+def test_layers_held_in_different_ways_are_not_one_loop():
+    model, x = Model(), torch.randn(3, 4)
+    graph = capture(model, (x,))
+    problem = flat_problem(graph, 2)
+    targets = [[graph.nodes[node].target for node in item.nodes] for item in problem.items]
+    late = [at for at, names in enumerate(targets) if any(name.endswith("parts.2") for name in names)]
+    for first in range(1, len(late)):  # the first few late parts in the first stage, the others in the second
+        stage_of = [int(at >= late[first]) for at in range(len(problem.items))]
+        partition = cut(graph, problem, stage_of)
+        piped = Piped(model, graph, flat_profile(graph), partition, generate(graph, partition))
+        report = piped.check((x,))
+        assert report.is_right, f"{report}\n{piped.sources['stage_0.py']}"
+        assert report.fallbacks == ()
