@@ -67,9 +67,9 @@ class Rolled:
         return lambda ref: ref if isinstance(ref, Ref) and ref.node in own else self.outside(ref)
 
 
-def roll(graph: Graph, steps: list[Step], interface: Interface) -> Rolled:
-    """The steps of a stage with its alike layers rolled."""
-    roller = _Roller(graph, steps, [port.value for port in interface.outputs if isinstance(port.value, Ref)])
+def roll(graph: Graph, steps: list[Step], interface: Interface, paths: Paths) -> Rolled:
+    """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds."""
+    roller = _Roller(graph, paths, steps, [port.value for port in interface.outputs if isinstance(port.value, Ref)])
     rolled = Rolled(roller.roll(steps, 0))
     rolled.renamed, rolled.turns = roller.renamed, roller.turns
     for at, item in enumerate(rolled.items):
@@ -82,8 +82,8 @@ def roll(graph: Graph, steps: list[Step], interface: Interface) -> Rolled:
 
 
 class _Roller:
-    def __init__(self, graph: Graph, steps: list[Step], leaving: list[Ref]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, paths: Paths, steps: list[Step], leaving: list[Ref]) -> None:
+        self.graph, self.paths = graph, paths
         self.leaving: dict[int, list[Ref]] = {}
         for ref in leaving:
             self.leaving.setdefault(ref.node, []).append(ref)
