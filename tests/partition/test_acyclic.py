@@ -8,7 +8,7 @@ import pytest
 
 from gemini.errors import PartitionError
 from gemini.partition.acyclic import acyclic_answers, partition_acyclic
-from gemini.partition.exact import partition_exact
+from gemini.partition.exact.solve import searched
 from tests.partition.random_graphs import chain, made
 from tests.partition.shapes import problem_of
 
@@ -39,7 +39,7 @@ def test_branches_are_balanced_across() -> None:
 def test_is_as_good_as_exact_on_chains() -> None:
     rng = random.Random(3)
     problem = made([rng.random() for _ in range(60)], chain(60), 5, slack=0.0)
-    mine, best = partition_acyclic(problem), partition_exact(problem)
+    mine, best = partition_acyclic(problem), searched(problem)
     assert max(problem.loads([mine.worker_of[s] for s in mine.stage_of])) == pytest.approx(
         max(problem.loads([best.worker_of[s] for s in best.stage_of]))
     )

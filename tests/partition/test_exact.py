@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 
 from gemini.errors import PartitionError
-from gemini.partition.exact import partition_exact
 from gemini.partition.exact.contiguous import fastest, narrowest
 from gemini.partition.exact.line import Line
 from gemini.partition.exact.orders import orders
 from gemini.partition.exact.seats import seatings
+from gemini.partition.exact.solve import searched
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 from tests.partition.small_problems import contiguous, fits, problems
@@ -60,7 +60,7 @@ def test_no_contiguous_cut_within_the_slack_is_narrower(problem: Problem) -> Non
 def test_the_answer_is_a_valid_partition_within_the_slack(problem: Problem) -> None:
     tried = list(contiguous(problem, list(orders(problem).values())))
     try:
-        found = partition_exact(problem)
+        found = searched(problem)
     except PartitionError:
         assert not tried
         return
@@ -79,7 +79,7 @@ def test_the_answer_is_a_valid_partition_within_the_slack(problem: Problem) -> N
 @given(problems())
 def test_the_same_problem_has_the_same_answer(problem: Problem) -> None:
     with contextlib.suppress(PartitionError):
-        assert partition_exact(problem) == partition_exact(problem)
+        assert searched(problem) == searched(problem)
 
 
 @settings(max_examples=100, deadline=None)

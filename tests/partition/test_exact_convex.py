@@ -7,9 +7,9 @@ from hypothesis import given, settings
 
 import gemini.partition.exact.solve as solve_module
 from gemini.errors import PartitionError
-from gemini.partition.exact import partition_exact
 from gemini.partition.exact.convex import domains, find_convex
 from gemini.partition.exact.seats import seatings
+from gemini.partition.exact.solve import searched
 from gemini.partition.options import Options
 from gemini.partition.problem import Edge, Item, Problem, Value
 from tests.partition.small_problems import convex, fits, problems
@@ -45,7 +45,7 @@ def test_the_bottleneck_is_the_least_of_all_convex_stages(problem: Problem) -> N
 def test_the_answer_is_near_the_best_of_all_convex_stages(problem: Problem) -> None:
     tried = list(convex(problem))
     try:
-        found = partition_exact(problem)
+        found = searched(problem)
     except PartitionError:
         return
     ms = max(problem.times([found.worker_of[stage] for stage in found.stage_of]))
@@ -63,7 +63,7 @@ def diamond() -> Problem:
 def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = diamond()
     monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
-    found = partition_exact(problem)
+    found = searched(problem)
     assert max(problem.loads(found.stage_of)) == 11.0
     assert found.facts["optimal"]
 
@@ -71,6 +71,6 @@ def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch
 def test_without_the_solver_the_contiguous_answer_is_given_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve_module, "has_solver", lambda: False)
     monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
-    found = partition_exact(diamond())
+    found = searched(diamond())
     assert found.facts["method"] == "contiguous"
     assert "OR-tools is not installed" in found.facts["note"]

@@ -4,6 +4,7 @@ contiguous   always: stretches of several orders of items, over several orders o
 looped       instead, with several chunks a worker
 convex       also, where it may help: CP-SAT over all stages in which values flow forward; taken where it is faster
              than contiguous by more than the slack
+mixed        instead, where others are faster than the best straight pipe and several stages a worker are allowed
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gemini.partition.exact.convex import Convex, domains, find_convex, is_small
 from gemini.partition.exact.filling import fill
 from gemini.partition.exact.line import Line
 from gemini.partition.exact.orders import orders
+from gemini.partition.exact.rivals import not_slower
 from gemini.partition.exact.seats import Seats, looped, seatings
 from gemini.partition.exact.solver import has_solver
 from gemini.partition.problem import Problem
@@ -40,7 +42,15 @@ class Try:
 
 
 def partition_exact(problem: Problem) -> Assignment:
-    """The optimum, or the best found with how far it may be off."""
+    """The optimum, or the best found with how far it may be off; never slower than what others answer."""
+    found = searched(problem)
+    return (
+        found if _time(problem, found) <= bound_ms(problem) * (1 + ROUNDING) else not_slower(problem, found, searched)
+    )
+
+
+def searched(problem: Problem) -> Assignment:
+    """The optimum of straight pipes, or of looped ones where chunks are asked for, or how far it may be off."""
     lines = {name: Line(problem, order) for name, order in orders(problem).items()}
     chunks = problem.options.chunks if problem.options.chunks > 1 or not problem.options.mixed else 2
     chunks = min(chunks, len(problem.items) // problem.nparts) if problem.nparts > 1 else 1
@@ -63,6 +73,10 @@ def partition_exact(problem: Problem) -> Assignment:
         found.facts["note"] = "only contiguous stages were searched, since OR-tools is not installed"
         return found
     return _convex(problem, chosen, cuts, best) or found
+
+
+def _time(problem: Problem, found: Assignment) -> float:
+    return max(problem.times([found.worker_of[stage] for stage in found.stage_of]))
 
 
 def bound_ms(problem: Problem) -> float:

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from math import inf
 
-from gemini.errors import MissingEngineError, PartitionError
-from gemini.partition.acyclic import acyclic_answers
-from gemini.partition.metis.solve import metis_answers
 from gemini.partition.mpipe.centres import cut_pieces
 from gemini.partition.mpipe.coarsening import Coarse, coarsen
 from gemini.partition.mpipe.packing import pack
-from gemini.partition.multilevel import multilevel_answers
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
 from gemini.partition.search.hops import with_fewer_stages
 from gemini.partition.search.judging import Answer, finish, judge, within_slack
-from gemini.partition.search.layers import equal_layers
+from gemini.partition.search.others import others
 from gemini.partition.search.refinement import refine
 from gemini.partition.search.starts import check_size
 from gemini.partition.search.state import State
@@ -35,7 +30,7 @@ def partition_mpipe(problem: Problem) -> Assignment:
     """The best of several mixed pipes and of what the others answer."""
     check_size(problem)
     rng = random.Random(problem.options.seed)
-    found, answers, faults = _others(problem)
+    found, answers, faults = others(problem)
     if problem.options.mixed is not False and problem.nparts > 1:
         found += _pipes(problem, rng)
     if not found:
@@ -46,34 +41,6 @@ def partition_mpipe(problem: Problem) -> Assignment:
     found += _polished(problem, best, limit, rng)
     chosen = within_slack(found, problem.options.slack, ceiling)
     return finish(problem, chosen, tries=len(found), stage_counts=sorted({answer.nstages for answer in found}))
-
-
-# ── what the others answer ─────────────────────────────────────────────────────────────────────────────────────────
-def _others(problem: Problem) -> tuple[list[Answer], list[Answer], list[PartitionError]]:
-    """All that others look at, contiguous cuts among it; what they answer; and why where they do not."""
-    found: list[Answer] = []
-    chosen: list[Answer] = []
-    faults: list[PartitionError] = []
-    looks = [equal_layers, _acyclic, metis_answers]
-    if problem.options.mixed is False:
-        looks.append(multilevel_answers)
-    for look in looks:
-        try:
-            answers = look(problem)
-        except MissingEngineError:
-            continue
-        except PartitionError as fault:
-            faults.append(fault)
-            continue
-        if answers:
-            found += answers
-            chosen.append(within_slack(answers, problem.options.slack))
-    return found, chosen, faults
-
-
-def _acyclic(problem: Problem) -> list[Answer]:
-    plain = replace(problem, options=replace(problem.options, mixed=None))
-    return acyclic_answers(plain, random.Random(problem.options.seed))
 
 
 # ── mixed pipes ────────────────────────────────────────────────────────────────────────────────────────────────────
