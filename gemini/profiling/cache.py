@@ -7,13 +7,10 @@ asked for; anything else is as if it were not there, and is overwritten.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -45,43 +42,25 @@ class Cache:
 
     def read(self, signature: str) -> Measurement | None:
         """What is known about a class, if anything can be trusted."""
-        data = self._read(signature, "measurement")
-        try:
-            found = None if data is None else Measurement.from_json(data)
-        except (ValueError, KeyError, TypeError):
-            return None
-        self.hits += found is not None
-        return found
-
-    def write(self, signature: str, measurement: Measurement) -> None:
-        """Remember a class; a folder that cannot be written to is no error."""
-        self._write(signature, "measurement", measurement.to_json())
-
-    def read_steps(self, signatures: Iterable[str]) -> list[float]:
-        """The times of whole steps (ms) of a model of these nodes; none if nothing can be trusted."""
-        found = self._read(_step(signatures), "steps")
-        plausible = isinstance(found, list) and all(isinstance(ms, float) and 0 < ms < math.inf for ms in found)
-        return list(found) if plausible else []
-
-    def write_steps(self, signatures: Iterable[str], steps: list[float]) -> None:
-        """Remember them."""
-        self._write(_step(signatures), "steps", steps)
-
-    def _read(self, signature: str, what: str) -> Any:
         if self.folder is None:
             return None
         key = f"{self.setting}\n{signature}"
         try:
             data = json.loads(self._path(key).read_text(encoding="utf-8"))
-            return data[what] if data["key"] == key else None
+            if data["key"] != key:
+                return None
+            found = Measurement.from_json(data["measurement"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
+        self.hits += 1
+        return found
 
-    def _write(self, signature: str, what: str, value: Any) -> None:
+    def write(self, signature: str, measurement: Measurement) -> None:
+        """Remember a class; a folder that cannot be written to is no error."""
         if self.folder is None:
             return
         key = f"{self.setting}\n{signature}"
-        text = json.dumps({"key": key, what: value})
+        text = json.dumps({"key": key, "measurement": measurement.to_json()})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
@@ -93,7 +72,3 @@ class Cache:
                 Path(name).unlink(missing_ok=True)
         except OSError:
             return
-
-
-def _step(signatures: Iterable[str]) -> str:
-    return "whole step of " + digest("\n".join(signatures))

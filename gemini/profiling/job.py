@@ -114,12 +114,6 @@ class Profiling:
         """Measured nodes; classes that the cache knows are not measured again."""
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
-        steps = cache.read_steps(self.signatures.values()) if not pending and self.check else []
-        if steps:  # nothing is left to run
-            return self._profile(
-                device=device.describe(), mode=MEASURED, measurements=known, steps=steps, unchecked="",
-                notes=("all classes and the whole step from the cache",),
-            )  # fmt: skip
         with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run = Rounds(self, device, pending, state)
@@ -130,8 +124,6 @@ class Profiling:
         for signature, found in fresh.items():
             if found.source == MEASURED:
                 cache.write(signature, found)
-        if run.steps:
-            cache.write_steps(self.signatures.values(), run.steps)
         notes = (f"{len(known)} of {len(self.classes)} classes from the cache",) if known else ()
         self.tell(1, 1, "done")
         return self._profile(

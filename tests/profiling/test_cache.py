@@ -32,8 +32,8 @@ def test_a_second_profile_comes_from_the_cache(graph, tmp_path):
     first = profile(graph, (tokens(),), cache=tmp_path, rounds=1)
     again = profile(graph, (tokens(),), cache=tmp_path, rounds=1)
     assert costs(first) == costs(again)
-    assert again.notes == ("all classes and the whole step from the cache",)
-    assert again.check == first.check
+    classes = len({cost.node_class for cost in first})
+    assert again.notes == (f"{classes} of {classes} classes from the cache",)
     assert len(list(tmp_path.iterdir())) == classes
     assert again.check is not None  # the step is measured each time, so an old profile shows
 
