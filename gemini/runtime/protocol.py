@@ -132,7 +132,7 @@ NEWS = (Said, Warned, Logged)  # not replies: they come in between
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
 class Forward(NamedTuple):
-    """Run a unit. Its state (training flags, frozen parameters) and the region come where they have changed."""
+    """Run a unit. Its state (training flags, frozen parameters) comes where it has changed."""
 
     number: int
     unit: int

@@ -8,12 +8,15 @@ a module, which for unchanged values compares identities.
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set)
+_SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
@@ -43,6 +46,7 @@ class Snapshot:
             for tensor in _loose(values)
             if not tensor.is_inference() and id(tensor) not in registered
         ]
+        self.sources = [(value, source_state(value)) for value in values if is_source(value)]
         self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
 
     def changed(self) -> str:
@@ -56,9 +60,25 @@ class Snapshot:
             return "a list or dict in an attribute has changed"
         if any(tensor._version != version for tensor, version in self.loose):
             return "a tensor in an attribute has changed"
+        if any(source_state(value) != state for value, state in self.sources):
+            return "a generator in an attribute has been drawn from"
         if not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
         return ""
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value is a generator of random numbers."""
+    return isinstance(value, _SOURCES)
+
+
+def source_state(value: Any) -> Any:
+    """The state of a generator, comparable."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(legacy=False))
 
 
 def _internal(module: nn.Module) -> list[Any]:

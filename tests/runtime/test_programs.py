@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,57 +12,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from tests.runtime.programs import Block, Net, Program, Wrap, batch, check, step, weights
 
-Wrap = Callable[[nn.Module], nn.Module]
-PROGRAMS: dict[str, Callable[[Wrap], Any]] = {}
+PROGRAMS: dict[str, Program] = {}
 
 
-def program(function: Callable[[Wrap], Any]) -> Callable[[Wrap], Any]:
+def program(function: Program) -> Program:
     PROGRAMS[function.__name__] = function
     return function
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
-
-
-class Net(nn.Module):
-    def __init__(self, width: int = 16, classes: int = 5) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(4))
-        self.batch = nn.BatchNorm1d(width)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.batch(x))
-
-
-def batch(width: int = 16, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(12, width), torch.randint(0, classes, (12,))
-
-
-def step(model: nn.Module, optimizer: Any) -> float:
-    x, y = batch()
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
-def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in model.state_dict().values()]
 
 
 def optimizers() -> list[type]:
@@ -343,31 +300,6 @@ def copies_and_pickles(wrap: Wrap) -> Any:
     return weights(again), copy.deepcopy(model)(batch()[0])
 
 
-def equal(one: Any, other: Any, tolerance: float) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(equal(a, b, tolerance) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float):
-        return abs(one - other) <= tolerance * max(1.0, abs(one))
-    return bool(one == other)
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_what_it_gives_on_one_device(name: str, crew: Crew) -> None:
-    calls = []
-
-    def manage(model: nn.Module) -> nn.Module:
-        managed = Managed(model, crew, quiet=True)
-        dispatch.manage(model, managed)
-        calls.append(managed)
-        return model
-
-    torch.manual_seed(3)
-    expected = PROGRAMS[name](lambda model: model)
-    drawn = torch.get_rng_state()
-    torch.manual_seed(3)
-    found = PROGRAMS[name](manage)
-    assert equal(expected, found, 1e-2 if name == "mixed_precision" else 1e-5)
-    assert torch.equal(drawn, torch.get_rng_state()), "the generator is not where it would be"
-    assert sum(managed.calls for managed in calls), "no unit ran in a worker"
+    check(PROGRAMS[name], crew, 1e-2 if name == "mixed_precision" else 1e-5)

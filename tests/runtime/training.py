@@ -72,8 +72,20 @@ def _differences(one: Trained, other: Trained) -> Iterator[tuple[float, str]]:
     if one.state.keys() != other.state.keys():
         yield float("inf"), f"names {sorted(one.state.keys() ^ other.state.keys())[:3]}"
         return
+    idle = _idle(one)
     for name, value in one.state.items():
-        yield difference(value, other.state[name], 1e-2), f"final {name}"
+        if name not in idle:
+            yield difference(value, other.state[name], 1.0), f"final {name}"
+
+
+def _idle(one: Trained) -> set[str]:
+    """Parameters whose gradient is 0 but for rounding, which optimizers that divide by its size make large."""
+    found = set(one.names)
+    for _, gradients in one.record:
+        sizes = [float(g.abs().max()) if g is not None and g.numel() else 0.0 for g in gradients]
+        limit = 1e-10 * max(sizes, default=0.0)
+        found -= {name for name, size in zip(one.names, sizes, strict=True) if size > limit}
+    return found
 
 
 def difference(one: torch.Tensor | None, other: torch.Tensor | None, least: float = 0.0) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from gemini.capture.hooks import with_hooks
@@ -23,6 +24,7 @@ from gemini.runtime.controller.microbatches import SplitCall
 from gemini.runtime.controller.observing import Observation
 from gemini.runtime.controller.remote import Call, RefusedError
 from gemini.runtime.controller.unit import Unit
+from gemini.runtime.controller.watchers import is_running_backward, watcher
 from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.memory.heap import give_back
 
@@ -53,7 +55,7 @@ def find(model: nn.Module) -> Managed | None:
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if _state.here:
+    if torch.compiler.is_compiling() or _state.here:  # torch.compile sees the program's own code, and compiles that
         return ORIGINAL_CALL(module, *args, **kwargs)
     if _state.observation is not None:
         return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
@@ -70,11 +72,16 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
+    if reason := watcher():
+        managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
+        return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)
         return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if not managed.planned:
-        if managed.observation is None:
+        if is_running_backward():  # a checkpoint runs again what ran here
+            return ORIGINAL_CALL(model, *args, **kwargs)
+        if managed.observation is None or managed.observation.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
     if managed.units:
@@ -127,7 +134,7 @@ def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
 
 def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
-    if not managed.crew.is_ours:
+    if not managed.crew.is_ours or watcher():
         return _here(forward, args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gemini.capture.values import tensors
+from gemini.runtime.controller.watchers import is_checkpointed
 
 
 @dataclass
@@ -47,18 +48,24 @@ class Observation:
         self.root = Seen(model, 0)
         self.stack = [self.root]
         self.count = 0
+        self.is_checkpointed = False
+        self.waits_for_backward = False  # which runs parts of it again, and must find them as they were
 
     def run(self, work: Callable[[], Any]) -> Any:
         """Run the call of the model itself."""
         began = time.perf_counter()
         try:
-            return work()
+            result = work()
+            if self.is_checkpointed:
+                self._wait_for_backward(result)
+            return result
         finally:
             self.root.ms = (time.perf_counter() - began) * 1e3
 
     def call(self, module: nn.Module, run: Callable[[], Any]) -> Any:
         """Run a module's call and remember it."""
         above = self.stack[-1]
+        self.is_checkpointed = self.is_checkpointed or is_checkpointed()
         self.count += 1
         seen = above.inside.setdefault(id(module), Seen(module, self.count))
         self.stack.append(seen)
@@ -73,6 +80,12 @@ class Observation:
             seen.ms += (time.perf_counter() - began) * 1e3
             seen.calls += 1
             self.stack.pop()
+
+    def _wait_for_backward(self, result: Any) -> None:
+        for _, tensor in tensors(result):
+            if tensor.grad_fn is not None:
+                self.waits_for_backward = True
+                tensor.grad_fn.register_prehook(lambda _: setattr(self, "waits_for_backward", False))
 
     def finish(self) -> None:
         """Let go of the model itself, which nothing here may keep alive."""

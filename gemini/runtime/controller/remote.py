@@ -25,6 +25,7 @@ from gemini.capture.regions import Region
 from gemini.errors import WorkerError
 from gemini.runtime.controller.faults import surfaced
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.watchers import saves_elsewhere
 from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
@@ -80,7 +81,7 @@ class Call:
         self.modes = unit.modes
         if unit.writes is not False:
             self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
-        region = unit.worker.region_news(self.region)
+        region = unit.worker.told_region(self.region)
         request = Forward(
             self.number, unit.number, self.body, region, self.generator, news, dropped, self.inputs
         )  # fmt: skip
@@ -206,7 +207,12 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         call.outputs = outputs._replace(tensors=[])
         ctx.call, ctx.count = call, count
         if any(outputs.differentiable):
-            ctx.save_for_backward(token(call.forget, call.number))
+            ctx.token = token(call.forget, call.number)
+            if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
+                ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
+            else:
+                ctx.save_for_backward(ctx.token)
+                ctx.token = None
         return tuple(tensor for tensor, _ in made)
 
     @staticmethod
@@ -214,7 +220,8 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         """The gradients of inputs and parameters."""
         (saved,) = ctx.saved_tensors  # raises as always where the graph has been freed
         call: Call = ctx.call
-        call.number = int(saved)  # another one where a checkpoint has run the call again
+        if saved.numel():
+            call.number = int(saved)  # another one where a checkpoint has run the call again
         needed = ctx.needs_input_grad[2:]
         inputs = [at for at in range(ctx.count) if needed[at]]
         parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]

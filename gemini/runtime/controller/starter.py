@@ -19,9 +19,9 @@ from gemini.errors import WorkerError
 # Large blocks go back to the system when they are freed: the heaps of several processes cannot lend to each other.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "4194304"}
 _ROOT = str(Path(__file__).resolve().parents[3])
-# Nothing in the current folder is to be taken for a module of Python's; the controller sends its own path soon.
+# The same Gemini as here, and nothing of the current folder taken for a module of Python; the path comes soon.
 _BEGIN = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; "
+    "import sys; sys.path[:] = [{root!r}, *filter(None, sys.path)]; "
     "from gemini.runtime.worker.process import main; main()"
 )
 

@@ -25,6 +25,7 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.errors import WorkerError
+from gemini.runtime import settings
 from gemini.runtime.controller import starter
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.news import repeat
@@ -69,7 +70,6 @@ class Worker:
         self._arrival = threading.Condition()
         self._reading = False
         self._counting = threading.Lock()
-        self._region: Any = None
         self.device = make(device)
         greeting = self.device.greeting()
         ours, theirs = Channel.pair()
@@ -127,12 +127,9 @@ class Worker:
             raise OurFault(f"a warning is to be an error: {complaint}")
         return reply
 
-    def region_news(self, region: Region) -> Any:
-        """A region as plain data, if the worker is not in it already."""
-        if region == self._region:
-            return None
-        self._region = region
-        return (region.grad, region.inference, region.autocast)
+    def told_region(self, region: Region) -> Any:
+        """A region as plain data, and the switches of torch: several threads may each be in one of their own."""
+        return (region.grad, region.inference, region.autocast, settings.current())
 
     def _wait(self, number: int, patience: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""

@@ -65,4 +65,3 @@ def _parametrized(base: type[nn.Module], names: list[str]) -> nn.Module:
     for name in names:
         parametrize._inject_property(module, name)
     return module
-

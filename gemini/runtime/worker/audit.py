@@ -17,7 +17,8 @@ from torch import nn
 
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness
-from gemini.runtime.snapshot import Snapshot
+from gemini.capture.values import walk
+from gemini.runtime.snapshot import Snapshot, is_source, source_state
 
 
 class Refusal(Exception):
@@ -60,7 +61,7 @@ class Audit:
         ]
         self._saved = saved
         versions = [tensor._version for tensor in inputs]
-        held = sketch((args, kwargs))
+        held = _sketch((args, kwargs))
         failure: BaseException | None = None
         try:
             yield
@@ -85,15 +86,20 @@ class Audit:
         for at, before in saved:
             self.buffers[at].data.copy_(before)
 
-    def _fault(self, inputs: list[torch.Tensor], versions: list[int], held: str, given: Any) -> str:
+    def _fault(self, inputs: list[torch.Tensor], versions: list[int], held: Any, given: Any) -> str:
         if [tensor._version for tensor in inputs] != versions:
             return "it writes to its inputs"
         if _draws.have_been_made():
             return "it draws from Python's or NumPy's random numbers"
-        if sketch(given) != held:
+        if _sketch(given) != held:
             return "it changes an object that it was given"
         changed = self.snapshot.changed()
         return f"in its forward {changed}" if changed else ""
+
+
+def _sketch(given: Any) -> tuple[str, list[Any]]:
+    """What a unit was given, but for the contents of tensors: structure, and generators with their states."""
+    return sketch(given), [source_state(value) for _, value in walk(given) if is_source(value)]
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from gemini.capture.regions import Region
+from gemini.runtime import settings
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
@@ -93,7 +94,6 @@ class Calls:
         self.device: Device = Cpu()
         self.units: dict[int, Unit] = {}
         self.kept: dict[int, Kept] = {}
-        self.region = Region.current()
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
@@ -111,11 +111,11 @@ class Calls:
         leaves = request.tensors
         inputs = [Entrance.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
         args, kwargs = unpack(request.body, inputs, self.classes)
-        if request.region is not None:
-            self.region = Region(*request.region)
+        *region, switches = request.region
+        settings.follow(switches)
         set_state(request.generator, self.device)
         with ExitStack() as stack:
-            self.region.enter(stack, Region.current())
+            Region(*region).enter(stack, Region.current())
             with unit.audit.watching(args, kwargs, inputs):
                 try:
                     result = unit.module(*args, **kwargs)

@@ -1,0 +1,55 @@
+"""Watchers: what else follows the ops of a call, and would not see those of a worker.
+
+Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op. While one of
+them is active, everything runs in this process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
+
+_CHECKPOINT = "torch.utils.checkpoint"
+
+
+def watcher() -> str:
+    """Who watches, in words; '' if nobody does."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "torch.func transforms it"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives are taken"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active"
+    count = torch._C._len_torch_function_stack()
+    if count and not all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(count)):
+        return "a TorchFunctionMode is active"
+    return "it is traced" if torch.jit.is_tracing() else ""
+
+
+def is_running_backward() -> bool:
+    """Whether autograd is running: what is called now is called again, by a checkpoint."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def is_checkpointed() -> bool:
+    """Whether a checkpoint will run again what is called now, and compare the number of tensors saved."""
+    return getattr(_saving(), "__module__", "") == _CHECKPOINT
+
+
+def saves_elsewhere() -> bool:
+    """Whether the program's own hooks take the tensors that autograd saves."""
+    pack = _saving()
+    return pack is not None and getattr(pack, "__module__", "") != _CHECKPOINT
+
+
+def _saving() -> Any:
+    """The hook that takes saved tensors now."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks[0] if hooks is not None else None
+
+
+def _is_harmless(mode: Any) -> bool:
+    return isinstance(mode, DeviceContext) and torch.device(mode.device).type == "cpu"

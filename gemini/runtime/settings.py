@@ -1,0 +1,38 @@
+"""Settings: switches of torch that hold for a whole process and change what its ops compute.
+
+A program may turn them at any time, so each call carries those of the controller to its worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Settings = tuple[str, bool, bool, str, bool, bool, bool]
+
+
+def current() -> Settings:
+    """Those of this process."""
+    return (
+        str(torch.get_default_dtype()).removeprefix("torch."),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+    )
+
+
+def follow(settings: Any) -> None:
+    """Make them those of this process too."""
+    if settings == current():
+        return
+    dtype, deterministic, warn_only, precision, flash, efficient, plain = settings
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
+    torch.backends.cuda.enable_math_sdp(plain)
