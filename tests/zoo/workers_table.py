@@ -11,8 +11,10 @@ HEAD = """# The zoo in workers
 
 Written by `python -m tests.zoo.workers`. Every model of the zoo trains three steps twice: on one device, and with its
 modules in real worker processes. Compared are the losses and all gradients of every step, and all weights and buffers
-at the end: in float64 with AdamW to 1e-9 of the largest entry of each tensor; where a model has no float64 kernels, in
-float32 with SGD to 1e-4.
+at the end: in float64 with AdamW to 1e-9; where a model has no float64 kernels, in float32 with SGD to 1e-4, gradients
+of the first step only. Losses are compared relative to themselves, gradients to the largest entry of the tensor (or a
+thousandth of the largest of the model), weights and buffers to the largest entry or 1. A weight whose gradient is 0 but
+for rounding (below 1e-10 of the largest in every step) is not compared: AdamW divides rounding by its own size.
 
 - **result** — *equal*; *noisy*: it differs no more than from itself on one device; *different*; *failed*.
 - **workers**: in how many processes modules really ran; 0: all of it ran in the controller, the reason says why.

@@ -9,8 +9,6 @@ same units in every run.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from gemini.runtime.controller.observing import Seen
 
 _UNEVEN = 1.15  # the largest load over the average: cut further above this
@@ -21,14 +19,10 @@ _CLEAR_MS = 20.0  # … where that is no matter of noise
 _SMALLEST = 1e-9
 
 
-def choose(root: Seen, workers: int, never: Collection[int] = ()) -> list[tuple[Seen, int]]:
-    """Units with the place of their worker; fewer than two places are used where the model cannot be cut.
-
-    Modules whose identity is in `never` cannot run elsewhere: those inside them stand for them.
-    """
+def choose(root: Seen, workers: int) -> list[tuple[Seen, int]]:
+    """Units with the place of their worker; fewer than two places are used where the model cannot be cut."""
     total = root.inside_work
     units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
-    _replace_all(units, never)
     while not _is_even(list(units.values()), workers, total):
         splittable = [seen for seen in units.values() if can_split(seen)]
         largest = max(splittable, key=lambda seen: (seen.work, -seen.order), default=None)
@@ -37,7 +31,6 @@ def choose(root: Seen, workers: int, never: Collection[int] = ()) -> list[tuple[
         units.pop(id(largest.module))
         for key, inner in largest.inside.items():
             units.setdefault(key, inner)
-        _replace_all(units, never)
     return deal(_kept(units, total), workers)
 
 
@@ -51,15 +44,6 @@ def can_split(seen: Seen) -> bool:
 def deal(units: list[Seen], workers: int) -> list[tuple[Seen, int]]:
     """Runs of neighbours to workers, so that the largest sum is the least possible."""
     return _dealt(units, workers, _least(units, workers))
-
-
-def _replace_all(units: dict[int, Seen], never: Collection[int]) -> None:
-    """Modules that cannot be units give way to those inside them."""
-    while found := [key for key in units if key in never]:
-        for key in found:
-            for inner_key, inner in units.pop(key).inside.items():
-                if any(True for _ in inner.module.parameters()):
-                    units.setdefault(inner_key, inner)
 
 
 def _is_even(units: list[Seen], workers: int, total: float) -> bool:

@@ -1,0 +1,50 @@
+"""Models of the zoo train in real workers as on one device: a sample of families here, all of them in the slow set."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+pytest.importorskip("transformers")
+
+from gemini.runtime.controller.crew import Crew
+from tests.zoo import results
+from tests.zoo.judging import Animal, zoo
+from tests.zoo.workers_judging import judge
+
+# One of each kind: encoder, decoder with a cache, both, mixture of experts, vision, convolution, speech, detection, …
+FAMILIES = ("bert", "llama", "t5", "mixtral", "vit", "resnet", "wav2vec2", "detr", "mamba", "clip", "albert", "gpt2")
+SHARE = 0.9
+
+
+@pytest.fixture(scope="module")
+def animals() -> dict[str, Animal]:
+    return {animal.name: animal for animal in zoo()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, animals: dict[str, Animal]) -> None:
+    if name not in animals:
+        pytest.skip(f"this transformers has no {name}")
+    row = judge(animals[name], crew, build=45, limit=90)
+    if row["status"] in ("not buildable", "not trainable"):
+        pytest.skip(row["reason"])
+    assert row["status"] == "equal", row["reason"]
+    assert row["used"] == 2, row["reason"]
+    assert not row["demoted"], "something of ours failed"
+
+
+@pytest.mark.slow
+def test_the_zoo_trains_in_two_workers(tmp_path: Path) -> None:
+    """Every model; takes about an hour on two cores."""
+    file = tmp_path / "zoo.jsonl"
+    subprocess.run([sys.executable, "-m", "tests.zoo.workers", "--results", str(file)], check=True)
+    rows = [row for row in results.read(file).values() if row["status"] not in ("not buildable", "not trainable")]
+    wrong = {row["model"]: row["reason"] for row in rows if row["status"] not in ("equal", "noisy")}
+    assert not wrong
+    assert sum(row["used"] >= 2 for row in rows) >= SHARE * len(rows)
