@@ -87,7 +87,7 @@ def test_the_second_time_nothing_is_captured(pipe, net, tmp_path, captures):
         {"depth": 1},
         {"basic_blocks": ("ModuleList",)},
     ],
-    ids=str,
+    ids=["arguments", "precision", "mode", "attribute", "frozen", "depth", "blocks"],
 )
 def test_what_changes_the_graph_is_captured_anew(pipe, net, tmp_path, captures, change):
     x = torch.randn(3, 4)
