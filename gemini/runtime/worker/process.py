@@ -47,8 +47,10 @@ def main() -> None:
         Server(link).serve()
     except ChannelClosed:
         pass
-    finally:
-        os._exit(0)  # nothing of the user's is to be torn down here
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+        os._exit(1)
+    os._exit(0)  # nothing of the user's is to be torn down here
 
 
 class Server:

@@ -1,0 +1,94 @@
+"""A training program for `test_ending.py`: begins, trains, and ends in the way its argument says.
+
+python endings.py WAY POINT          POINT: seconds after the start, or after the first trained step (with a "+")
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini import GeminiCompiler, GeminiConfig, pipeline
+
+
+class Slow(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.tanh(super().forward(x))
+        return x
+
+
+def train(model: nn.Module, loader: Any, point: str) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for at in range(1_000_000):
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            if os.environ.get("ENDINGS_NOISY"):
+                print("step", at, flush=True)
+            if END.is_set():
+                finish()
+            if at == 3:
+                print("training", flush=True)
+                if point.startswith("+"):
+                    later(float(point))
+
+
+def later(seconds: float) -> None:
+    """Let the main thread end in its way after a time."""
+    thread = threading.Thread(target=lambda: (time.sleep(seconds), END.set(), act()), daemon=True)
+    thread.start()
+
+
+END = threading.Event()
+WAY = sys.argv[1] if len(sys.argv) > 1 else ""
+
+
+def finish() -> None:
+    if WAY == "exception":
+        raise ValueError("the end")
+    if WAY == "sys.exit":
+        sys.exit(3)
+    if WAY == "return":
+        sys.exit(0)
+
+
+def act() -> None:
+    """What does not need the main thread."""
+    if WAY == "os._exit":
+        os._exit(4)
+    if WAY.startswith("SIG"):
+        name, _, times = WAY.partition("*")
+        for _ in range(int(times or 1)):
+            os.kill(os.getpid(), getattr(signal, name))
+            time.sleep(0.02)
+
+
+def main(point: str) -> None:
+    torch.manual_seed(0)
+    loader: Any = [torch.randn(8, 64)]
+    print("begin", flush=True)
+    if not point.startswith("+"):
+        later(float(point))
+    models = [nn.Sequential(*(Slow(64, 64) for _ in range(6))) for _ in range(2)]
+    if os.environ.get("ENDINGS_LOADER"):
+        data = torch.utils.data.TensorDataset(torch.randn(64, 64))
+        loader = torch.utils.data.DataLoader(
+            data, 8, num_workers=2, persistent_workers=True, collate_fn=lambda rows: torch.stack([r[0] for r in rows])
+        )
+        next(iter(loader))
+    for model in models:
+        GeminiCompiler().compiler(model, GeminiConfig(mode=pipeline, pipeline_degree=2, quiet=True))
+    train(nn.Sequential(*models), loader, point)
+
+
+if __name__ == "__main__":
+    main(sys.argv[2])

@@ -1,0 +1,250 @@
+"""A fault in a worker is seen in the program as what it is, and the program can go on."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+
+
+class NeedsArguments(Exception):
+    def __init__(self, code: int, *, hint: str) -> None:
+        super().__init__(f"code {code}: {hint}")
+        self.code, self.hint = code, hint
+
+
+class TellsOtherwise(ValueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no {name} here")
+
+
+class HoldsALock(RuntimeError):
+    def __init__(self, text: str) -> None:
+        super().__init__(text, threading.Lock())
+        self.lock = threading.Lock()
+        self.kept = 3
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+def recurse(depth: int = 0) -> int:
+    return recurse(depth + 1) + 1
+
+
+def local_class() -> None:
+    class Hidden(LookupError):
+        pass
+
+    raise Hidden("from inside a function")
+
+
+def chained() -> None:
+    try:
+        raise KeyError("the first")
+    except KeyError as error:
+        raise OSError(2, "not there", "file.txt") from error
+
+
+def raising(error: Callable[[], BaseException]) -> Callable[[], None]:
+    def run() -> None:
+        raise error()
+
+    return run
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
+    "plain": (raising(lambda: ValueError("wrong", 3)), ValueError, "('wrong', 3)"),
+    "arguments": (raising(lambda: NeedsArguments(7, hint="none")), NeedsArguments, "code 7: none"),
+    "rewritten text": (raising(lambda: TellsOtherwise("bread")), TellsOtherwise, "no bread here"),
+    "not picklable": (raising(lambda: HoldsALock("held")), HoldsALock, "held"),
+    "no text": (raising(Silent), Silent, ""),
+    "interrupt": (raising(lambda: KeyboardInterrupt("mine")), KeyboardInterrupt, "mine"),
+    "exit": (raising(lambda: SystemExit(3)), SystemExit, "3"),
+    "iteration": (raising(lambda: StopIteration(4)), StopIteration, "4"),
+    "generator": (raising(lambda: GeneratorExit("out")), GeneratorExit, "out"),
+    "recursion": (recurse, RecursionError, "recursion depth"),
+    "memory": (lambda: torch.empty(1 << 46), RuntimeError, "alloc"),
+    "memory of Python": (raising(MemoryError), MemoryError, ""),
+    "shapes": (lambda: torch.ones(2, 3) @ torch.ones(2, 3), RuntimeError, "cannot be multiplied"),
+    "local class": (local_class, LookupError, "from inside a function"),
+    "chained": (chained, FileNotFoundError, "not there"),
+    "unicode": (b"\xff".decode, UnicodeDecodeError, "invalid start byte"),
+    "tensor": (raising(lambda: ValueError("bad", torch.ones(3))), ValueError, "bad"),
+    "assertion": (raising(lambda: AssertionError), AssertionError, ""),
+}
+
+
+class BackwardFault(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        ctx.name = name
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        if ctx.name:
+            FAULTS[ctx.name][0]()
+        return gradient, None
+
+
+class Inner(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width) / width**0.5)  # no module inside: always one unit
+
+    def forward(self, x: torch.Tensor, fault: str = "", later: str = "") -> torch.Tensor:
+        x = F.dropout(x @ self.weight, 0.1, self.training)
+        if fault:
+            FAULTS[fault][0]()
+        return BackwardFault.apply(x, later)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(Inner(width) for _ in range(3))
+        self.batch = nn.BatchNorm1d(width)
+        self.inner = Inner(width)
+        self.last = nn.ModuleList(Inner(width) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, fault: str = "", later: str = "") -> torch.Tensor:
+        for one in self.first:
+            x = one(x)
+        x = self.inner(self.batch(x), fault, later)
+        for one in self.last:
+            x = one(x)
+        return x
+
+
+def started(crew: Crew, model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Managed]:
+    """A managed model whose units are in their workers."""
+    made = Net() if model is None else model
+    managed = Managed(made, crew, **{"quiet": True, **options})
+    dispatch.manage(made, managed)
+    for _ in range(3):
+        made(torch.randn(8, 32)).sum().backward()
+    made.zero_grad()
+    assert managed.calls
+    return made, managed
+
+
+def fails(model: nn.Module, fault: str = "", later: str = "") -> BaseException:
+    kind, text = FAULTS[fault or later][1:]
+    with pytest.raises(kind) as caught:
+        model(torch.randn(8, 32), fault, later).sum().backward()
+    if (fault or later) not in ("no text", "tensor"):
+        assert text in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_exception_in_forward_is_the_programs_own(fault: str, crew: Crew) -> None:
+    model, managed = started(crew)
+    local = Net()
+    local.load_state_dict(model.state_dict())
+    torch.manual_seed(1)
+    expected = fails(local, fault)
+    drawn = torch.get_rng_state()
+    torch.manual_seed(1)
+    error = fails(model, fault)
+    assert type(error).__name__ == type(expected).__name__
+    if type(error).__qualname__ in globals():
+        assert type(error) is type(expected)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert any("worker" in note and "forward of inner" in note for note in error.__notes__)
+    shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    assert "in forward" in shown
+    assert "test_faults.py" in str(error.__cause__)
+    for at in range(3):
+        torch.manual_seed(at)
+        here = local(torch.ones(8, 32))
+        torch.manual_seed(at)
+        assert torch.equal(here, model(torch.ones(8, 32)))
+    assert not managed.demotions
+    assert all(torch.equal(a, b) for a, b in zip(local.buffers(), model.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("fault", ["plain", "arguments", "interrupt", "exit", "shapes", "not picklable"])
+def test_an_exception_in_backward_is_the_programs_own(fault: str, crew: Crew) -> None:
+    model, managed = started(crew)
+    error = fails(model, later=fault)
+    assert any("backward of inner" in note for note in error.__notes__)
+    model(torch.randn(8, 32)).sum().backward()
+    assert not managed.demotions
+
+
+def test_fields_of_an_exception_survive(crew: Crew) -> None:
+    model, _ = started(crew)
+    error = fails(model, "arguments")
+    assert (error.code, error.hint) == (7, "none")  # type: ignore[attr-defined]
+    assert fails(model, "not picklable").kept == 3  # type: ignore[attr-defined]
+    assert fails(model, "chained").errno == 2  # type: ignore[attr-defined]
+    assert "the first" in str(fails(model, "chained").__cause__)
+
+
+def test_exceptions_leave_no_memory_behind(crew: Crew) -> None:
+    model, managed = started(crew, Net(32))
+    workers = {unit.worker for unit in managed.units.values()}
+    held = lambda: [(sum(line.pool.size for line in w.link.carriage.lines), len(w.mailbox)) for w in workers]
+    sizes: list[Any] = []
+    for _ in range(12):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="wrong"):
+                model(torch.randn(1000, 32), "plain")
+            with pytest.raises(ValueError, match="wrong"):
+                model(torch.randn(1000, 32), "", "plain").sum().backward()
+        gc.collect()
+        sizes.append(held())
+    assert sizes[5] == sizes[-1]
+
+
+class Speaks(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear, self.number = nn.Linear(32, 32), number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(f"unit {self.number}")
+        print("to errors", file=sys.stderr)
+        warnings.warn("a warning of a unit", UserWarning, stacklevel=1)
+        logging.getLogger("units").info("record %d", self.number)
+        logging.getLogger("units").debug("not this one")
+        return self.linear(x)
+
+
+def test_what_units_say_is_said_by_the_program_in_its_order(crew: Crew, capsys: Any, caplog: Any) -> None:
+    model, managed = started(crew, nn.Sequential(*(Speaks(at) for at in range(4))))
+    capsys.readouterr()
+    logging.getLogger("units").setLevel(logging.INFO)
+    with caplog.at_level(logging.INFO, "units"), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        print("before")
+        model(torch.randn(2, 32))
+        print("after")
+    out, err = capsys.readouterr()
+    assert out.split("\n")[:6] == ["before", "unit 0", "unit 1", "unit 2", "unit 3", "after"]
+    assert err.count("to errors") == 4
+    assert [str(one.message) for one in found] == ["a warning of a unit"] * 4
+    assert [one.getMessage() for one in caplog.records if one.name == "units"] == [f"record {at}" for at in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match="a warning of a unit"):
+            model(torch.randn(2, 32))
+    assert managed.calls
