@@ -39,7 +39,6 @@ class Hello(NamedTuple):
     recursion: int
     device: str
     back_end: str  # where its class is found
-    greeting: bytes  # of the device
 
 
 class Ready(NamedTuple):
@@ -47,7 +46,12 @@ class Ready(NamedTuple):
 
     secret: bytes
     pid: int
-    greeting: bytes
+
+
+class Preload(NamedTuple):
+    """Modules of Python that the model will need: imported while the first call runs elsewhere. Nothing is answered."""
+
+    names: list[str]
 
 
 class Place(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-Settings = tuple[str, bool, bool, str, bool, bool, bool]
+Settings = tuple[Any, ...]
 
 
 def current() -> Settings:
@@ -22,6 +22,10 @@ def current() -> Settings:
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
     )
 
 
@@ -29,10 +33,13 @@ def follow(settings: Any) -> None:
     """Make them those of this process too."""
     if settings == current():
         return
-    dtype, deterministic, warn_only, precision, flash, efficient, plain = settings
+    dtype, deterministic, warn_only, precision, flash, efficient, plain, own, *cudnn = settings
     torch.set_default_dtype(getattr(torch, dtype))
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.enable_flash_sdp(flash)
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
     torch.backends.cuda.enable_math_sdp(plain)
+    torch.backends.cuda.enable_cudnn_sdp(own)
+    for name, value in zip(("enabled", "benchmark", "deterministic"), cudnn, strict=True):
+        setattr(torch.backends.cudnn, name, value)

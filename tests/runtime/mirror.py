@@ -79,18 +79,8 @@ class Mirror(Device):
     def set_generator(self, device: torch.device, state: bytes) -> None:
         Mirror.generator = state
 
-    def greeting(self) -> bytes:
-        return b"mirror, mirror"
-
-    def meet(self, greeting: bytes) -> None:
-        assert greeting == b"mirror, mirror"
-        done["meet"] += 1
-
-    def mark(self) -> None:
-        done["mark"] += 1
-
-    def follow(self) -> None:
-        done["follow"] += 1
+    def finish(self) -> None:
+        done["finish"] += 1
 
     def trim(self) -> None:
         done["trim"] += 1

@@ -64,8 +64,7 @@ def test_a_device_behind_the_interface_trains_as_the_cpu(name: str, mirrors: Cre
     assert state_difference(reference, model) <= 1e-5
     if found.calls:
         assert mirror.done["allocate"] > before["allocate"]
-        assert mirror.done["mark"] - before["mark"] >= found.calls
-        assert mirror.done["follow"] - before["follow"] >= found.calls
+        assert mirror.done["finish"] - before["finish"] >= found.calls
 
 
 def test_the_generator_of_a_device_travels(mirrors: Crew) -> None:

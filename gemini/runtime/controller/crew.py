@@ -8,6 +8,7 @@ loaders) close their copies of the connections.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import time
 import weakref
@@ -18,7 +19,8 @@ from typing import Any
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.devices.base import Segment
 from gemini.runtime.memory.homes import Home
-from gemini.runtime.protocol import Done, Forget, Place
+from gemini.runtime.protocol import Done, Forget, Place, Preload
+from gemini.runtime.transport.channel import ChannelClosed
 
 _PATIENCE = 60.0  # seconds
 _FAREWELL = 2.0  # seconds in which workers may leave by themselves
@@ -62,6 +64,12 @@ class Crew:
         """A number for a unit, which no other model's unit has."""
         self.number += 1
         return self.number
+
+    def preload(self, names: list[str]) -> None:
+        """Let workers import what a model will need, all at the same time."""
+        for worker in self.workers:
+            with contextlib.suppress(ChannelClosed):
+                worker.link.send(Preload(names))
 
     def place(self, segment: Segment, homes: list[Home], device: str) -> int:
         """Let the workers of a device open tensors of the model; the number of the first."""

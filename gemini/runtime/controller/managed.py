@@ -28,6 +28,7 @@ from gemini.runtime.controller.observing import Observation, Seen
 from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 from gemini.runtime.devices.placing import home_of
+from gemini.runtime.transport.packing import is_the_users
 
 _SLOW = 10  # times what a unit took when it was watched: then it hangs
 
@@ -42,6 +43,7 @@ class Managed:
         self.name = type(model).__name__
         self.record = Record(self.name, quiet, strict)
         self.household = Household(crew, self.record, home_of(model))
+        crew.preload(sorted({kind for m in model.modules() if not is_the_users(kind := type(m).__module__)}))
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
         self.seen: dict[int, Seen] = {}  # by unit number

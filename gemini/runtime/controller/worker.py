@@ -71,7 +71,6 @@ class Worker:
         self._reading = False
         self._counting = threading.Lock()
         self.device = make(device)
-        greeting = self.device.greeting()
         ours, theirs = Channel.pair()
         self.link = Link(Channel(ours))
         self.link.channel.limit_sending(max(patience, _START))
@@ -85,14 +84,14 @@ class Worker:
         path, dtype = list(sys.path), torch.get_default_dtype()
         with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
             limit, back_end = sys.getrecursionlimit(), path_of(device)
-            self.link.send(Hello(self.secret, place, threads, path, dtype, limit, device, back_end, greeting))
+            self.link.send(Hello(self.secret, place, threads, path, dtype, limit, device, back_end))
 
     def greet(self) -> None:
         """Wait until the worker is up."""
         ready = self._receive(max(self.patience, _START))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
-        self.link.equip(self.device, ready.greeting)
+        self.link.equip(self.device)
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:

@@ -1,13 +1,13 @@
-"""The interface of a device: memory that processes share, generators, and the order of work.
+"""The interface of a device: memory that processes share, generators, and the end of queued work.
 
 A back end is a class with this interface, named in the registry. An object of it is one device as one end of a link
 sees it: the controller has one for each worker, a worker has one.
 
     controller                                      worker
     allocate(size) ─► segment ── shared() ────────► open(…)         both see the same memory
-    mark()  ── "my work up to here" ── frame ─────► follow()        nothing there begins before it
+    finish()  ─► frame ───────────────────────────► reads it        what a frame names is there when it arrives
 
-A device without queues of its own (a CPU) does its work at once, and has nothing to mark.
+A device without queues of its own (a CPU) does its work at once, and has nothing to finish.
 """
 
 from __future__ import annotations
@@ -91,18 +91,5 @@ class Device:
         """Put it in a state."""
 
     # ── the order of work ──────────────────────────────────────────────────────────────────────────────────────
-    def greeting(self) -> bytes:
-        """What the other end must know once."""
-        return b""
-
-    def meet(self, greeting: bytes) -> None:
-        """Take the other end's greeting."""
-
-    def mark(self) -> None:
-        """What is queued now comes before whatever the other end begins once it has read the next frame."""
-
-    def follow(self) -> None:
-        """A frame has arrived: work queued from now on waits for what the other end had queued before it."""
-
-    def synchronise(self) -> None:
-        """Wait until everything queued is done."""
+    def finish(self) -> None:
+        """Wait until everything that this process has queued there is done. Called before every frame is sent."""

@@ -1,8 +1,8 @@
-"""CUDA: memory of a GPU that processes share, and the order of their streams.
+"""CUDA: memory of a GPU that processes share.
 
-Work on a GPU is queued: a process that sends a tensor has not computed it yet. So each end records an event before
-every frame, and the other makes its stream wait for that event before it uses what the frame names. No process waits
-for the GPU, and yet all of them together do what one stream would.
+Work on a GPU is queued: a process that sends a tensor may not have computed it yet. So each end waits for the GPU
+before it sends a frame. Events that cross processes would let the queues run on, but the driver keeps those in named
+files that outlive a killed process; and processes that share a GPU take turns on it anyway.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class _Bytes:
 
 
 class CudaSegment:
-    """Memory of a GPU: ours, or another process's that we have opened. It is kept until the process ends."""
+    """Memory of a GPU: ours, or another process's that we have opened. It goes with its last tensor."""
 
     def __init__(self, index: int, size: int, handle: bytes = b"") -> None:
         self.index, self.size = index, size
         self.handle = handle
         self.address = driver.open_shared(index, handle) if handle else _allocate(index, size)
+        leave = driver.close_shared if handle else driver.free
+        weakref.finalize(self, leave, index, self.address).atexit = False
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
         """Bytes of it."""
@@ -75,11 +77,6 @@ class Cuda(Device):
 
     kind = "cuda"
 
-    def __init__(self, index: int = 0) -> None:
-        super().__init__(index)
-        self._ours: Any = None
-        self._theirs: Any = None
-
     def obstacle(self) -> str:
         """Whether torch sees it."""
         if not torch.cuda.is_available():
@@ -101,8 +98,9 @@ class Cuda(Device):
         torch.cuda.empty_cache()
 
     def prepare(self) -> None:
-        """Compute there unless told otherwise."""
+        """Compute there unless told otherwise; autograd's own thread is to know the device before it is timed."""
         torch.cuda.set_device(self.index)
+        torch.zeros(1, device=self.where, requires_grad=True).exp().sum().backward()
 
     def get_generator(self, device: torch.device) -> bytes:
         """Seed and offset."""
@@ -113,29 +111,6 @@ class Cuda(Device):
         """Set seed and offset."""
         torch.cuda.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
 
-    # ── the order of work ──────────────────────────────────────────────────────────────────────────────────────
-    def greeting(self) -> bytes:
-        """The handle of the event that this end records."""
-        with torch.cuda.device(self.index):
-            self._ours = torch.cuda.Event(interprocess=True)
-            self._ours.record()
-            handle: bytes = self._ours.ipc_handle()
-        return handle
-
-    def meet(self, greeting: bytes) -> None:
-        """Open the other's event."""
-        self._theirs = torch.cuda.Event.from_ipc_handle(self.where, greeting)
-
-    def mark(self) -> None:
-        """Record our event."""
-        if self._ours is not None:
-            self._ours.record(torch.cuda.current_stream(self.index))
-
-    def follow(self) -> None:
-        """Let the current stream wait for theirs."""
-        if self._theirs is not None:
-            torch.cuda.current_stream(self.index).wait_event(self._theirs)
-
-    def synchronise(self) -> None:
-        """Wait for the device."""
+    def finish(self) -> None:
+        """Wait for all streams of this process."""
         torch.cuda.synchronize(self.index)

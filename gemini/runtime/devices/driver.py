@@ -43,6 +43,7 @@ def _library() -> Any:
         "cuMemFree_v2": (pointer,),
         "cuIpcGetMemHandle": (ctypes.c_void_p, pointer),
         "cuIpcOpenMemHandle_v2": (ctypes.c_void_p, _Handle, ctypes.c_uint),
+        "cuIpcCloseMemHandle": (pointer,),
         "cuGetErrorName": (ctypes.c_int, ctypes.c_void_p),
     }.items():
         getattr(library, name).argtypes = arguments
@@ -106,3 +107,9 @@ def open_shared(index: int, handle: bytes) -> int:
     with _on(index):
         _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER_ACCESS)
     return address.value
+
+
+def close_shared(index: int, address: int) -> None:
+    """Give another's memory up."""
+    with _on(index):
+        _call("cuIpcCloseMemHandle", address)

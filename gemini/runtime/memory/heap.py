@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from typing import Any
 
 _WORTH_IT = 32 << 20  # bytes that lie idle
+_PAUSE = 0.005  # seconds between two looks
 
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -31,8 +33,15 @@ def _library() -> Any:
     return library
 
 
+_looked = [0.0]
+
+
 def give_back() -> None:
-    """Return idle memory to the system where it is worth the time."""
+    """Return idle memory to the system where it is worth the time; looking costs some, so not too often."""
+    now = time.monotonic()
+    if now - _looked[0] < _PAUSE:
+        return
+    _looked[0] = now
     library = _library()
     if library is not None and library.mallinfo2().fordblks > _WORTH_IT:
         library.malloc_trim(0)

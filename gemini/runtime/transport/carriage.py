@@ -101,12 +101,3 @@ class Carriage:
         """Released slabs that could not be told."""
         for line, found in zip(self.lines, slabs, strict=True):
             line.window.retake(found)
-
-    # ── the order of work ──────────────────────────────────────────────────────────────────────────────────────
-    def mark(self) -> None:
-        """What is queued on the device comes before what the other end does with the next frame."""
-        self.device.mark()
-
-    def follow(self) -> None:
-        """A frame has arrived."""
-        self.device.follow()

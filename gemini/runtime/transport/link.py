@@ -40,9 +40,8 @@ class Link:
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
         self.homes: dict[int, torch.Tensor] = {}  # the same on the other side: by number
 
-    def equip(self, device: Device, greeting: bytes) -> None:
-        """The worker computes on `device`; `greeting` is what the other end says of it."""
-        device.meet(greeting)
+    def equip(self, device: Device) -> None:
+        """The worker computes on `device`."""
         self.carriage = Carriage(device)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
@@ -81,7 +80,7 @@ class Link:
         except ValueError:
             self.carriage.retake(released)
             raise
-        self.carriage.mark()
+        self.carriage.device.finish()
         self.channel.send(frame, (*news.descriptors, *descriptors))
         self.carriage.announce(news)
         self.classes.told(learned)
@@ -93,7 +92,6 @@ class Link:
             return None
         frame, descriptors = found
         kind, fields, headers, news, released, learned = marshal.loads(frame)
-        self.carriage.follow()
         descriptors = self.carriage.take(news, descriptors)
         self.carriage.release(released)
         self.classes.take(learned)

@@ -20,8 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import cloudpickle
 import torch
+
+try:
+    import cloudpickle
+except ImportError:  # then what workers cannot import cannot be sent
+    cloudpickle = None
 
 from gemini.runtime.transport.modules import reduce
 
@@ -53,7 +57,7 @@ class Classes:
         """How a class or function of the user's program is named on the way; None for what can be imported."""
         if one in self.number:
             return (self.number[one],)
-        if not _is_the_users(one.__module__):
+        if not is_the_users(one.__module__) or (cloudpickle is None and one.__module__ != "__main__"):
             return None
         with self._lock:
             if one not in self.number:
@@ -67,7 +71,7 @@ class Classes:
         found = []
         for number, one in list(self._untold.items()):
             try:
-                found.append((number, cloudpickle.dumps(one)))
+                found.append((number, _by_value(one)))
             except Exception:  # it cannot cross, now or later
                 with self._lock:
                     self._untold.pop(number)
@@ -112,6 +116,17 @@ def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes
     return unpacker.load()
 
 
+def _by_value(one: Any) -> bytes:
+    """A class or function with its code."""
+    if cloudpickle is None:
+        raise pickle.PicklingError(
+            f"{one.__qualname__} of the main program can only be sent with cloudpickle, which is not installed\n"
+            "    → pip install cloudpickle"
+        )
+    found: bytes = cloudpickle.dumps(one)
+    return found
+
+
 class _Packer(pickle.Pickler):
     """For what Python itself can pickle."""
 
@@ -128,7 +143,7 @@ class _Packer(pickle.Pickler):
         return self.classes.name(value) if isinstance(value, _NAMED) else None
 
 
-class _ThoroughPacker(cloudpickle.Pickler):  # type: ignore[misc]
+class _ThoroughPacker(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
     """For what it cannot: functions made inside others, modules, …"""
 
     persistent_id = _Packer.persistent_id
@@ -156,7 +171,7 @@ _INSTALLED = tuple(str(Path(folder).resolve()) for folder in (*_FOLDERS, str(Pat
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_the_users(name: str | None) -> bool:
+def is_the_users(name: str | None) -> bool:
     """Whether a module belongs to the user's program, rather than to an installed package."""
     if name == "__main__":
         return True

@@ -21,7 +21,7 @@ from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
 from gemini.runtime.transport.packing import Classes, pack, unpack
-from gemini.runtime.worker.audit import Audit
+from gemini.runtime.worker.audit import Audit, Drew
 
 
 class Entrance(torch.autograd.Function):  # type: ignore[misc]
@@ -63,6 +63,7 @@ class Unit:
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
         self.audit = Audit(module)
+        self.has_run = False
 
     def scope_of(self, error: BaseException) -> str:
         """The module inside, named as in the unit, whose forward the exception came from; '' for the unit itself."""
@@ -110,17 +111,14 @@ class Calls:
         unit.follow(request.state)
         leaves = request.tensors
         inputs = [Entrance.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
-        args, kwargs = unpack(request.body, inputs, self.classes)
-        *region, switches = request.region
-        settings.follow(switches)
-        set_state(request.generator, self.device)
-        with ExitStack() as stack:
-            Region(*region).enter(stack, Region.current())
-            with unit.audit.watching(args, kwargs, inputs):
-                try:
-                    result = unit.module(*args, **kwargs)
-                except BaseException as error:
-                    raise UnitRaised(error, unit.scope_of(error)) from error
+        try:
+            result = self._run(unit, request, inputs)
+        except Drew:
+            if unit.has_run:
+                raise
+            unit.has_run = True  # what it imports in its first call may draw; the unit itself draws again
+            result = self._run(unit, request, inputs)
+        unit.has_run = True
         drawn = get_state(self.device)
         body, tensors = pack(result, self.classes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
@@ -133,6 +131,19 @@ class Calls:
         sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         news = b"" if drawn == request.generator else drawn
         return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), sent)
+
+    def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
+        args, kwargs = unpack(request.body, inputs, self.classes)
+        *region, switches = request.region
+        settings.follow(switches)
+        set_state(request.generator, self.device)
+        with ExitStack() as stack:
+            Region(*region).enter(stack, Region.current())
+            with unit.audit.watching(args, kwargs, inputs):
+                try:
+                    return unit.module(*args, **kwargs)
+                except BaseException as error:
+                    raise UnitRaised(error, unit.scope_of(error)) from error
 
     def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""

@@ -12,8 +12,10 @@ everything as before, when it is ours that fails.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
+import importlib
 import os
 import signal
 import socket
@@ -69,7 +71,7 @@ class Server:
         import torch
 
         from gemini.runtime.devices.registry import make
-        from gemini.runtime.protocol import Ready, Stop
+        from gemini.runtime.protocol import Preload, Ready, Stop
 
         hello, _ = self.link.receive()
         sys.path[:] = hello.path
@@ -79,15 +81,17 @@ class Server:
         self.relay.install()
         device = make(hello.device, hello.back_end)
         device.prepare()
-        greeting = device.greeting()
-        self.link.equip(device, hello.greeting)
+        self.link.equip(device)
         self.calls.device = device
-        self.link.send(Ready(hello.secret, os.getpid(), greeting))
+        self.link.send(Ready(hello.secret, os.getpid()))
         while True:
             request, descriptors = self.link.receive()
             if isinstance(request, Stop):
                 self._flush()
                 return
+            if isinstance(request, Preload):
+                _import(request.names)
+                continue
             self._reply(request, self._answer(request, descriptors))
             del request  # its tensors are the controller's slabs
 
@@ -172,6 +176,12 @@ class Server:
                 self.link.homes.pop(number, None)
             return None
         raise TypeError(f"unknown request {type(request).__name__}")
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # whoever needs it will say what is wrong
+            importlib.import_module(name)
 
 
 def _refused(request: Any, error: BaseException) -> Any:
