@@ -75,18 +75,10 @@ class Call:
 
     def forward(self) -> Outputs:
         """Have the worker run it."""
-        unit = self.unit
+        unit, dropped = self.unit, self.unit.take_dropped()
         self.versions = _versions(self.inputs)
-        news, dropped = unit.news(), unit.take_dropped()
-        self.modes = unit.modes
-        if unit.writes is not False:
-            self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
-        region = unit.worker.told_region(self.region)
-        request = Forward(
-            self.number, unit.number, self.body, region, self.generator, news, dropped, self.inputs
-        )  # fmt: skip
         try:
-            reply = unit.worker.ask(request, unit.forward_text, patience=unit.patience)
+            reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, patience=unit.patience)
         except BaseException:
             unit.untell(dropped)
             raise
@@ -104,6 +96,14 @@ class Call:
             self.buffers = []
         self.outputs = reply
         return reply
+
+    def _request(self, dropped: list[int]) -> Forward:
+        unit = self.unit
+        news, region = unit.news(), unit.worker.told_region(self.region)
+        self.modes = unit.modes
+        if unit.writes is not False:
+            self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
+        return Forward(self.number, unit.number, self.body, region, self.generator, news, dropped, self.inputs)
 
     def undo(self) -> None:
         """Everything as it was before the call."""

@@ -69,7 +69,7 @@ class Worker:
         self._numbers = 0
         self._arrival = threading.Condition()
         self._reading = False
-        self._counting = threading.Lock()
+        self._counting, self._telling = threading.Lock(), threading.Lock()
         self.device = make(device)
         ours, theirs = Channel.pair()
         self.link = Link(Channel(ours))
@@ -101,20 +101,25 @@ class Worker:
             return self._numbers
 
     def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
-        """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was."""
+        """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was.
+
+        A request that says what the worker does not know yet is given as a function: it is made when it is sent, so
+        that no other thread's request, which relies on it, can be sent before.
+        """
         if self.loss:
             raise WorkerError(self.loss)
         self.last = what
         with Held():
             try:
-                self.link.send(request, descriptors)
+                with self._telling:
+                    request = request() if callable(request) else request
+                    self.link.send(request, descriptors)
                 reply = self._wait(request.number, max(patience, self.patience))
             except ChannelClosed:
                 raise self._death() from None
             except WorkerError:
                 raise
             except BaseException as error:
-                self._region = None
                 if isinstance(error, Exception) and not self.link.channel.torn:
                     raise OurFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
                 self._lose(f"worker {self.place} was interrupted by {type(error).__name__} in {what}")

@@ -1,0 +1,211 @@
+"""What fails on our side is undone and done here: the numbers are those of one device, one line says so."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import sys
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.errors import WorkerError
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.controller.unit import Unit
+from gemini.runtime.protocol import Backward, Forward
+from gemini.runtime.transport.link import Link
+
+AWAY = "gemini.runtime.worker.relay" in sys.modules  # in a worker
+
+
+class Picky:
+    """Does not survive one leg of the journey: `there` (packing here), `arriving`, `back` (packing there), `home`."""
+
+    def __init__(self, leg: str) -> None:
+        self.leg = leg
+
+    def __reduce__(self) -> Any:
+        if self.leg == ("back" if AWAY else "there"):
+            raise pickle.PicklingError(f"lost on the way {self.leg}")
+        return _rebuild, (self.leg, AWAY)
+
+
+def _rebuild(leg: str, from_away: bool) -> Picky:
+    if (leg == "arriving" and not from_away and AWAY) or (leg == "home" and from_away):
+        raise pickle.UnpicklingError(f"lost on the way {leg}")
+    return Picky(leg)
+
+
+class Part(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.batch = nn.Parameter(torch.randn(16, 16) / 4), nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor, extra: Any = None) -> Any:
+        x = nn.functional.dropout(self.batch(torch.tanh(x @ self.weight)), 0.2, self.training)
+        return x, extra
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part() for _ in range(4))
+
+    def forward(self, x: torch.Tensor, extra: Any = None) -> torch.Tensor:
+        for part in self.parts:
+            x, extra = part(x, extra)
+        return x
+
+
+def pair(crew: Crew, **options: Any) -> tuple[nn.Module, nn.Module, Managed]:
+    """A managed model after a few steps, and the same model here."""
+    model = Net()
+    managed = Managed(model, crew, **options)
+    dispatch.manage(model, managed)
+    for _ in range(3):
+        model(torch.randn(8, 16)).sum().backward()
+    model.zero_grad()
+    return model, copy.deepcopy(model), managed
+
+
+def same(model: nn.Module, local: nn.Module, extra: Any = None, steps: int = 3) -> None:
+    """Both give the same, to the bit, from the same state."""
+    for _ in range(steps):
+        x, drawn = torch.randn(8, 16), torch.get_rng_state()
+        expected = local(x, extra)
+        expected.square().sum().backward()
+        after = torch.get_rng_state()
+        torch.set_rng_state(drawn)
+        found = model(x, extra)
+        found.square().sum().backward()
+        assert torch.equal(after, torch.get_rng_state()), "drawn twice"
+        assert torch.equal(expected, found)
+    for one, other in zip(model.state_dict().values(), local.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(model.parameters(), local.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+LEGS = ["there", "arriving", "back", "home"]
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_what_cannot_make_the_journey_stays_here(leg: str, crew: Crew, capsys: Any) -> None:
+    model, local, managed = pair(crew)
+    capsys.readouterr()
+    same(model, local, Picky(leg))
+    assert managed.demotions == 4  # each part once: then it is not a unit any more
+    assert capsys.readouterr().err.count("runs in this process") == 4
+    assert not crew.loss
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_strict_makes_it_an_error(leg: str, crew: Crew) -> None:
+    model, _, managed = pair(crew, quiet=True, strict=True)
+    buffers, drawn = [b.clone() for b in model.parts[0].buffers()], torch.get_rng_state()
+    with pytest.raises(WorkerError, match="strict=True"):
+        model(torch.ones(8, 16), Picky(leg))
+    assert managed.demotions == 1
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.parts[0].buffers(), strict=True))
+    assert torch.equal(drawn, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("kind", [Forward, Backward])
+def test_a_fault_in_our_own_code(kind: type, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local, managed = pair(crew, quiet=True)
+    asked, real = [0], Link.send
+
+    def send(self: Link, request: Any, *rest: Any, **options: Any) -> Any:
+        if isinstance(request, kind):
+            asked[0] += 1
+            if asked[0] % 3 == 0:  # the worker is told of a unit or graph that it does not have
+                name = "unit" if kind is Forward else "call"
+                request = request._replace(**{name: 10**9})
+        return real(self, request, *rest, **options)
+
+    monkeypatch.setattr(Link, "send", send)
+    same(model, local)
+    assert managed.demotions
+    assert not crew.loss
+
+
+def test_a_fault_of_ours_before_anything_is_asked(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local, managed = pair(crew, quiet=True)
+    monkeypatch.setattr(Unit, "obstacle", lambda _: {}["nothing"])
+    same(model, local)
+    assert managed.demotions >= 4
+
+
+def test_a_fault_of_ours_while_planning(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Net()
+    local = copy.deepcopy(model)
+    managed = Managed(model, crew, quiet=True)
+    dispatch.manage(model, managed)
+    monkeypatch.setattr(Managed, "_install", lambda *_: {}["nothing"])
+    same(model, local)
+    assert managed.demotions == 1
+
+
+def test_non_finite_losses_are_as_on_one_device(crew: Crew) -> None:
+    model, local, managed = pair(crew, quiet=True)
+    for value in (float("inf"), float("nan"), -float("inf")):
+        for one in (model, local):
+            torch.manual_seed(0)
+            one.zero_grad()
+            one(torch.full((8, 16), value)).square().sum().backward()
+        for mine, theirs in zip([*model.parameters(), *model.buffers()], [*local.parameters(), *local.buffers()],
+                                strict=True):  # fmt: skip
+            assert torch.equal(mine.isnan(), theirs.isnan())
+            if mine.grad is not None:
+                assert torch.equal(mine.grad.isnan(), theirs.grad.isnan())
+    assert not managed.demotions
+
+
+def test_a_model_that_is_deleted_goes_and_with_the_last_its_workers() -> None:
+    crew = Crew(2, 1)
+    pids = [worker.process.pid for worker in crew.workers]
+    models = [pair(crew, quiet=True)[0] for _ in range(2)]
+    gone = [weakref.ref(model) for model in models]
+    crew_gone = weakref.ref(crew)
+    held = crew.workers[0].link.held
+    numbers = len(held)
+    del models[0]
+    gc.collect()
+    assert gone[0]() is None
+    assert len(crew.workers[0].link.held) < numbers
+    models.append(pair(crew, quiet=True)[0])  # identities may be used again
+    same(models[-1], copy.deepcopy(models[-1]))
+    out = models[0](torch.randn(8, 16))
+    del crew
+    models.clear()
+    gc.collect()
+    out.sum().backward()  # what is still needed lives on
+    assert crew_gone() is not None
+    del out
+    gc.collect()
+    assert crew_gone() is None
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_threads_of_the_program_may_use_one_model(crew: Crew) -> None:
+    model, local, managed = pair(crew, quiet=True)
+    model.eval(), local.eval()
+    x = torch.randn(8, 16)
+    expected = local(x)
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.extend(model(x) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 80
+    assert all(torch.equal(one, expected) for one in found)
+    assert not managed.demotions
