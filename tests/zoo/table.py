@@ -67,23 +67,28 @@ def _summary(judged: list[Row], total: int, limit: float) -> list[str]:
             _row(f"cut for {parts} workers by every partitioner, equal to the model", _share(every, len(tried)))
         )
         lines.append(_row("… by some partitioner, equal; uncuttable; differing by some", f"{some}; {uncut}; {differ}"))
-    known = {key.partition("/")[0]: cut for row in tried for key, cut in row["cuts"].items() if cut[0] != "uncut"}
+    names = dict.fromkeys(key.partition("/")[0] for row in tried for key in row["cuts"])
+    missing = {
+        name: sum(f"{name}/2" in row["cuts"] and row["cuts"][f"{name}/2"][0] == "no engine" for row in tried)
+        for name in names
+    }
     told = [
-        f"{name} (not installed)" if cut[0] == "no engine" else name for name, cut in known.items() if name != "all"
+        f"{name} (not installed for {missing[name]} models)" if missing[name] else name
+        for name in names
+        if name != "all"
     ]
     return [*lines, "", f"Partitioners: {', '.join(told)}."]
 
 
 def _versions(judged: list[Row]) -> str:
-    libraries = sorted(
-        {f"torch {row.get('torch', '?')}, transformers {row.get('transformers', '?')}" for row in judged}
-    )
-    codes = {row.get("code", "?") for row in judged} | {row["cut_code"] for row in judged if "cut_code" in row}
-    captures = {row.get("code", "?") for row in judged}
-    cutting = {row["cut_code"] for row in judged if "cut_code" in row}
-    one = len(captures) == 1 and len(cutting) <= 1
-    told = "all rows by one version of the code" if one else f"rows by {len(codes)} versions of the code"
-    return f"{'; '.join(libraries)}; {told}."
+    """Which libraries and which state of the code the rows are of."""
+    libraries = Counter(f"torch {row.get('torch', '?')}, transformers {row.get('transformers', '?')}" for row in judged)
+    codes = Counter((row.get("code", "?"), row.get("cut_code", "")) for row in judged)
+    told = "; ".join(f"{count} models with {name}" for name, count in libraries.most_common())
+    if len(codes) == 1:
+        return f"{told}; all rows by one version of the code."
+    largest = codes.most_common(1)[0][1]
+    return f"{told}; rows by {len(codes)} versions of the code, {largest} of them by one."
 
 
 def _outcomes(row: Row, parts: int) -> list[list[object]]:
