@@ -140,3 +140,19 @@ def test_custom_backwards_that_differ_by_a_setting_are_told_apart():
     net, x = model(), torch.randn(4, 8)
     one, two = (way_back(net, [Scale.apply(net(x), factor)], [x]) for factor in (1.0, 2.0))
     assert one != two
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), -float("inf")])
+def test_results_that_are_not_finite_are_compared_too(factor: float) -> None:
+    class Factor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)) * factor
+
+    graph = capture(Factor(), (torch.randn(6, 4),))
+    assert not graph.blocks
+    assert graph.batch_size == 6
+    assert "not all finite" in graph.checked["batch"]
