@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from pathlib import Path
 
 from torch import nn
 
@@ -29,7 +30,9 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return
     crew = _crew(devices_of(model, config, count), config.watchdog)
-    dispatch.manage(model, Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict))
+    managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
+    managed.record.folder = Path(config.run_folder).resolve() / "failures"
+    dispatch.manage(model, managed)
 
 
 def how_many(config: GeminiConfig) -> int:

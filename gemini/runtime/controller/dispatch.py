@@ -155,9 +155,10 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
             call.undo()
         managed.record.demote(unit.forward_text, fault)
         reason = str(fault)
-    except WorkerError:
+    except WorkerError as error:
         if call is not None:
             call.undo()
+            managed.record.save(call, "forward", error)
         raise
     with Held():
         _units.pop(unit.module, None)

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
 from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.protocol import Raised
+from gemini.runtime.replay import KEPT, Failure, save
 
 if TYPE_CHECKING:
+    from gemini.runtime.controller.remote import Call
     from gemini.runtime.controller.unit import Unit
 
 
@@ -40,9 +44,12 @@ where = Where()
 class Record:
     """The faults of one model so far, and how it treats them."""
 
-    def __init__(self, name: str, quiet: bool = False, strict: bool = False, watchdog: float = 60.0) -> None:
-        self.name, self.quiet, self.strict, self.watchdog = name, quiet, strict, watchdog
+    def __init__(self, name: str, quiet: bool = False, strict: bool = False) -> None:
+        self.name, self.quiet, self.strict = name, quiet, strict
         self.demotions = 0  # calls that were made here because something of ours failed
+        self.folder: Path | None = None  # where failed calls are saved
+        self.plan: list[list[Any]] = []  # units and their workers
+        self._saved = 0
         self._said: set[str] = set()
 
     def demote(self, what: str, error: BaseException) -> None:
@@ -54,6 +61,22 @@ class Record:
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
         self.say(f"{what} runs in this process: {reason:.200}", once=what)
+
+    def save(self, call: Call, action: str, error: BaseException, gradients: Sequence[Any] = ()) -> None:
+        """Save a call that failed, and note on the exception where. A failure to do so is no failure."""
+        if self.folder is None or self._saved >= KEPT or not isinstance(error, Exception) or call.arguments is None:
+            return
+        self._saved += 1
+        unit, (args, kwargs) = call.unit, call.arguments
+        try:
+            failure = Failure(
+                self.name, unit.name, action, unit.worker.place, f"{type(error).__name__}: {error}"[:10_000],
+                str(error.__cause__ or "")[:100_000], self.plan, tuple(args), dict(kwargs), list(gradients),
+                call.generator, call.region, list(unit.modes),
+            )  # fmt: skip
+            note(error, f"saved for replay in {save(self.folder, failure)}")
+        except Exception as problem:
+            self.say(f"the failed call could not be saved: {problem!s:.200}", once="saving")
 
     def say(self, text: str, once: str = "") -> None:
         """One line to the user; only the first with the same `once`."""
@@ -69,16 +92,21 @@ def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
     if not isinstance(reply, Raised):
         return WorkerError(f"worker {unit.worker.place} answered {what} of {unit.name} with {reply!r:.200}")
     scope = ".".join(part for part in (unit.name, reply.scope) if part)
-    note = f"in worker {unit.worker.place}, {what} of {scope}"
+    text = f"in worker {unit.worker.place}, {what} of {scope}"
     if where.micro_batch:
-        note += f", {where.micro_batch}"
-    return annotated(rebuilt(reply.exception), reply.traceback, note)
+        text += f", {where.micro_batch}"
+    return annotated(rebuilt(reply.exception), reply.traceback, text)
 
 
-def annotated(error: BaseException, trace: str, note: str) -> BaseException:
+def annotated(error: BaseException, trace: str, text: str) -> BaseException:
     """An exception with a note, and the text of a traceback as its cause."""
-    if sys.version_info < (3, 11):  # where notes are not shown
-        trace = f"{trace.rstrip()}\n{note}"
-    error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
     error.__cause__ = WorkerTraceback(trace)
+    note(error, text)
     return error
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a note; where Python does not show notes, to the text of the cause as well."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
+    if sys.version_info < (3, 11) and isinstance(error.__cause__, WorkerTraceback):
+        error.__cause__.args = (f"{error.__cause__.args[0].rstrip()}\n{text}",)

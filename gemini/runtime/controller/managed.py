@@ -91,6 +91,7 @@ class Managed:
         if not reason:
             self.units[number] = unit
             self.household.units.append(number)
+            self.record.plan.append([name, place])
             return {seen.module: unit}
         return self._inside(unit, reason)
 

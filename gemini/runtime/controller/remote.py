@@ -88,6 +88,7 @@ class Call:
             self.surfaced = surfaced(reply, unit, "forward")
             if generator := getattr(reply, "generator", b""):
                 set_state(generator, self.device, self.seeded)
+            unit.record.save(self, "forward", self.surfaced)
             raise self.surfaced
         if reply.generator:
             set_state(reply.generator, self.device, self.seeded)
@@ -122,12 +123,17 @@ class Call:
             reply = unit.worker.ask(request, unit.backward_text, patience=2 * unit.patience)
             if isinstance(reply, Refused):
                 raise OurFault(reply.reason)
+        except WorkerError as error:
+            unit.record.save(self, "backward", error, gradients)
+            raise
         except OurFault as fault:
             unit.untell(dropped)
             unit.record.demote(unit.backward_text, fault)
             return self.backward_here(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
-            raise surfaced(reply, unit, "backward")
+            self.surfaced = surfaced(reply, unit, "backward")
+            unit.record.save(self, "backward", self.surfaced, gradients)
+            raise self.surfaced
         return list(reply.tensors)
 
     def backward_here(
