@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,9 +112,9 @@ class SplitCall:
         filled = [torch.zeros_like(self.given[at][index]) if p is None else p for at, p in enumerate(parts)]
         return torch.cat(filled, self.proof.inputs[index])
 
-    def forget(self, _: int) -> None:
-        """The graphs are not needed any more."""
-        self.given, self.made = [], []
+    def forgetting(self) -> Callable[[], Any]:
+        """What is to be done when the graph is freed here: those of the micro-batches are not needed any more."""
+        return partial(vars(self).update, {"given": [], "made": []})
 
 
 class Sums:
@@ -150,7 +151,7 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(found, flags, strict=True) if not flag))
         ctx.split, ctx.count, ctx.parameters = split, count, tensors[count:]
         if any(flags):
-            ctx.save_for_backward(token(split.forget, 0))
+            ctx.save_for_backward(token(0, split.forgetting()))
         return tuple(found)
 
     @staticmethod

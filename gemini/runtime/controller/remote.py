@@ -14,9 +14,9 @@ away and runs the call again in backward: the new token names the new graph.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +28,7 @@ from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import saves_elsewhere
 from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.transport.packing import pack, unpack
 
@@ -150,10 +151,10 @@ class Call:
         outputs, given = zip(*pairs, strict=True)
         return list(torch.autograd.grad(outputs, wanted, given, create_graph=create_graph, allow_unused=True))
 
-    def forget(self, number: int) -> None:
-        """The graph has been freed here; the worker is told with the next message. May run in any thread."""
-        self.unit.drop(number)
-        self.inputs, self.arguments, self.buffers = [], None, []
+    def forgetting(self) -> tuple[Callable[[], Any], ...]:
+        """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
+        nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
+        return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
 
     def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The tensors of the result with a graph of this process, and the parameters they depend on."""
@@ -213,7 +214,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         call.outputs = outputs._replace(tensors=[])
         ctx.call, ctx.count = call, count
         if any(outputs.differentiable):
-            ctx.token = token(call.forget, call.number)
+            ctx.token = token(call.number, *call.forgetting())
             if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
                 ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
             else:
@@ -249,8 +250,8 @@ def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
     return [next(given) if at is None else None for at in call.outputs.same]
 
 
-def token(tell: Callable[[int], None], number: int) -> torch.Tensor:
-    """A tensor that holds `number`, and calls `tell(number)` when it is freed."""
+def token(number: int, *acts: Callable[[], Any]) -> torch.Tensor:
+    """A tensor that holds `number`; when it is freed `acts` are called, which should be functions in C."""
     memory = memoryview(bytearray(number.to_bytes(8, "little")))
-    weakref.finalize(memory, tell, number).atexit = False
+    when_gone(memory, *acts)
     return torch.frombuffer(memory, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,7 @@ class Unit:
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
-        self._dropped: deque[int] = deque()
+        self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
         """Give the worker the module as it is now; returns why that is impossible, '' if it is done."""
@@ -90,22 +91,19 @@ class Unit:
     def untell(self, dropped: list[int]) -> None:
         """The worker may not have been told; it is told again."""
         self._told = None
-        self._dropped.extend(dropped)
+        self.dropped.extend(dropped)
 
     def set_modes(self, modes: Sequence[bool]) -> None:
         """Set the training flags of the modules."""
         for module, training in zip(self.modules, modes, strict=False):
             module.training = training
 
-    def drop(self, call: int) -> None:
-        """The graph of a call is not needed any more. May run in any thread, at any time."""
-        self._dropped.append(call)
-
     def take_dropped(self) -> list[int]:
         """The calls to be forgotten, each once."""
         found = []
-        while self._dropped:
-            found.append(self._dropped.popleft())
+        with contextlib.suppress(IndexError):  # also where another thread has taken the last
+            while True:
+                found.append(self.dropped.popleft())
         return found
 
     def run_here(self, args: Any, kwargs: Any) -> Any:

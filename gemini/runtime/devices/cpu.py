@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from collections.abc import Callable
 
 import torch
 
 from gemini.runtime.devices.base import Device
+from gemini.runtime.memory.gone import when_gone
 
 
 class MappedSegment:
@@ -28,7 +28,7 @@ class MappedSegment:
             return torch.empty(0, dtype=torch.uint8)
         part = self.memory[offset : offset + size]
         if freed is not None:
-            weakref.finalize(part, freed).atexit = False
+            when_gone(part, freed)
         return torch.frombuffer(part, dtype=torch.uint8)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:

@@ -16,6 +16,7 @@ import torch
 
 from gemini.runtime.devices import driver
 from gemini.runtime.devices.base import Device
+from gemini.runtime.memory.gone import when_gone
 
 
 class _Bytes:
@@ -45,7 +46,7 @@ class CudaSegment:
             return torch.empty(0, dtype=torch.uint8, device=device)
         part = _Bytes(self.address + offset, size, self)
         if freed is not None:
-            weakref.finalize(part, freed).atexit = False
+            when_gone(part, freed)
         return torch.as_tensor(part, device=device)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:
