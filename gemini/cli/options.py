@@ -10,7 +10,7 @@ error that names the nearest option.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -82,19 +82,20 @@ class Invocation(Request):
         """Every name given to a repeatable, comma-separated option."""
         return [name.strip() for value in self.given.get(option, ()) for name in value.split(",") if name.strip()]
 
-    def settings(self) -> dict[str, str | int | bool]:
+    def settings(self) -> dict[str, str | float | bool]:
         """The configuration settings given, by the names `GeminiConfig` has for them; it judges their values."""
         return {
             name[2:].replace("-", "_"): _value(name, self.given[name][-1]) for name in self.given if name in SETTINGS
         }
 
 
-def _value(name: str, text: str) -> str | int | bool:
+def _value(name: str, text: str) -> str | float | bool:
     kind = _KNOWN[name].value
     if not kind:
         return True
+    readers: dict[str, Callable[[str], float]] = {"N": int, "SECONDS": float}
     try:
-        return int(text) if kind == "N" else text
+        return readers[kind](text) if kind in readers else text
     except ValueError:
         return text
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.faults import annotated, note
 from gemini.runtime.controller.managed import Managed
 
 
@@ -248,3 +249,37 @@ def test_what_units_say_is_said_by_the_program_in_its_order(crew: Crew, capsys: 
         with pytest.raises(UserWarning, match="a warning of a unit"):
             model(torch.randn(2, 32))
     assert managed.calls
+
+
+class Picks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.cholesky(x.unsqueeze(-1) * self.weight).sum(-1)
+
+
+def test_the_micro_batch_is_named(crew: Crew) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), Picks(), nn.Linear(32, 32))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(32))
+        model[0].bias.zero_()
+    managed = Managed(model, crew, quiet=True, micro_batches=4)
+    dispatch.manage(model, managed)
+    x = torch.ones(8, 32)
+    for _ in range(3):
+        model(x)
+    assert managed.calls
+    x[5] = -1.0  # of the third micro-batch
+    with pytest.raises(torch.linalg.LinAlgError) as caught:
+        model(x)
+    assert any("forward of 1, micro-batch 2 of 4" in note for note in caught.value.__notes__)
+    model(torch.ones(8, 32))
+
+
+def test_where_notes_are_not_shown_they_are_in_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+    error = annotated(ValueError("x"), "Traceback …\n", "in worker 0")
+    note(error, "saved somewhere")
+    assert str(error.__cause__) == "\nTraceback …\nin worker 0\nsaved somewhere"
