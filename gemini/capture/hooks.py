@@ -28,12 +28,23 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def with_hooks(model: nn.Module, args: Any, kwargs: Any, run: Callable[[Callable[..., Any], Any, Any], Any]) -> Any:
-    """`run(forward, args, kwargs)`, inside the model's own hooks if it has any.
+def has_any_hooks(module: nn.Module) -> bool:
+    """Whether hooks hang on a module, those that only collect included."""
+    return any(getattr(module, kind) for kind in _KINDS)
+
+
+def with_hooks(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    run: Callable[[Callable[..., Any], Any, Any], Any],
+    counts: Callable[[nn.Module], bool] = has_hooks,
+) -> Any:
+    """`run(forward, args, kwargs)`, inside the model's own hooks if it has any that count.
 
     `forward` calls the model: all of it where there are no hooks, its forward method where they already run.
     """
-    if not has_hooks(model):
+    if not counts(model):
         return run(model, args, kwargs)
     forward = model.forward
     own = vars(model)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers")
 
+from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
 from tests.zoo import results
 from tests.zoo.judging import Animal, zoo
 from tests.zoo.workers_judging import judge
@@ -37,6 +41,29 @@ def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, 
     assert row["status"] == "equal", row["reason"]
     assert row["used"] == 2, row["reason"]
     assert not row["demoted"], "something of ours failed"
+
+
+def test_what_a_model_collects_by_hooks_is_collected(crew: Crew) -> None:
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, vocab_size=50,
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    plain = LlamaModel(config)
+    model = copy.deepcopy(plain)
+    managed = Managed(model, crew, quiet=True)
+    dispatch.manage(model, managed)
+    tokens = torch.arange(12).view(2, 6)
+    for wanted in (False, False, True, True, False, True):
+        flags = {"output_hidden_states": wanted, "output_attentions": wanted, "use_cache": False}
+        expected, found = plain(tokens, **flags), model(tokens, **flags)
+        assert expected.keys() == found.keys()
+        for key in ("hidden_states", "attentions") if wanted else ():
+            assert len(expected[key]) == len(found[key])
+            assert all(torch.equal(a, b) for a, b in zip(expected[key], found[key], strict=True))
+    assert managed.calls
 
 
 @pytest.mark.slow

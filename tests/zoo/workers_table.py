@@ -16,7 +16,8 @@ of the first step only. Losses are compared relative to themselves, gradients to
 thousandth of the largest of the model), weights and buffers to the largest entry or 1. A weight whose gradient is 0 but
 for rounding (below 1e-10 of the largest in every step) is not compared: AdamW divides rounding by its own size.
 
-- **result** — *equal*; *noisy*: it differs no more than from itself on one device; *different*; *failed*.
+- **result** — *equal*; *noisy*: it differs no more than on one device from weights
+  changed in the last bits; *different*; *failed*.
 - **workers**: in how many processes modules really ran; 0: all of it ran in the controller, the reason says why.
 - **modules**: how many became units; **elsewhere**: their share of the model's time in the observed first call.
 - **refused**: what cannot run elsewhere as it is and was replaced by the modules inside it.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.hooks import with_hooks
+from gemini.capture.hooks import has_any_hooks, with_hooks
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.errors import WorkerError
 from gemini.runtime.controller.interrupts import Held
@@ -63,7 +63,9 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         managed, unit = found[0](), found[1]()
         if managed is not None and unit is not None:
-            return with_hooks(module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k))
+            return with_hooks(
+                module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
+            )
     known = _managed.get(module)
     if known is not None and known.crew.is_ours:
         return _call_model(module, known, args, kwargs)

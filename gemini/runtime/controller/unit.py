@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.hooks import has_hooks
+from gemini.capture.hooks import has_any_hooks
 from gemini.runtime.controller.household import Astray, Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import can_move
@@ -60,7 +60,7 @@ class Unit:
 
     def obstacle(self) -> str:
         """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again."""
-        if any(has_hooks(module) for module in self.modules[1:]):
+        if any(has_any_hooks(module) for module in self.modules[1:]):
             return "hooks hang on modules inside it"
         if self.module._forward_pre_hooks:  # they may change the module
             return "hooks run before it"

@@ -1,0 +1,92 @@
+"""Units are chosen by work alone: balanced runs of neighbours, the same every time."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gemini.runtime.controller.choosing import choose, deal
+from gemini.runtime.controller.observing import Observation, Seen
+from gemini.runtime.controller.watchers import watcher
+
+WORK = st.lists(st.integers(0, 1000), min_size=1, max_size=30)
+
+
+def seen(work: list[int]) -> list[Seen]:
+    return [Seen(nn.Linear(1, 1), order, work=float(amount)) for order, amount in enumerate(work)]
+
+
+@given(WORK, st.integers(1, 6))
+def test_neighbours_stay_together_and_no_worker_is_idle(work: list[int], workers: int) -> None:
+    dealt = deal(seen(work), workers)
+    places = [place for _, place in dealt]
+    assert [one.order for one, _ in dealt] == list(range(len(work)))
+    assert places == sorted(places)
+    assert set(places) == set(range(min(workers, len(work))))
+
+
+@given(WORK, st.integers(1, 6))
+def test_the_largest_load_is_within_one_unit_of_the_average(work: list[int], workers: int) -> None:
+    loads = [0.0] * workers
+    for one, place in deal(seen(work), workers):
+        loads[place] += one.work
+    assert max(loads) <= sum(work) / workers + max(work) + 1e-6
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def observed(model: nn.Module, x: torch.Tensor) -> Observation:
+    """As the dispatcher watches: every call of a module goes through the observation."""
+    observation = Observation(model)
+    original = nn.Module.__call__
+    nn.Module.__call__ = lambda module, *a, **k: observation.call(module, lambda: original(module, *a, **k))
+    try:
+        observation.run(lambda: original(model, x))
+    finally:
+        nn.Module.__call__ = original
+    return observation
+
+
+def names(model: nn.Module, x: torch.Tensor, workers: int) -> list[tuple[str, int]]:
+    known = {id(module): name for name, module in model.named_modules()}
+    return [(known[id(one.module)], place) for one, place in choose(observed(model, x).root, workers)]
+
+
+@given(st.integers(2, 9), st.integers(2, 4))
+def test_a_model_gets_the_same_units_every_time(blocks: int, workers: int) -> None:
+    model = nn.Sequential(*(Block(8) for _ in range(blocks)))
+    x = torch.randn(4, 8)
+    first = names(model, x, workers)
+    assert first == names(model, x, workers)
+    assert {place for _, place in first} == set(range(workers)) or len(first) < workers
+
+
+def test_equal_blocks_are_not_taken_apart() -> None:
+    model = nn.Sequential(*(Block(8) for _ in range(4)))
+    assert names(model, torch.randn(4, 8), 2) == [("0", 0), ("1", 0), ("2", 1), ("3", 1)]
+
+
+def test_one_large_part_is_taken_apart() -> None:
+    model = nn.Sequential(nn.Sequential(*(Block(8) for _ in range(4))))
+    assert names(model, torch.randn(4, 8), 2) == [("0.0", 0), ("0.1", 0), ("0.2", 1), ("0.3", 1)]
+
+
+def test_who_watches_ops_is_noticed() -> None:
+    assert not watcher()
+    with torch.device("cpu"):
+        assert not watcher()
+    with torch.device("meta"):
+        assert watcher()
+    with torch.autograd.forward_ad.dual_level():
+        assert watcher()
+    assert torch.func.vmap(lambda x: x + bool(watcher()))(torch.zeros(2)).tolist() == [1, 1]
+    assert not watcher()
