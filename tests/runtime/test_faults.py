@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -198,6 +200,21 @@ def test_fields_of_an_exception_survive(crew: Crew) -> None:
     assert fails(model, "not picklable").kept == 3  # type: ignore[attr-defined]
     assert fails(model, "chained").errno == 2  # type: ignore[attr-defined]
     assert "the first" in str(fails(model, "chained").__cause__)
+
+
+def test_an_exception_that_is_dropped_frees_all_it_knew(crew: Crew) -> None:
+    model, _ = started(crew)
+    gc.collect()
+    gc.disable()
+    try:
+        x = torch.randn(8, 32)
+        known = weakref.ref(x)
+        with contextlib.suppress(ValueError):
+            model(x, "plain")
+        del x
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_exceptions_leave_no_memory_behind(crew: Crew) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         registered: list[tuple[str, str, str]]
         triggers: list[str]
         instrument: list[str]
-        flags: dict[str, str | int | bool]
+        flags: dict[str, str | float | bool]
         config: str | None
         quiet: bool
         main: str | None

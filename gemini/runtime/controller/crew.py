@@ -36,7 +36,7 @@ class Crew:
         self.workers: list[Worker] = []
         self.number = 0
         self.placed = 0  # tensors that have a home
-        self._forgotten: deque[tuple[list[int], list[int]]] = deque()
+        self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         try:
             for place, device in enumerate(devices or ["cpu"] * count):
@@ -84,13 +84,16 @@ class Crew:
         segment.was_shared()
         return first
 
-    def forget(self, units: list[int], homes: list[int]) -> None:
-        """A model is gone; workers are told with the next model. May run in any thread, at any time."""
-        self._forgotten.append((units, homes))
+    def forget(self, units: list[int], homes: list[int], segments: list[Segment]) -> None:
+        """A model is gone; workers are told with the next model, and until then its memory must stay.
+
+        May run in any thread, at any time.
+        """
+        self._forgotten.append((units, homes, segments))
 
     def _tell_forgotten(self) -> None:
         while self._forgotten:
-            units, homes = self._forgotten.popleft()
+            units, homes, _ = self._forgotten.popleft()
             for worker in self.workers:
                 worker.ask(Forget(worker.next_number(), units, homes), "forget a model")
 

@@ -14,7 +14,7 @@ import torch
 
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import Record
-from gemini.runtime.devices.base import Device
+from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.memory.followers import optimizer_state_follows
 from gemini.runtime.memory.homes import can_move, move_in
 from gemini.runtime.transport.link import Link
@@ -38,8 +38,9 @@ class Household:
         self.devices: dict[int, str] = {}  # whose memory it is
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
+        self._segments: list[Segment] = []
         links = [worker.link for worker in crew.workers]
-        weakref.finalize(self, _leave, crew, links, self.units, self._numbers).atexit = False
+        weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
 
     def take_in(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give a home to those that have none, where all workers compute on the device that they are on anyway."""
@@ -51,6 +52,7 @@ class Household:
     def _take_in(self, tensors: list[torch.Tensor], device: Device) -> None:
         for group in _groups([tensor for tensor in tensors if can_move(tensor)]):
             segment, homes = move_in(group, device)
+            self._segments.append(segment)
             first = self.crew.place(segment, [homes[id(tensor)] for tensor in group], device.name)
             for number, tensor in enumerate(group, first):
                 self._numbers.append(number)
@@ -107,12 +109,12 @@ class Household:
                     tensor.grad = tensor.grad.to(self.outside)
 
 
-def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int]) -> None:
+def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int], segments: list[Segment]) -> None:
     """The model is gone: its tensors' identities may soon be those of others."""
     gone = set(numbers)
     for link in links:
         link.held = {key: number for key, number in link.held.items() if number not in gone}
-    crew.forget(units, numbers)
+    crew.forget(units, numbers, segments)
 
 
 def _alike(view: torch.Tensor, tensor: torch.Tensor) -> bool:

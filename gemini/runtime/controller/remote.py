@@ -14,10 +14,10 @@ away and runs the call again in backward: the new token names the new graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -50,7 +50,6 @@ class Call:
         self.outputs: Outputs | None = None
         self.inputs: list[torch.Tensor] = []
         self.region = Region.current()
-        self.surfaced: BaseException | None = None  # what the unit's own code raised
         device, outside = unit.worker.device, unit.household.outside
         self.device = device
         self.away = device.where != outside  # the program's tensors are on another device than the worker's
@@ -86,11 +85,12 @@ class Call:
         if isinstance(reply, Refused):
             raise (OurFault if reply.is_fault else RefusedError)(reply.reason)
         if not isinstance(reply, Outputs):
-            self.surfaced = surfaced(reply, unit, "forward")
             if generator := getattr(reply, "generator", b""):
                 set_state(generator, self.device, self.seeded)
-            unit.record.save(self, "forward", self.surfaced)
-            raise self.surfaced
+            try:
+                self._raise(reply, "forward")
+            finally:
+                del reply  # see _raise
         if reply.generator:
             set_state(reply.generator, self.device, self.seeded)
         unit.writes = reply.written
@@ -98,6 +98,15 @@ class Call:
             self.buffers = []
         self.outputs = reply
         return reply
+
+    def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
+        """Raise what the unit's own code has raised."""
+        error = surfaced(reply, self.unit, action)
+        self.unit.record.save(self, action, error, gradients)
+        try:
+            raise error
+        finally:
+            del error, reply  # its traceback knows this frame: all tensors in it would be freed late
 
     def _request(self, dropped: list[int]) -> Forward:
         unit = self.unit
@@ -132,9 +141,10 @@ class Call:
             unit.record.demote(unit.backward_text, fault)
             return self.backward_here(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
-            self.surfaced = surfaced(reply, unit, "backward")
-            unit.record.save(self, "backward", self.surfaced, gradients)
-            raise self.surfaced
+            try:
+                self._raise(reply, "backward", gradients)
+            finally:
+                del reply  # see _raise
         return list(reply.tensors)
 
     def backward_here(

@@ -1,8 +1,8 @@
 """CUDA: memory of a GPU that processes share.
 
 Work on a GPU is queued: a process that sends a tensor may not have computed it yet. So each end waits for the GPU
-before it sends a frame. Events that cross processes would let the queues run on, but the driver keeps those in named
-files that outlive a killed process; and processes that share a GPU take turns on it anyway.
+before it sends a frame. Events that cross processes would let the queues run on, but processes that share a GPU take
+turns on it anyway, and waiting leaves nothing with the driver that could outlive a process.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ def _library() -> Any:
         "cuDevicePrimaryCtxRetain": (ctypes.c_void_p, ctypes.c_int),
         "cuCtxPushCurrent_v2": (ctypes.c_void_p,),
         "cuCtxPopCurrent_v2": (ctypes.c_void_p,),
+        "cuCtxSynchronize": (),
         "cuMemAlloc_v2": (ctypes.c_void_p, size),
         "cuMemFree_v2": (pointer,),
         "cuIpcGetMemHandle": (ctypes.c_void_p, pointer),
@@ -90,6 +91,7 @@ def allocate(index: int, size: int) -> int:
 def free(index: int, address: int) -> None:
     """Give memory back."""
     with _on(index):
+        _call("cuCtxSynchronize")
         _call("cuMemFree_v2", address)
 
 
@@ -112,4 +114,5 @@ def open_shared(index: int, handle: bytes) -> int:
 def close_shared(index: int, address: int) -> None:
     """Give another's memory up."""
     with _on(index):
+        _call("cuCtxSynchronize")
         _call("cuIpcCloseMemHandle", address)

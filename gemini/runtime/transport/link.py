@@ -34,7 +34,7 @@ class Link:
 
     def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
-        self.carriage = Carriage()
+        self.carriage = Carriage(far=channel.is_far)
         self.classes = Classes(side)
         self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number

@@ -22,8 +22,8 @@ class Unsendable(Exception):
     """A tensor that cannot cross: the caller keeps the work at home."""
 
 
-def write(pool: Pool, tensor: torch.Tensor) -> Header:
-    """Put a tensor on its way; the header is plain data."""
+def write(pool: Pool | None, tensor: torch.Tensor) -> Header:
+    """Put a tensor on its way; the header is plain data, and holds the contents too where there is no pool."""
     if tensor.layout is torch.sparse_coo:
         parts = write(pool, tensor._indices()), write(pool, tensor._values())
         return ("coo", *parts, tuple(tensor.shape), tensor.is_coalesced())
@@ -38,7 +38,7 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     dense = plain.permute(order) if order else plain  # contiguous, or about to be
     facts = (_name(plain.dtype), tuple(plain.shape), order, tensor.requires_grad)
     size = dense.numel() * dense.element_size()
-    if not size or (size <= _INLINE and plain.device.type == "cpu"):
+    if pool is None or not size or (size <= _INLINE and plain.device.type == "cpu"):
         return ("inline", dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if size else b"", *facts)
     slab = pool.take(size)
     pool.view(slab, size).view(plain.dtype).view(dense.shape).copy_(dense)

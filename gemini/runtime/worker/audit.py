@@ -63,6 +63,7 @@ class Audit:
         self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
         self.snapshot = Snapshot(module)
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
+        _draws.have_been_made()  # what importing its classes has drawn is not its own
 
     @contextmanager
     def watching(self, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Iterator[None]:
