@@ -39,10 +39,10 @@ samples/%:
 	@echo "no sample is called '$*'; these exist:" >&2; $(MAKE) --no-print-directory samples/ >&2; exit 2
 
 tests: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests
 
 tests-all: $(READY)
-	$(BIN)/python -m pytest -n 2 tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

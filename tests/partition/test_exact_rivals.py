@@ -25,10 +25,16 @@ def check(problem: Problem) -> None:
         assert mine <= min(rivals.values()) * (1 + 1e-9), (ours, mine, rivals)
 
 
-@pytest.mark.parametrize("nparts", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("nparts", [2, 4, 8])
 @pytest.mark.parametrize("name", MODELS)
-def test_on_models(name: str, nparts: int) -> None:
+def test_on_all_models(name: str, nparts: int) -> None:
     check(problem_of(name, nparts))
+
+
+@pytest.mark.parametrize("name", ["u", "stack"])
+def test_on_models(name: str) -> None:
+    check(problem_of(name, 8))
 
 
 @settings(max_examples=8, deadline=None)
