@@ -98,7 +98,11 @@ def _check(invocation: Invocation) -> bool:
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     if config.asks_for_workers and not config.quiet:
-        print("gemini: this version has no workers yet: the program runs on its own process's device", file=sys.stderr)
+        print(
+            "gemini: gemini_python does not start workers by itself yet: the program runs in one process "
+            "(GeminiCompiler().compiler(model, config) starts them for one model)",
+            file=sys.stderr,
+        )
     return config.quiet
 
 

@@ -60,7 +60,7 @@ def test_a_request_for_workers_is_answered_honestly(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')\n")
     done = gemini("--pipeline-degree", "2", "train.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "has no workers yet" in done.stderr
+    assert "does not start workers by itself yet" in done.stderr
     assert gemini("--pipeline-degree", "2", "-q", "train.py", cwd=tmp_path).stderr == ""
     assert gemini("train.py", cwd=tmp_path).stderr == ""
 
