@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini.partition.flows import Flow
-from gemini.partition.prediction import Work, place, predict
+from gemini.partition.prediction import Work, predict
 from gemini.schedule.library import LIBRARY, library
 from gemini.schedule.links import FREE, Links
 
@@ -71,8 +71,6 @@ def test_any_pipe_runs_to_its_end(pipe, nmicros, schedule, links):
     for one in stages:
         loads[one.worker] += (one.forward_ms + one.input_gradient_ms + one.weight_gradient_ms) * nmicros
     assert found.step_ms >= max(loads) * (1 - 1e-6)
-    slowest = place(stages, flows, nworkers, nmicros, links).nsteps  # one micro-batch alone
-    assert found.step_ms >= slowest * (1 - 1e-6)
     moved = sum(2 * (0.5 + one.mb) * nmicros for one in flows)
     assert found.step_ms <= sum(loads) + moved + 1e-3
     for at, one in enumerate(stages):

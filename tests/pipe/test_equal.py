@@ -75,7 +75,8 @@ def test_three_steps_of_training(pipe, name, detached, make_optimizer):
     assert piped.fallbacks == 0
     for (key, value), (other, expected) in zip(piped.state_dict().items(), reference.state_dict().items(), strict=True):
         assert key == other
-        assert torch.equal(value, expected), key
+        # Stages may run branches in another order: gradients of shared weights are then summed in another order.
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=key)
 
 
 def test_the_output_has_the_model_s_own_classes(pipe):
@@ -119,7 +120,7 @@ def test_gradients_are_added_to_those_there_are(pipe):
         reference(*args, **kwargs)[0].backward()
         piped.run_detached(args, kwargs)
     for (name, p), q in zip(model.named_parameters(), reference.parameters(), strict=True):
-        assert torch.equal(p.grad, q.grad), name
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_a_hook_on_a_tied_parameter_sees_the_sum_once(pipe):
@@ -136,10 +137,10 @@ def test_a_hook_on_a_tied_parameter_sees_the_sum_once(pipe):
     expected = model.shared.weight.grad.clone()
     model.zero_grad()
     piped.run_detached(args, kwargs)
-    assert torch.equal(model.shared.weight.grad, expected)
+    torch.testing.assert_close(model.shared.weight.grad, expected)
     assert len(seen) == len(late) == 2
-    assert torch.equal(*seen)
-    assert torch.equal(*late)
+    torch.testing.assert_close(*seen)
+    torch.testing.assert_close(*late)
 
 
 def test_gradients_flow_on_into_what_made_the_input(pipe):
