@@ -1,18 +1,23 @@
 """Rivals: `exact` is never slower than what equal layers, `acyclic` or `metis` answer.
 
 Its straight pipes are optimal, but giving up a little balance for fewer bytes may cost more than a rival does, and a
-mixed pipe may balance what no straight one can. So, in this order: the same search without giving anything up; several
-chunks a worker; a mixed pipe.
+mixed pipe may balance what no straight one can. So, in this order: the same search without giving anything up; the
+rival itself, where it has one stage a worker; several chunks a worker; a mixed pipe.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gemini.errors import PartitionError
 from gemini.partition.problem import Problem
 from gemini.partition.registry import Assignment
+
+if TYPE_CHECKING:
+    from gemini.partition.search.judging import Answer
 
 _SAME = 1 + 1e-9
 _CHUNKS = (2, 3)
@@ -22,29 +27,32 @@ def not_slower(problem: Problem, found: Assignment, search: Callable[[Problem], 
     """`found`, or the first answer of the list above that no rival beats."""
     from gemini.partition.search.others import others
 
-    _, rivals, _ = others(problem)
-    limit = min((one.time_ms for one in rivals if one.overflow_mb <= 1e-6 and not one.idle), default=float("inf"))
+    rivals = [one for one in others(problem)[1] if one.overflow_mb <= 1e-6 and not one.idle]
+    limit = min((one.time_ms for one in rivals), default=float("inf"))
     if _time(problem, found) <= limit * _SAME:
         return found
     tried = [found]
-    for answer in _answers(problem, search):
+    straight = [one for one in rivals if one.nstages == problem.nparts and one.time_ms <= limit * _SAME]
+    for answer in _answers(problem, search, straight):
         if _time(problem, answer) <= limit * _SAME:
             return answer
         tried.append(answer)
     return min(tried, key=lambda one: _time(problem, one))
 
 
-def _answers(problem: Problem, search: Callable[[Problem], Assignment]) -> Iterator[Assignment]:
+def _answers(problem: Problem, search: Callable[[Problem], Assignment], straight: list[Answer]) -> Iterator[Assignment]:
+    from gemini.partition.search.judging import finish
+
     options = problem.options
-    plain = options.chunks == 1 and not options.mixed
-    asked = [replace(options, slack=0.0)]
-    if plain and options.mixed is None:
-        asked += [replace(options, slack=0.0, chunks=c) for c in _CHUNKS if c * problem.nparts <= len(problem.items)]
-    for one in asked:
-        try:
-            yield search(replace(problem, options=one))
-        except PartitionError:  # more chunks than memory or pins allow
-            continue
+    yield search(replace(problem, options=replace(options, slack=0.0)))
+    for rival in sorted(straight, key=lambda one: one.key):
+        yield finish(problem, rival, method="rival", optimal=False)
+    if options.chunks == 1 and options.mixed is None:
+        for chunks in _CHUNKS:
+            if chunks * problem.nparts <= len(problem.items):
+                # More chunks may be more than memory or pins allow.
+                with contextlib.suppress(PartitionError):
+                    yield search(replace(problem, options=replace(options, slack=0.0, chunks=chunks)))
     from gemini.partition.mpipe.solve import partition_mpipe
 
     answer = partition_mpipe(problem)
