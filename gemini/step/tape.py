@@ -1,0 +1,76 @@
+"""The tape: what a program did with the outputs of its model, written down to be done elsewhere and later.
+
+    logits = model(x)                        values 0 …       tensors of the output, in its order
+    loss = F.cross_entropy(logits, y)        values n, n+1    the operand y, the result
+    (loss / 4).backward()                    value n+2        the root
+
+Every tensor has a number. Operands are real tensors that the program had; ops name the values they read, and their
+results get numbers in turn, so a tape is in order of execution. Running the ops again on real outputs gives what the
+program would have computed: an op keeps the region it was called in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gemini.capture.forms import Form, refs
+from gemini.capture.regions import Region
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known of a tensor that has no contents yet."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Meta:
+        """Of a tensor."""
+        return Meta(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of a function of torch, a method of Tensor, or a custom autograd function."""
+
+    function: Callable[..., Any]
+    form: Form  # of (args, kwargs); Ref.node is the number of a value
+    region: Region
+    results: tuple[int, ...]  # numbers of the tensors in what it returns, in their order
+    writes: int | None = None  # the value it changes in place; its later contents are results[0]
+
+    def reads(self) -> Iterator[int]:
+        """The numbers of the values it is given."""
+        yield from (ref.node for ref in refs(self.form))
+
+
+@dataclass
+class Tape:
+    """Outputs of a call, operands, and the ops on them so far."""
+
+    outputs: int  # how many tensors the model's output holds: values 0 … outputs - 1
+    metas: list[Meta]  # of every value
+    operands: dict[int, torch.Tensor] = field(default_factory=dict)  # as they were when they were used
+    ops: list[Op] = field(default_factory=list)
+
+    def signature(self) -> Hashable:
+        """Equal for tapes that differ in nothing but contents of operands."""
+        ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in self.ops)
+        return self.outputs, tuple(self.metas), tuple(self.operands), ops
+
+    def needed_for(self, root: int) -> list[int]:
+        """The ops that a value depends on, in order; writes to what they read included."""
+        wanted, found = {root}, []
+        for at in range(len(self.ops) - 1, -1, -1):
+            op = self.ops[at]
+            if wanted & {*op.results, *(() if op.writes is None else (op.writes,))}:
+                found.append(at)
+                wanted |= set(op.reads())
+        return found[::-1]
