@@ -1,35 +1,36 @@
 """Cutting every model: stages by every partitioner, run in one process and compared with the model from outside.
 
 One capture and one analytic profile a model; then each partitioner for each number of parts. The stages run one after
-another in one autograd graph, and detached, with copies between them, as workers would. Outputs, gradients, buffers
-and the state dicts of the stages must be the model's, with dropout active.
+another in one autograd graph, and detached, with copies between them, as workers would, with dropout active.
+
+    float32    state dict, outputs, buffers, inputs and generators equal the model's in every element, and so do the
+               gradients: equal, `judged` in float32
+    float64    gradients that do not are sums in another order, or they are wrong. Which of the two shows where
+               rounding is small: the model and its inputs in float64, the same cut, 1e-9 of the largest gradient
+
+What float64 cannot tell (a model without kernels for it) is compared in float32, to 1e-4 of the largest gradient.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gemini.capture import Graph
+from gemini.capture import Graph, capture
 from gemini.capture.binding import Call
-from gemini.capture.observation import tensor_difference
-from gemini.capture.sketch import sketch
-from gemini.capture.state import Saved
-from gemini.capture.values import tensors
 from gemini.codegen import generate
 from gemini.errors import MissingEngineError, PartitionError
-from gemini.partition import Options, partition
+from gemini.partition import Options, Partition, partition
 from gemini.partition.registry import partitioners
 from gemini.pipe import Piped
-from gemini.profiling import profile
+from gemini.profiling import Profile, profile
+from tests.zoo.comparing import Run, Seen, differences, forward_differences, gradient_differences, objective, step
 
 PARTS = (2, 4)
-NOISE = 1e-7  # of the largest gradient: biases before a softmax or a norm have none but rounding
-LAST_PLACE = 2.0**-23
+LIMIT = 1e-9  # of the largest gradient, in float64
+LIMIT_NARROW = 1e-4  # likewise in float32, where a model has no kernels for float64
 SEEDS = (11, 12, 13, 14)  # more than one, for models that skip layers at random: another path runs the model itself
 
 
@@ -40,171 +41,145 @@ class Cut:
     status: str  # equal | different | uncut | fell back | failed | no engine
     stages: int = 0
     why: str = ""
+    judged: str = ""  # float32 | float64 | float32 to 1e-04
 
     def row(self) -> list[Any]:
-        return [self.status, self.stages, self.why]
+        return [self.status, self.stages, self.why, self.judged]
 
 
-@dataclass
-class _Seen:
-    structure: str
-    outputs: dict[str, torch.Tensor]
-    gradients: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
+class Judge:
+    """A model in one precision, and what its own steps show."""
+
+    def __init__(self, graph: Graph, model: torch.nn.Module, call: Call) -> None:
+        self.graph, self.model, self.call = graph, model, call
+        args, kwargs = call.arguments(call.tensors)
+        self.costs: Profile = profile(graph, args, kwargs, analytic="cpu", cache=False)
+        self._expected: dict[int, Seen] = {}
+
+    def expected(self, seed: int) -> Seen:
+        """A step of the model itself."""
+        if seed not in self._expected:
+            self._expected[seed] = step(self.model, self.call, seed, lambda a, k: self.model(*a, **k))
+        return self._expected[seed]
+
+    def piped(self, cut: Partition) -> Piped:
+        """The stages of a cut."""
+        return Piped(self.model, self.graph, self.costs, cut, generate(self.graph, cut))
+
+    def runs(self, piped: Piped) -> tuple[int, list[tuple[str, Seen]]] | None:
+        """A seed with which the stages run, and what both ways of running them show; None if none is found."""
+        ways: tuple[tuple[str, Run], ...] = (
+            ("in sequence", lambda a, k: piped(*a, **k)),
+            ("detached", lambda a, k: piped.run_detached(a, k, loss=objective).output),
+        )
+        for seed in SEEDS:
+            before = piped.fallbacks
+            seen = [(way, step(self.model, self.call, seed, run, backward=way != "detached")) for way, run in ways]
+            if piped.fallbacks == before:
+                return seed, seen
+        return None
 
 
 def judge_cuts(graph: Graph, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> dict[str, list[Any]]:
-    """`partitioner/parts` → what came of it. Equal partitions are run once."""
-    call, known, found = Call(tuple(args), kwargs), {}, {}
-    costs = profile(graph, tuple(args), kwargs, analytic="cpu", cache=False)
-    expected = {seed: _step(model, call, seed, lambda a, k: model(*a, **k)) for seed in SEEDS[:1]}
+    """`partitioner/parts` → what came of it. Equal partitions are run once. The model may be float64 afterwards."""
+    judge = Judge(graph, model, Call(tuple(args), kwargs))
+    found: dict[str, Cut] = {}
+    cuts: dict[str, Partition] = {}
+    known: dict[Any, Cut] = {}
     for parts in PARTS:
         for name in partitioners():
+            key = f"{name}/{parts}"
             try:
-                cut = partition(graph, costs, parts, name, Options(time_limit=2.0))
+                cut = partition(graph, judge.costs, parts, name, Options(time_limit=2.0))
                 if cut.stages not in known:
-                    piped = Piped(model, graph, costs, cut, generate(graph, cut))
-                    known[cut.stages] = _compared(piped, model, call, expected)
-                found[f"{name}/{parts}"] = known[cut.stages]
-            except PartitionError as error:
-                text = str(error)
-                status = "uncut" if "the most" in text or "whole" in text else "failed"
-                found[f"{name}/{parts}"] = Cut(status, 0, text.split("\n    →")[0])
-            except MissingEngineError as error:
-                found[f"{name}/{parts}"] = Cut("no engine", 0, str(error).split("\n")[0])
+                    known[cut.stages] = _in_float32(judge, judge.piped(cut))
+                found[key], cuts[key] = known[cut.stages], cut
             except Exception as error:
-                found[f"{name}/{parts}"] = Cut("failed", 0, f"{type(error).__name__}: {error!s:.300}")
-    return {key: cut.row() for key, cut in found.items()}
+                found[key] = _refused(error)
+    unsure = {cuts[key].stages: cuts[key] for key, cut in found.items() if cut.status == "unsure"}
+    decided = _in_float64(judge, unsure, known) if unsure else {}
+    return {key: decided.get(cuts[key].stages, cut).row() if key in cuts else cut.row() for key, cut in found.items()}
 
 
-def _compared(piped: Piped, model: torch.nn.Module, call: Call, expected: dict[int, _Seen]) -> Cut:
+def _refused(error: Exception) -> Cut:
+    text = str(error)
+    if isinstance(error, MissingEngineError):
+        return Cut("no engine", 0, text.split("\n")[0])
+    if isinstance(error, PartitionError):
+        return Cut("uncut" if "the most" in text or "whole" in text else "failed", 0, text.split("\n    →")[0])
+    return Cut("failed", 0, f"{type(error).__name__}: {text:.300}")
+
+
+def _in_float32(judge: Judge, piped: Piped) -> Cut:
+    """Equal or different, or "unsure": by no more than gradients in another order of sums might be."""
     count = len(piped.stages)
-    lines = _state_differences(piped, model)
-    # Autocast casts a weight once, and once in every stage that uses it: its gradient is then summed in full precision.
-    coarse = any(node.region is not None and node.region.autocast for node in piped.graph.nodes)
-    for seed in SEEDS:
-        if seed not in expected:
-            expected[seed] = _step(model, call, seed, lambda a, k: model(*a, **k))
-        before = piped.fallbacks
-        runs: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
-            ("in sequence", lambda a, k: piped(*a, **k)),
-            ("detached", lambda a, k: piped.run_detached(a, k, loss=_objective).output),
-        )
-        for way, run in runs:
-            seen = _step(model, call, seed, run, backward=way != "detached")
-            lines += [f"{way}: {line}" for line in _differences(expected[seed], seen, coarse=coarse)]
-        if lines and all(": gradient " in line for line in lines):
-            lines = _beyond_rounding(lines, piped, model, call, expected[seed], seed=seed)
-        if lines:
-            return Cut("different", count, "; ".join(lines[:4]))
-        if piped.fallbacks == before:
-            return Cut("equal", count)
-    return Cut("fell back", count, "; ".join(piped.fallback_reasons)[:300])
+    lines = state_differences(piped, judge.model)
+    ran = judge.runs(piped)
+    if ran is None and not lines:
+        return Cut("fell back", count, "; ".join(piped.fallback_reasons)[:300])
+    seed, ways = ran or (0, [])
+    for way, seen in ways:
+        lines += [f"{way}: {line}" for line in forward_differences(judge.expected(seed), seen)]
+    if lines:
+        return Cut("different", count, "; ".join(lines[:4]), "float32")
+    if not any(gradient_differences(judge.expected(seed), seen) for _, seen in ways):
+        return Cut("equal", count, "", "float32")
+    far = [line for _, seen in ways for line in gradient_differences(judge.expected(seed), seen, LIMIT_NARROW)]
+    return Cut("unsure", count, "; ".join(far[:4]), f"float32 to {LIMIT_NARROW:.0e}")
 
 
-def _beyond_rounding(
-    lines: list[str], piped: Piped, model: torch.nn.Module, call: Call, expected: _Seen, *, seed: int
-) -> list[str]:
-    """The lines about gradients that differ by more than rounding does to the model itself.
-
-    Stages that run nodes in another order sum gradients in another order. What that may do shows in the model: its
-    gradients with every parameter changed in the last place. Some are nothing but noise, however large.
-    """
-    order = [node for nodes in piped.partition.stages for node in nodes]
-    if order == sorted(order):
-        return lines
-    originals = [p.detach().clone() for p in model.parameters()]
+def _in_float64(judge: Judge, cuts: dict[Any, Partition], unsure: dict[Any, Cut]) -> dict[Any, Cut]:
+    """What float64 says of these cuts; of a model without kernels for it, what float32 said."""
     try:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.is_floating_point():
-                    parameter.mul_(1 + LAST_PLACE)
-        shaken = _step(model, call, seed, lambda a, k: model(*a, **k))
-    finally:
-        with torch.no_grad():
-            for parameter, original in zip(model.parameters(), originals, strict=True):
-                parameter.copy_(original)
-    kept = []
-    for line in lines:
-        name = line.split(": gradient ", 1)[1].rpartition(": off by ")[0]
-        off = float(line.rpartition("off by ")[2]) if "off by " in line else float("inf")
-        one, other = expected.gradients.get(name), shaken.gradients.get(name)
-        noise = float((one - other).abs().max()) if one is not None and other is not None else 0.0
-        if off > 4 * noise:
-            kept.append(line)
-    return kept
+        wide = _widened(judge)
+        wide.expected(SEEDS[0])
+    except Exception:
+        narrow = {stages: unsure[stages] for stages in cuts}
+        return {stages: replace(cut, status="different" if cut.why else "equal") for stages, cut in narrow.items()}
+    decided = {}
+    for stages, cut in cuts.items():
+        try:
+            decided[stages] = _decide(wide, wide.piped(_fitted(cut, wide, judge.graph)), unsure[stages])
+        except Exception as error:
+            decided[stages] = _refused(error)
+    return decided
 
 
-def _step(
-    model: torch.nn.Module, call: Call, seed: int, run: Callable[[Any, Any], Any], *, backward: bool = True
-) -> _Seen:
-    """One training step from the same state; everything is as before afterwards."""
-    saved = Saved(model)
-    torch.manual_seed(seed)
-    args, kwargs = call.arguments(call.tensors)
-    model.zero_grad(set_to_none=True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = run(args, kwargs)
-        loss = _objective(output) if backward else None
-        if loss is not None:
-            loss.backward()
-        inputs = {f"input {path}": t for path, t in tensors((args, kwargs))}
-        gradients = {name: p.grad for name, p in model.named_parameters()}
-        gradients |= {name: t.grad for name, t in inputs.items() if t.is_leaf and t.requires_grad}
-        buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        buffers |= {name: t.detach().clone() for name, t in inputs.items()}
-        outputs = {str(path): t.detach().clone() for path, t in tensors(output)}
-        return _Seen(sketch(output), outputs, gradients, buffers)
-    finally:
-        saved.restore()
-        model.zero_grad(set_to_none=True)
+def _decide(wide: Judge, piped: Piped, unsure: Cut) -> Cut:
+    lines, ran = state_differences(piped, wide.model), wide.runs(piped)
+    if ran is None:
+        return replace(unsure, status="fell back", why="; ".join(piped.fallback_reasons)[:300], judged="float64")
+    for way, seen in ran[1]:
+        lines += [f"{way}: {line}" for line in differences(wide.expected(ran[0]), seen, LIMIT)]
+    return replace(unsure, status="different" if lines else "equal", why="; ".join(lines[:4]), judged="float64")
 
 
-def _objective(output: Any) -> torch.Tensor | None:
-    """A scalar that every differentiable output takes part in, with fixed weights."""
-    generator, total = torch.Generator().manual_seed(1), None
-    for _, tensor in tensors(output):
-        if tensor.requires_grad:
-            value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-            weights = torch.rand(value.shape, generator=generator).to(value.device, value.dtype) + 0.5
-            part = ((value * weights).sum() / max(1, value.numel()) ** 0.5).float()
-            total = part if total is None else total + part
-    return total
+def _widened(judge: Judge) -> Judge:
+    """The model itself in float64, captured anew."""
+    model = judge.model.double()
+    call = Call(*judge.call.arguments([_wide(tensor) for tensor in judge.call.tensors]))
+    torch.manual_seed(SEEDS[0])
+    return Judge(capture(model, *call.arguments(call.tensors)), model, call)
 
 
-def _differences(expected: _Seen, found: _Seen, *, coarse: bool) -> list[str]:
-    lines = [] if expected.structure == found.structure else [f"the output is {found.structure:.120}"]
-    for kind in ("outputs", "gradients", "buffers"):
-        one, other = getattr(expected, kind), getattr(found, kind)
-        noise = NOISE * max((float(g.abs().max()) for g in one.values() if _is_float(g)), default=0.0)
-        for name in dict.fromkeys((*one, *other)):
-            left, right = _dense(one.get(name)), _dense(other.get(name))
-            if kind == "gradients" and coarse and _is_float(left) and _is_float(right):
-                left, right = left.bfloat16(), right.bfloat16()  # type: ignore[union-attr]
-            difference = tensor_difference(left, right)
-            if difference and not (kind == "gradients" and _within(left, right, noise)):
-                lines.append(f"{kind[:-1]} {name}: {difference}")
-    return lines
+def _fitted(cut: Partition, wide: Judge, graph: Graph) -> Partition:
+    """The same cut of the graph in float64; found anew where that graph has other nodes."""
+    if _outline(wide.graph) == _outline(graph):
+        return cut
+    return partition(wide.graph, wide.costs, cut.nparts, cut.partitioner, Options(time_limit=2.0))
 
 
-def _within(one: torch.Tensor | None, other: torch.Tensor | None, noise: float) -> bool:
-    """Whether two tensors differ by noise only: a bias before a softmax or a norm has no gradient but rounding."""
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return _is_float(one) and float((one - other).abs().max()) <= noise
+def _outline(graph: Graph) -> list[tuple[str, str]]:
+    return [(node.kind, node.target) for node in graph.nodes]
 
 
-def _is_float(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype in (torch.float32, torch.float64) and tensor.numel() > 0
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 
-def _dense(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor.to_dense() if tensor is not None and tensor.is_sparse else tensor
-
-
-def _state_differences(piped: Piped, model: torch.nn.Module) -> list[str]:
+def state_differences(piped: Piped, model: torch.nn.Module) -> list[str]:
     """Whether the stages together save what the model saves: the same names, the same values."""
     original: dict[str, Any] = dict(model.state_dict())
     together: dict[str, Any] = {}
@@ -215,6 +190,12 @@ def _state_differences(piped: Piped, model: torch.nn.Module) -> list[str]:
     lines += [
         f"a stage saves other values of {name}"
         for name, value in original.items()
-        if name in together and isinstance(value, torch.Tensor) and tensor_difference(value, together[name])
+        if name in together and isinstance(value, torch.Tensor) and not _is_same(value, together[name])
     ]
     return lines
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -31,13 +33,33 @@ def digest(parts: tuple[str, ...]) -> str:
     return made.hexdigest()[:10]
 
 
+@cache
 def versions() -> Row:
     """What rows of now are made with."""
+    found = {"torch": torch.__version__, "transformers": "", "commit": _commit()}
     try:
         import transformers
     except ImportError:
-        return {"torch": torch.__version__, "transformers": ""}
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
+        return found
+    return {**found, "transformers": transformers.__version__}
+
+
+def _commit() -> str:
+    """The commit of the code; ZOO_COMMIT says it for a copy without a history."""
+    told = os.environ.get("ZOO_COMMIT", "")
+    if told:
+        return told
+    root = Path(gemini.__file__).parent.parent
+
+    def git(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=30, check=False)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "gemini", "tests/zoo")
+    return git("rev-parse", "--short=10", "HEAD") + (" with changes" if changed else "")
 
 
 def read(path: Path) -> dict[str, Row]:

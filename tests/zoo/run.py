@@ -2,8 +2,8 @@
 
 python -m tests.zoo.run --pipe                       all models; continues where it stopped
 python -m tests.zoo.run --only llama t5 --fresh      these again
-python -m tests.zoo.run --pipe --shard 3/14 --claims DIR --results DIR/3.jsonl      one of 14 processes
-python -m tests.zoo.run --merge DIR/*.jsonl          one file of many, and the table
+python -m tests.zoo.run --pipe --shard 3/14 --claims DIR --results DIR/3.jsonl      one of 14 that share the work
+python -m tests.zoo.run --fresh --merge DIR/*.jsonl  one file of many, and the table; no older rows
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(1)
     _quiet()
     if options.merge:
-        rows = {**results.read(options.results)}
+        rows = {} if options.fresh else results.read(options.results)
         for path in options.merge:
             rows.update(results.read(path))
         results.write(options.results, rows.values())
@@ -48,9 +48,7 @@ def _sweep(options: argparse.Namespace) -> None:
     done = {} if options.fresh else results.read(options.results)
     hints = results.read(options.hints or options.results)
     ends = time.monotonic() + options.stop_after
-    # What could not be built before, and takes longest to give up, comes last.
-    late = {name for name, row in hints.items() if row.get("status") == "not buildable"}
-    for animal in sorted(_chosen(options), key=lambda animal: animal.name in late):
+    for animal in sorted(_chosen(options), key=lambda animal: _turn(hints.get(animal.name, {}))):
         known = done.get(animal.name)
         finished = known is not None and ("cuts" in known or not options.pipe or known["status"] == "not buildable")
         if finished or time.monotonic() > ends or not _claimed(animal, options.claims):
@@ -62,6 +60,12 @@ def _sweep(options: argparse.Namespace) -> None:
         gc.collect()
 
 
+def _turn(hint: results.Row) -> tuple[bool, float]:
+    """When a model's turn comes: the longest first, so that processes end together; what could not be built last."""
+    seconds = sum(hint.get(key, 0.0) for key in ("building", "seconds", "cut_seconds"))
+    return hint.get("status") == "not buildable", -seconds
+
+
 def _chosen(options: argparse.Namespace) -> list[Animal]:
     animals = list(zoo())
     if options.only:
@@ -70,9 +74,7 @@ def _chosen(options: argparse.Namespace) -> list[Animal]:
         rows = results.read(options.results)
         return [animal for animal in animals if rows.get(animal.name, {}).get("status") in options.again]
     at, of = options.shard
-    if options.claims is not None:  # every process may take any model, beginning with its own share
-        return [*animals[at::of], *(animal for start in range(of) if start != at for animal in animals[start::of])]
-    return animals[at::of]
+    return animals if options.claims is not None else animals[at::of]
 
 
 def _claimed(animal: Animal, claims: Path | None) -> bool:
@@ -102,13 +104,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="names of models; default all")
     parser.add_argument("--again", nargs="*", default=[], help="models with these results: failed, different …")
-    parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
+    parser.add_argument("--fresh", action="store_true", help="judge again what was judged before; keep no older rows")
     parser.add_argument("--pipe", action="store_true", help="also cut every model by every partitioner")
     parser.add_argument("--seconds", type=int, default=90, help="limit for one judgement of a model")
     parser.add_argument("--build-seconds", type=int, default=45, help="limit for making one model")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="begin no model after so many seconds")
     parser.add_argument("--shard", type=_shard, default=(0, 1), help="i/n: every n-th model, from the i-th")
-    parser.add_argument("--claims", type=Path, help="a folder that shards share: who is done helps the others")
+    parser.add_argument(
+        "--claims", type=Path, help="a folder that shards share: each takes the next model that none has"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"default {RESULTS}")
     parser.add_argument("--hints", type=Path, help="results whose recipes are tried first; default those of --results")
     parser.add_argument("--merge", nargs="*", type=Path, help="add these results to --results, and write the table")

@@ -17,10 +17,17 @@ build small and train two steps eagerly (one model a model type), and classic mo
   checked from outside on fresh seeds; *whole*: the model runs as one block and cannot be cut, the reason says why.
 - **balance**: heaviest of four contiguous pieces over the ideal, counted in layers with parameters.
 - **in 2**, **in 4**: the model cut for 2 and 4 workers: stages by the exact partitioner, and how many of the
-  partitioners gave stages whose outputs, gradients, buffers and state dict equal the model's, run one after another
-  and with copies in between, dropout active. Reasons for anything else are listed below the table.
+  partitioners gave stages equal to the model, run one after another and with copies in between, dropout active.
+  Reasons for anything else are listed below the table.
+- **judged in**: state dict, outputs, buffers, inputs and the states of the generators must equal the model's in every
+  element, in float32. So must the gradients, or they are sums in another order: that is judged in *float64*, where
+  model, capture and stages run again, and every gradient must be within 1e-9 of the model's largest. A model without
+  float64 kernels is judged in *float32 to 1e-04* of the largest.
 """
-_COLUMNS = ("model", "class", "result", "nodes", "blocks", "balance", "batch size", "in 2", "in 4", "why it is coarse")
+_COLUMNS = (
+    "model", "class", "result", "nodes", "blocks", "balance", "batch size", "in 2", "in 4", "judged in",
+    "why it is coarse",
+)  # fmt: skip
 
 
 def write_table(path: Path, rows: list[Row], limit: float = BALANCE) -> None:
@@ -32,7 +39,7 @@ def write_table(path: Path, rows: list[Row], limit: float = BALANCE) -> None:
         lines.append(
             _row(
                 row["name"], row["cls"], row["status"], row["nodes"], row["blocks"], row["balance"], row["batch"],
-                _cut(row, 2), _cut(row, 4), _cell(row["reason"]),
+                _cut(row, 2), _cut(row, 4), _judged(row), _cell(row["reason"]),
             )
         )  # fmt: skip
     lines += _exceptions(judged)
@@ -67,6 +74,8 @@ def _summary(judged: list[Row], total: int, limit: float) -> list[str]:
             _row(f"cut for {parts} workers by every partitioner, equal to the model", _share(every, len(tried)))
         )
         lines.append(_row("… by some partitioner, equal; uncuttable; differing by some", f"{some}; {uncut}; {differ}"))
+    judged_in = Counter(str(cut[3]) for row in tried for cut in row["cuts"].values() if cut[0] == "equal" and cut[3:])
+    lines += [_row(f"equal cuts judged in {name}", count) for name, count in sorted(judged_in.items())]
     names = dict.fromkeys(key.partition("/")[0] for row in tried for key in row["cuts"])
     missing = {
         name: sum(f"{name}/2" in row["cuts"] and row["cuts"][f"{name}/2"][0] == "no engine" for row in tried)
@@ -85,8 +94,10 @@ def _versions(judged: list[Row]) -> str:
     libraries = Counter(f"torch {row.get('torch', '?')}, transformers {row.get('transformers', '?')}" for row in judged)
     codes = Counter((row.get("code", "?"), row.get("cut_code", "")) for row in judged)
     told = "; ".join(f"{count} models with {name}" for name, count in libraries.most_common())
+    commits = {str(row.get("commit", "")) for row in judged}
     if len(codes) == 1:
-        return f"{told}; all rows by one version of the code."
+        commit = commits.pop() if len(commits) == 1 else ""
+        return f"{told}; all rows by one version of the code{f', commit {commit}' if commit else ''}."
     largest = codes.most_common(1)[0][1]
     return f"{told}; rows by {len(codes)} versions of the code, {largest} of them by one."
 
@@ -108,11 +119,16 @@ def _cut(row: Row, parts: int) -> str:
     return f"{stages} · {good}/{len(found)}"
 
 
+def _judged(row: Row) -> str:
+    """The precisions that a model's cuts were judged in."""
+    return ", ".join(sorted({str(cut[3]) for cut in row.get("cuts", {}).values() if len(cut) > 3 and cut[3]}))
+
+
 def _exceptions(judged: list[Row]) -> list[str]:
     lines = []
     for row in judged:
         why: dict[tuple[str, str], list[str]] = {}
-        for key, (status, _, reason) in row.get("cuts", {}).items():
+        for key, (status, _, reason, *_) in row.get("cuts", {}).items():
             if status not in ("equal", "no engine"):
                 why.setdefault((status, reason), []).append(key)
         lines += [
