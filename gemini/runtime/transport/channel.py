@@ -32,7 +32,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._sending = threading.Lock()
-        self._arrived = bytearray()
+        self._piece = memoryview(bytearray(_PIECE))  # used again and again: new memory costs more than a frame
+        self._arrived = bytearray()  # pieces of a frame that is not all there
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -60,19 +61,23 @@ class Channel:
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
     def send(self, body: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Send one frame; raises ChannelClosed where nobody will read it."""
-        frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        header = _HEADER.pack(len(body), len(descriptors))
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
         with self._sending:
             self._check()
             try:
-                sent = self.connection.sendmsg([frame], rights)
-                while sent < len(frame):
-                    sent += self.connection.send(frame[sent:])
+                sent = self.connection.sendmsg((header, body), rights)
+                if sent < len(header) + len(body):
+                    self._send_rest(memoryview(header + body)[sent:])
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
             except BaseException:
                 self.torn = True
                 raise
+
+    def _send_rest(self, frame: memoryview) -> None:
+        while frame:
+            frame = frame[self.connection.send(frame) :]
 
     def _check(self) -> None:
         if self.torn:
@@ -83,18 +88,22 @@ class Channel:
         """The next frame and its descriptors; None if nothing arrives for `timeout` seconds."""
         patience = None if timeout is None else timeout * 1000
         while True:
-            found = self._complete()
-            if found is not None:
-                return found
+            if self._arrived:
+                found = self._complete()
+                if found is not None:
+                    return found
             self._check()
             try:
                 if not self._poll.poll(patience):
                     return None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-            self._read()
+            found = self._read()
+            if found is not None:
+                return found
 
     def _complete(self) -> tuple[bytes, list[int]] | None:
+        """The first frame of what has arrived in pieces, if it is all there."""
         if len(self._arrived) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(self._arrived)
@@ -104,25 +113,36 @@ class Channel:
         try:
             body = bytes(memoryview(self._arrived)[_HEADER.size : end])
             del self._arrived[:end]
-            descriptors, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+            return body, self._take_descriptors(count)
         except BaseException:
             self.torn = True
             raise
-        return body, descriptors
 
-    def _read(self) -> None:
+    def _read(self) -> tuple[bytes, list[int]] | None:
+        """Take what has arrived: the next frame, if that is exactly it, else it waits for the rest."""
         try:
-            piece, rights, _, _ = self.connection.recvmsg(_PIECE, _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+            size, rights, _, _ = self.connection.recvmsg_into((self._piece,), _RIGHTS, socket.MSG_CMSG_CLOEXEC)
             for level, kind, data in rights:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     found = array.array("i")
                     found.frombytes(data[: len(data) - len(data) % found.itemsize])
                     self._descriptors += found
-            self._arrived += piece
+            if not self._arrived and size >= _HEADER.size:
+                length, count = _HEADER.unpack_from(self._piece)
+                if size == _HEADER.size + length:
+                    return bytes(self._piece[_HEADER.size : size]), self._take_descriptors(count)
+            self._arrived += self._piece[:size]
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         except BaseException:
             self.torn = True
             raise
-        if not piece:
+        if not size:
             raise ChannelClosed("the other side has closed the connection")
+        return None
+
+    def _take_descriptors(self, count: int) -> list[int]:
+        if not count:
+            return []
+        found, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+        return found
