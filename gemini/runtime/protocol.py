@@ -157,6 +157,7 @@ class Outputs(NamedTuple):
     differentiable: list[bool]
     generator: bytes  # where the unit drew random numbers
     written: bool  # whether it writes to buffers
+    objects: bool  # whether it was given objects: the body is a parcel, with what it has changed of them
     tensors: list[Any]
 
 

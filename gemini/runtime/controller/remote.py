@@ -28,6 +28,7 @@ from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import saves_elsewhere
 from gemini.runtime.controller.worker import OurFault, ours
 from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.given import Given, objects_of, opened
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.transport.packing import pack, unpack
@@ -55,6 +56,7 @@ class Call:
         self.away = device.where != outside  # the program's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.where.type else device.where  # whose generator the module uses
         self.generator = get_state(device, self.seeded)
+        self.has_changed = False  # objects among its arguments
         self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
     def run(self) -> Any:
@@ -71,7 +73,15 @@ class Call:
         if self.away:
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         with ours("its result cannot be read"):
-            return unpack(self.outputs.body, tensors, classes)
+            return self._read(tensors) if self.outputs.objects else unpack(self.outputs.body, tensors, classes)
+
+    def _read(self, tensors: list[torch.Tensor]) -> Any:
+        """The result of a unit that was given objects; what it has changed of them is changed here."""
+        assert self.outputs is not None
+        assert self.arguments is not None
+        classes, objects = self.unit.worker.link.classes, objects_of(*self.arguments)
+        result, self.has_changed = opened(unpack(self.outputs.body, tensors, classes, objects), objects)
+        return result
 
     def forward(self) -> Outputs:
         """Have the worker run it."""
@@ -177,8 +187,9 @@ class Call:
                 "\n    → write to copies of them"
             )
         args, kwargs = self.arguments
-        if self.away:
+        if self.away or self.has_changed:  # then as they were before the call
             args, kwargs = unpack(self.body, self.inputs, unit.worker.link.classes)
+        given = Given(args, kwargs, unit.worker.link.classes)
         before = get_state(self.device, self.seeded)
         now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
         try:
@@ -192,7 +203,8 @@ class Call:
             set_state(before, self.device, self.seeded)
             unit.set_modes(modes)
             _put_back(unit.buffers, now)
-        _, tensors = pack(result, unit.worker.link.classes)
+        changes = given.changes()
+        _, tensors = given.parcel(result, {} if isinstance(changes, str) else changes)
         return tensors, unit.trained()
 
 

@@ -16,7 +16,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from gemini.runtime.transport.modules import reduce
 
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
+_NOTHING: Mapping[int, int] = {}
 
 
 class Missing(NamedTuple):
@@ -66,6 +67,11 @@ class Classes:
                 self._next += 2
             return (self.number[one],)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything that the other side must be told."""
+        return bool(self._untold)
+
     def news(self) -> list[tuple[int, bytes]]:
         """What the other side must be told before it can read what was packed so far."""
         found = []
@@ -93,26 +99,26 @@ class Classes:
                 self.of[number] = Missing(f"{type(error).__name__}: {error}")
 
 
-def pack(value: Any, classes: Classes) -> Packed:
-    """The bytes of a value and the tensors in it."""
+def pack(value: Any, classes: Classes, known: Mapping[int, int] = _NOTHING) -> Packed:
+    """The bytes of a value and the tensors in it; objects that the other side knows, by identity, as their number."""
     try:
-        return _pack(_Packer, value, classes)
+        return _pack(_Packer, value, classes, known)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
-        return _pack(_ThoroughPacker, value, classes)
+        return _pack(_ThoroughPacker, value, classes, known)
 
 
-def _pack(cls: type, value: Any, classes: Classes) -> Packed:
+def _pack(cls: type, value: Any, classes: Classes, known: Mapping[int, int]) -> Packed:
     body = io.BytesIO()
     packer = cls(body, pickle.HIGHEST_PROTOCOL)
-    packer.classes, packer.tensors, packer.place = classes, [], {}
+    packer.classes, packer.tensors, packer.place, packer.known = classes, [], {}, known
     packer.dump(value)
     return body.getvalue(), packer.tensors
 
 
-def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes) -> Any:
-    """The value, with these tensors in the place of its own."""
+def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes, known: Sequence[Any] = ()) -> Any:
+    """The value, with these tensors in the place of its own, and these objects for those that are known."""
     unpacker = _Unpacker(io.BytesIO(body))
-    unpacker.tensors, unpacker.classes = tensors, classes
+    unpacker.tensors, unpacker.classes, unpacker.known = tensors, classes, known
     return unpacker.load()
 
 
@@ -133,6 +139,7 @@ class _Packer(pickle.Pickler):
     classes: Classes
     tensors: list[torch.Tensor]
     place: dict[int, int]
+    known: Mapping[int, int]
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -140,7 +147,9 @@ class _Packer(pickle.Pickler):
             if at == len(self.tensors):
                 self.tensors.append(value)
             return at
-        return self.classes.name(value) if isinstance(value, _NAMED) else None
+        if isinstance(value, _NAMED):
+            return self.classes.name(value)
+        return str(self.known[id(value)]) if id(value) in self.known else None
 
 
 class _ThoroughPacker(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
@@ -156,10 +165,13 @@ class _ThoroughPacker(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  
 class _Unpacker(pickle.Unpickler):
     tensors: Sequence[torch.Tensor | None]
     classes: Classes
+    known: Sequence[Any]
 
     def persistent_load(self, found: Any) -> Any:
         if isinstance(found, int):
             return self.tensors[found]
+        if isinstance(found, str):
+            return self.known[int(found)]
         one = self.classes.of[found[0]]
         if isinstance(one, Missing):
             raise pickle.UnpicklingError(one.reason)

@@ -1,9 +1,10 @@
 """The audit: what a unit may not do in a worker, noticed in every call and undone.
 
-A worker has copies of the arguments and of the module's Python state. A unit that changes them (a key-value cache, a
-counter, an input written in place) or draws from Python's generators would leave the controller's untouched, and the
-model would silently be another. Such a call is refused, with the buffers as before, and the controller runs it. A call
-that raises is left as it is, half its buffers written, as on one device.
+A worker has copies of the arguments and of the module's Python state. A unit that changes them (a counter, an input
+written in place) or draws from Python's generators would leave the controller's untouched, and the model would silently
+be another. Such a call is refused, with the buffers as before, and the controller runs it. Objects that it was given
+and that are known to be alike on both sides (a key-value cache) may change: the change is sent back. A call that raises
+is left as it is, half its buffers written, as on one device.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.sketch import sketch
-from gemini.capture.values import LITERALS, walk
-from gemini.runtime.snapshot import Snapshot, is_source, source_state
+from gemini.runtime.given import Contents, Given
+from gemini.runtime.snapshot import Snapshot
+from gemini.runtime.transport.packing import Classes
 
 _MERSENNE_TWISTER = 625 * 4  # bytes of the state of NumPy's own generator
-_FIXED = (torch.Tensor, *LITERALS)  # what a unit cannot change unnoticed
 
 
 class Refusal(Exception):
@@ -57,11 +57,13 @@ _draws = Draws()
 class Audit:
     """Watches the calls of one module."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, classes: Classes) -> None:
+        self.module, self.classes = module, classes
         self.buffers = list(module.buffers())
         self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
         self.snapshot = Snapshot(module)
+        self.given = Given((), {}, classes)  # what the last call was given
+        self.changes: dict[int, Contents] = {}  # and what it has changed of that
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
         _draws.have_been_made()  # what importing its classes has drawn is not its own
 
@@ -76,7 +78,7 @@ class Audit:
         ]
         self._saved = saved
         versions = [tensor._version for tensor in inputs]
-        held = _sketch((args, kwargs))
+        self.given = Given(args, kwargs, self.classes)
         failure: BaseException | None = None
         try:
             yield
@@ -86,7 +88,7 @@ class Audit:
             self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
             self.suspects = {at for at, _ in self._saved} if failure is None else None
         has_drawn = _draws.have_been_made()
-        reason = self._fault(inputs, versions, held, (args, kwargs))
+        reason = self._fault(inputs, versions, failure)
         if reason or has_drawn:
             self.undo()
             raise Refusal(reason) if reason else Drew("it draws from Python's or NumPy's random numbers")
@@ -102,21 +104,17 @@ class Audit:
         for at, before in saved:
             self.buffers[at].data.copy_(before)
 
-    def _fault(self, inputs: list[torch.Tensor], versions: list[int], held: Any, given: Any) -> str:
+    def _fault(self, inputs: list[torch.Tensor], versions: list[int], failure: BaseException | None) -> str:
         if [tensor._version for tensor in inputs] != versions:
             return "it writes to its inputs"
-        if held != () and _sketch(given) != held:
-            return "it changes an object that it was given"
+        changes = self.given.changes()
+        if isinstance(changes, str):
+            return changes
+        if changes and failure is not None:
+            return "it changes an object that it was given, and raises"
+        self.changes = changes
         changed = self.snapshot.changed()
         return f"in its forward {changed}" if changed else ""
-
-
-def _sketch(given: tuple[Any, Any]) -> tuple[Any, ...]:
-    """What a unit was given, but for the contents of tensors: structure, and generators with their states."""
-    args, kwargs = given
-    if all(isinstance(one, _FIXED) for one in args) and all(isinstance(one, _FIXED) for one in kwargs.values()):
-        return ()  # nothing in it could change
-    return sketch(given), [source_state(value) for _, value in walk(given) if is_source(value)]
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,8 +19,9 @@ from gemini.runtime import settings
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.given import Given
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
-from gemini.runtime.transport.packing import Classes, pack, unpack
+from gemini.runtime.transport.packing import Classes, unpack
 from gemini.runtime.worker.audit import Audit, Drew
 
 
@@ -58,11 +59,11 @@ class Kept:
 class Unit:
     """A module of the model as a worker has it."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, classes: Classes) -> None:
         self.module = module
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
-        self.audit = Audit(module)
+        self.audit = Audit(module, classes)
         self.has_run = False
 
     def scope_of(self, error: BaseException) -> str:
@@ -95,10 +96,11 @@ class Calls:
         self.device: Device = Cpu()
         self.units: dict[int, Unit] = {}
         self.kept: dict[int, Kept] = {}
+        self._nothing = Given((), {}, classes)
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
-        self.units.update({number: Unit(module) for number, module in units.items()})
+        self.units.update({number: Unit(module, self.classes) for number, module in units.items()})
 
     def drop(self, calls: list[int]) -> None:
         """Forget the graphs of calls."""
@@ -120,7 +122,7 @@ class Calls:
             result = self._run(unit, request, inputs)
         unit.has_run = True
         drawn = get_state(self.device)
-        body, tensors = pack(result, self.classes)
+        body, tensors = unit.audit.given.parcel(result, unit.audit.changes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         same = [place.get(id(tensor)) for tensor in tensors]
         graded = [tensor.requires_grad and at is None for tensor, at in zip(tensors, same, strict=True)]
@@ -130,7 +132,9 @@ class Calls:
             self.kept[request.number] = Kept(leaves, trained, edges)
         sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         news = b"" if drawn == request.generator else drawn
-        return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), sent)
+        has_objects = bool(unit.audit.given.objects)
+        unit.audit.given = self._nothing  # it holds inputs, and so slabs
+        return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), has_objects, sent)
 
     def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = unpack(request.body, inputs, self.classes)

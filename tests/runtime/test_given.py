@@ -1,0 +1,259 @@
+"""Objects that a unit is given and changes: the program's own are changed, as on one device."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.given import Given, objects_of, opened
+from gemini.runtime.transport.packing import Classes, pack, unpack
+
+
+class Slots:
+    __slots__ = ("count", "keys")
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class Layer:
+    """What a key-value cache keeps of one layer."""
+
+    def __init__(self) -> None:
+        self.keys: torch.Tensor | None = None
+        self.is_new = True
+
+    def update(self, keys: torch.Tensor) -> torch.Tensor:
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys])
+        self.is_new = False
+        return self.keys
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.notes: dict[str, Any] = {"seen": {1, 2}, "first": None}
+        self.slots = Slots()
+
+    @property
+    def length(self) -> int:
+        return len(self.layers)
+
+
+class Part(nn.Module):
+    """Appends to the cache, overwrites, removes, and returns the very object."""
+
+    def __init__(self, size: int, number: int) -> None:
+        super().__init__()
+        self.linear, self.number = nn.Linear(size, size), number
+
+    def forward(self, x: torch.Tensor, cache: Cache, *, also: list[Any]) -> tuple[torch.Tensor, Cache]:
+        y = torch.tanh(self.linear(x))
+        while len(cache.layers) <= self.number:
+            cache.layers.append(Layer())
+        keys = cache.layers[self.number].update(y)
+        cache.notes["seen"].add(self.number + 7)
+        cache.notes["first"] = cache.layers[0]
+        cache.slots.count += 1
+        cache.slots.keys = keys
+        cache.last = (self.number, keys, cache.notes)
+        if hasattr(cache, "once"):
+            del cache.once
+        also.append(y)
+        also.sort(key=lambda one: float(one.detach().sum()))
+        return y + keys.mean(0), cache
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part(8, at) for at in range(4))
+
+    def forward(self, x: torch.Tensor, cache: Cache, also: list[Any]) -> torch.Tensor:
+        for part in self.parts:
+            x, found = part(x, cache, also=also)
+            assert found is cache, "another object came back"
+        return x
+
+
+def started(crew: Crew, model: nn.Module, *args: Any) -> Managed:
+    managed = Managed(model, crew, quiet=True)
+    dispatch.manage(model, managed)
+    for _ in range(2):
+        model(*copy.deepcopy(args))
+    return managed
+
+
+def flat(cache: Cache) -> list[Any]:
+    notes = cache.notes
+    return [
+        [layer.keys for layer in cache.layers], [layer.is_new for layer in cache.layers], notes["seen"],
+        notes["first"] is cache.layers[0], cache.slots.count, cache.slots.keys, cache.last[0], cache.last[1],
+        cache.last[2] is notes, list(vars(cache)), hasattr(cache, "once"),
+    ]  # fmt: skip
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other)) and one.requires_grad == other.requires_grad
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+def test_a_cache_that_units_fill_is_the_programs(crew: Crew) -> None:
+    model, x = Net(), torch.randn(3, 8, requires_grad=True)
+    managed = started(crew, model, x, Cache(), [])
+    local = copy.deepcopy(model)
+    results = []
+    for one in (local, model):
+        cache, also, given = Cache(), [], x.detach().clone().requires_grad_()
+        cache.once = 1  # type: ignore[attr-defined]
+        kept = cache.layers, cache.notes, also
+        for _ in range(3):
+            out = one(given, cache, also)
+        assert (cache.layers, cache.notes, also) == kept
+        assert cache.layers is kept[0], "the list is another one"
+        assert cache.notes is kept[1]
+        loss = out.square().sum() + sum(layer.keys.sum() for layer in cache.layers if layer.keys is not None)
+        loss.backward()
+        results.append([flat(cache), also, out, given.grad, [p.grad for p in one.parameters()]])
+    assert equal(*results)
+    assert len(managed.units) == 4
+    assert not managed.refused
+
+
+def test_gradients_of_gradients_run_it_again_on_what_it_was_given(crew: Crew) -> None:
+    model, x = Net().double(), torch.randn(3, 8, dtype=torch.float64)
+    started(crew, model, x, Cache(), [])
+    found = []
+    for one in (copy.deepcopy(model), model):
+        given, cache = x.clone().requires_grad_(), Cache()
+        out = one(given, cache, [])
+        (first,) = torch.autograd.grad(out.square().sum() + cache.layers[1].keys.sum(), given, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), given)
+        found.append([first.detach(), second])
+        assert len(cache.layers) == 4
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+class Closed(dict):  # type: ignore[type-arg]
+    """A dictionary that says itself how it is pickled."""
+
+    def __reduce__(self) -> Any:
+        return Closed, (dict(self),)
+
+
+class Does(nn.Module):
+    def __init__(self, act: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(8, 8), act
+
+    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
+        self.act(given)
+        return self.linear(x)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "generator": (lambda: torch.Generator().manual_seed(3), lambda g: torch.rand(2, generator=g)),
+    "random": (lambda: random.Random(3), lambda g: g.random()),
+    "closed": (lambda: Closed(a=1), lambda d: d.update(a=2)),
+    "numpy": (lambda: torch.ones(3).numpy(), lambda a: a.fill(2)),
+    "object as key": (dict, lambda d: d.update({Slots(): 1})),
+    "bytearray": (lambda: bytearray(b"ab"), lambda b: b.extend(b"c")),
+}
+
+
+def state(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return repr(value) if "Slots" not in repr(value) else len(value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_told_is_done_here(name: str, crew: Crew) -> None:
+    make, act = REFUSED[name]
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Does(act), Does(act)
+
+        def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
+            return self.second(self.first(x, given), given)
+
+    model = Two()
+    managed = started(crew, model, torch.randn(2, 8), make())
+    here, there = make(), make()
+    x = torch.randn(2, 8)
+    expected = copy.deepcopy(model)(x, here)
+    assert torch.equal(expected, model(x, there))
+    assert state(here) == state(there)
+    assert "first" in managed.refused
+
+
+def raises(given: list[int]) -> None:
+    given.append(1)
+    if len(given) == 3:
+        raise ValueError("three")
+
+
+def test_an_object_changed_before_an_exception_is_changed(crew: Crew) -> None:
+    model = nn.ModuleList([Does(raises), Does(raises)])
+    model.forward = lambda x, given: model[1](model[0](x, given), given)  # type: ignore[method-assign]
+    started(crew, model, torch.randn(2, 8), [])
+    given = [0, 0]
+    with pytest.raises(ValueError, match="three"):
+        model(torch.randn(2, 8), given)
+    assert given == [0, 0, 1]
+
+
+def test_changes_are_done_in_place_and_only_they() -> None:
+    shared = [1, 2]
+    mine: Any = [shared, {"a": shared, ("k", 1): OrderedDict(x=1)}, defaultdict(list), Slots(), {3, 4}]
+    classes = Classes()
+    body, tensors = pack((tuple(mine), {}), classes)
+    copies, _ = unpack(body, tensors, classes)
+    given = Given(copies, {}, classes)
+    assert given.changes() == {}
+    copies[0].append(copies[3])
+    copies[1]["b"] = copies[2]
+    copies[2]["n"].append(copies[1])
+    copies[4].discard(3)
+    del copies[3].count
+    copies[3].keys = copies[0]
+    changes = given.changes()
+    assert isinstance(changes, dict)
+    objects = objects_of(tuple(mine), {})
+    parcel, tensors = given.parcel(copies[0], changes)
+    result, changed = opened(unpack(parcel, tensors, classes, objects), objects)
+    assert changed
+    assert result is shared
+    assert mine[1]["a"] is shared
+    assert shared[2] is mine[3]
+    assert mine[3].keys is shared
+    assert mine[1]["b"] is mine[2]
+    assert mine[2]["n"][0] is mine[1]
+    assert mine[4] == {4}
+    assert not hasattr(mine[3], "count")
+
+
+def test_other_objects_on_the_other_side_are_a_fault_of_ours() -> None:
+    classes = Classes()
+    given = Given(([1],), {}, classes)
+    parcel, tensors = given.parcel(1, {})
+    with pytest.raises(TypeError, match="other objects"):
+        opened(unpack(parcel, tensors, classes), [{}])
