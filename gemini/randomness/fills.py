@@ -1,0 +1,106 @@
+"""Fills: the ops of torch that draw random numbers, and how to draw for the whole batch and take a part.
+
+Most draws fill a tensor whose contents do not matter (`bernoulli_(0.9)` in a dropout). They are drawn for a tensor of
+the whole batch, in the same order of memory, and a micro-batch gets its slice. Draws that depend on contents
+(`multinomial`, `bernoulli` of probabilities) cannot be made before all micro-batches are there: they are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# In place: the tensor is filled, whatever it held; the other arguments are numbers.
+IN_PLACE = {
+    aten.bernoulli_.float,
+    aten.uniform_.default,
+    aten.normal_.default,
+    aten.exponential_.default,
+    aten.random_.default,
+    aten.random_.to,
+    getattr(aten.random_, "from"),
+    aten.cauchy_.default,
+    aten.log_normal_.default,
+    aten.geometric_.default,
+}
+# Like another tensor, whose contents do not matter.
+LIKE = {
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten.bernoulli.p,
+}
+# New: where among the arguments the size is.
+NEW = {
+    aten.rand.default: 0,
+    aten.randn.default: 0,
+    aten.randint.default: 1,
+    aten.randint.low: 2,
+    aten.normal.float_float: 2,
+}
+NOISY = {aten.native_dropout.default}
+
+
+class UnsliceableDraw(Exception):
+    """Random numbers that cannot be drawn for the whole batch first."""
+
+
+def draws(function: Any) -> bool:
+    """Whether an op may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in function.tags
+
+
+def is_fill(function: Any) -> bool:
+    """Whether an op only fills a tensor with random numbers."""
+    return function in IN_PLACE or function in LIKE or function in NEW or function in NOISY
+
+
+def shape_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape of what an op draws."""
+    return tuple(args[NEW[function]]) if function in NEW else tuple(args[0].shape)
+
+
+def order_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The dimensions in the order of memory; None where memory has gaps or overlaps."""
+    if function in NEW:
+        return tuple(range(len(args[NEW[function]])))
+    tensor = args[0]
+    order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def whole(shape: tuple[int, ...], order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """An empty tensor of a shape whose dimensions lie in memory in an order."""
+    memory = like.new_empty([shape[dim] for dim in order])
+    return memory.permute([order.index(dim) for dim in range(len(shape))])
+
+
+def draw_whole(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...], order: tuple[int, ...]
+) -> torch.Tensor:
+    """What the op draws for a tensor of another shape."""
+    if function in NEW:
+        at = NEW[function]
+        found: torch.Tensor = function(*args[:at], list(shape), *args[at + 1 :], **kwargs)
+        return found
+    given = whole(shape, order, args[0])
+    if function in NOISY:
+        mask: torch.Tensor = function(given.fill_(1), *args[1:], **kwargs)[1]
+        return mask
+    drawn: torch.Tensor = function(given, *args[1:], **kwargs)
+    return drawn
+
+
+def give(function: Any, args: tuple[Any, ...], part: torch.Tensor) -> Any:
+    """Return a drawn part as the op would have."""
+    if function in IN_PLACE:
+        return args[0].copy_(part)
+    if function in NOISY:
+        tensor, probability = args[:2]
+        mask = part.clone()
+        return tensor * mask * (1 / (1 - probability) if probability < 1 else 0.0), mask
+    return part.clone()

@@ -1,0 +1,109 @@
+"""A stage in micro-batches draws what it would draw for the whole batch, and leaves the generator there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.randomness.fills import UnsliceableDraw
+from gemini.randomness.recording import Recorder, patterns
+from gemini.randomness.slicing import DrawsDiffer, SlicedDraws
+
+Code = Callable[[torch.Tensor], torch.Tensor]
+_lstm = nn.LSTM(6, 6, 2, dropout=0.3, batch_first=True)
+_layer = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.2, batch_first=True)
+
+
+def attention(x: torch.Tensor) -> torch.Tensor:
+    heads = x.unflatten(-1, (2, 3)).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.25).transpose(1, 2).flatten(2)
+
+
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return F.dropout(torch.relu(F.dropout(x, 0.4)), 0.1)
+
+
+CODES: dict[str, Code] = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "twice": twice,
+    "time first": lambda x: F.dropout(x.transpose(0, 1), 0.3).transpose(0, 1),
+    "flattened": lambda x: F.dropout(x.flatten(0, 1), 0.3).unflatten(0, (x.shape[0], -1)),
+    "attention": attention,
+    "channels": lambda x: F.dropout1d(x, 0.5),
+    "alpha": lambda x: F.alpha_dropout(x, 0.3, True),
+    "noise": lambda x: x + torch.randn_like(x) * 0.1,
+    "new": lambda x: x * torch.rand(x.shape[0], 1, 1, dtype=x.dtype),
+    "gumbel": lambda x: F.gumbel_softmax(x, dim=-1),
+    "one number for all": lambda x: x * torch.rand(()) + torch.randint(0, 5, (1,)),
+    "lstm": lambda x: _lstm.to(x.dtype)(x)[0],
+    "layer": lambda x: _layer.to(x.dtype)(x),
+}
+
+
+def recorded(code: Code, x: torch.Tensor, samples: int) -> list:
+    recorder = Recorder()
+    with torch.random.fork_rng(), recorder:
+        code(x[:samples].clone())
+    return recorder.draws
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES.keys())
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3, 1), (1,) * 7], ids=str)
+def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
+    samples = sum(sizes)
+    x = torch.randn(samples, 5, 6, dtype=torch.float64, requires_grad=True)
+    found = patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
+    torch.manual_seed(7)
+    expected = code(x)
+    after = torch.get_rng_state()
+    expected.pow(2).sum().backward()
+    wanted, x.grad = x.grad, None
+
+    torch.manual_seed(7)
+    draws, start, parts = SlicedDraws(found, samples), 0, []
+    for length in sizes:
+        with draws.piece(start, length):
+            parts.append(code(x[start : start + length]))
+        if start == 0:
+            assert torch.equal(torch.get_rng_state(), after)
+        start += length
+    draws.release()
+    assert torch.equal(torch.get_rng_state(), after)
+    torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
+    torch.cat(parts).pow(2).sum().backward()
+    torch.testing.assert_close(x.grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_draws_by_contents_are_refused() -> None:
+    x = torch.rand(4, 5, 6)
+    for code in (lambda x: x * torch.bernoulli(x), lambda x: torch.multinomial(x[:, 0], 2)):
+        with pytest.raises(UnsliceableDraw, match="depend on contents"):
+            recorded(code, x, 3)
+
+
+def test_draws_that_grow_otherwise_are_refused() -> None:
+    x = torch.rand(4, 5, 6)
+    for code in (
+        lambda x: torch.rand(len(x) + 1),
+        lambda x: torch.rand(len(x), len(x)),
+        lambda x: torch.rand(9 // len(x)),
+    ):
+        with pytest.raises(UnsliceableDraw):
+            patterns(recorded(code, x, 3), 3, recorded(code, x, 2), 2)
+
+
+def test_another_draw_than_recorded_is_noticed() -> None:
+    x = torch.rand(4, 5, 6)
+    found = patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
+    for code in (lambda x: F.dropout(x, 0.4), lambda x: twice(F.dropout(x)), lambda x: twice(x[:, :4])):
+        with pytest.raises(DrawsDiffer), SlicedDraws(found, 4).piece(0, 2):
+            code(x[:2])
+
+
+def test_attention_without_dropout_draws_nothing() -> None:
+    heads = torch.rand(4, 2, 5, 3)
+    assert recorded(lambda x: F.scaled_dot_product_attention(x, x, x), heads, 3) == []
