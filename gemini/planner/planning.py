@@ -1,0 +1,130 @@
+"""Planning: the flow from a model and a batch to the plan of its step.
+
+    samples ─► capture of a micro-batch ─► proof that it may be one ─► profile ─► layouts ─► schedule ─► stages
+
+All is about one micro-batch, on as many threads as a worker has: so the simulation is about what will run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.graph import Graph
+from gemini.errors import GeminiError
+from gemini.partition.options import Options, Worker
+from gemini.pipe.piped import Piped
+from gemini.planner.drawing import record_draws
+from gemini.planner.layouts import layouts
+from gemini.planner.pieces import part_of, piece_sizes
+from gemini.planner.samples import find_samples
+from gemini.planner.scheduling import AUTO, choose
+from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.profiling.result import Profile
+from gemini.schedule.links import Links, Table
+
+LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a plan is asked for."""
+
+    workers: int
+    micro_batches: int
+    threads: int = 1  # of a worker
+    partitioner: str = "exact"
+    schedule: str = AUTO
+    memory_mb: float | None = None  # of a worker
+    links: Links = LOCAL
+    seed: int = 0
+    cache: bool | str | Path = True
+
+    def options(self, micro_batches: int) -> Options:
+        """What partitioners and analysis are told."""
+        workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
+        # The graph is that of one micro-batch, and its sizes are divided by their number: so is the bandwidth.
+        links = Links(self.links.latency, _divided(self.links.bandwidth, micro_batches))
+        return Options(workers=workers, links=links, micro_batches=micro_batches, seed=self.seed, time_limit=2.0)
+
+
+def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
+    """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
+    from gemini.codegen import generate
+    from gemini.splitting import prove_graph
+
+    batch = find_samples(model, args, kwargs)
+    if batch is None:
+        raise UnplannableError("none of its inputs counts samples")
+    sizes = piece_sizes(batch.size, wish.micro_batches)
+    piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
+    graph = _captured(model, *piece, wish)
+    forms = prove_graph(graph)
+    if forms.reason:
+        raise UnplannableError(forms.reason)
+    profile = _profiled(graph, *piece, wish)
+    options = wish.options(len(sizes))
+    choice = choose(
+        graph, profile, layouts(graph, profile, wish.workers, wish.partitioner, options), options, wish.schedule
+    )
+    shares = {node: at for at, node in enumerate(sorted(forms.node_shares))}
+    codes = generate(graph, choice.partition, shares=shares)
+    piped = Piped(model, graph, profile, choice.partition, codes)
+    draws = record_draws(piped, args, kwargs, batch)
+    return StepPlan(piped, choice.plan, choice.name, len(sizes), choice.analysis, draws, forms, shares)
+
+
+def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    from gemini.pipe.kept_graphs import capture_or_reuse
+    from gemini.profiling.cache import default_folder
+
+    folder = None
+    if wish.cache:
+        folder = default_folder().parent / "graphs" if wish.cache is True else Path(wish.cache) / "graphs"
+    settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
+    try:
+        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder)
+    except GeminiError as error:
+        raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
+    if graph.is_whole:
+        raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
+    return graph
+
+
+def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Profile:
+    from gemini.profiling import profile
+
+    with _threads(wish.threads):
+        found = profile(graph, args, kwargs, rounds=2, check=False, cache=wish.cache)
+    return _of_all_pieces(found, wish.micro_batches)
+
+
+def _of_all_pieces(profile: Profile, pieces: int) -> Profile:
+    """The costs of the whole batch if it is run in equal pieces: what is later divided among them."""
+    scaled = ("forward_ms", "backward_ms", "forward_peak_mb", "backward_peak_mb", "input_mb", "output_mb", "saved_mb",
+              "saved_own_mb", "moved_mb", "forward_moved_mb", "host_ms", "device_ms")  # fmt: skip
+    nodes = tuple(replace(node, **{name: getattr(node, name) * pieces for name in scaled}) for node in profile.nodes)
+    values = tuple(size * pieces for size in profile.values_mb)
+    return replace(profile, nodes=nodes, values_mb=values, check=None, unchecked="scaled from a micro-batch")
+
+
+def _divided(table: Table, count: int) -> Table:
+    if isinstance(table, tuple):
+        return tuple(tuple(entry / count for entry in row) for row in table)
+    return table / count
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,80 @@
+"""Scheduling: the fastest schedule for a model among layouts, by simulation on measured times.
+
+For every layout all schedules of the library that run on it, and composed ones, are simulated with the times of the
+profile and the cost of the links. A schedule that is asked for by name is taken on the layout that suits it best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gemini.capture.graph import Graph
+from gemini.errors import GeminiError, ScheduleError
+from gemini.partition.analysis import analyse
+from gemini.partition.figures import Analysis
+from gemini.partition.options import Options
+from gemini.partition.partition import Partition
+from gemini.partition.prediction import COMPOSED, find_schedule
+from gemini.profiling.result import Profile
+from gemini.schedule.library import LIBRARY
+from gemini.schedule.schedplan import SchedPlan
+
+AUTO = "auto"
+_WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
+_TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout with a schedule, and what they are expected to do."""
+
+    partition: Partition
+    analysis: Analysis
+    plan: SchedPlan
+
+    @property
+    def name(self) -> str:
+        """The schedule."""
+        return self.analysis.schedule
+
+
+def choose(
+    graph: Graph, profile: Profile, layouts: Iterable[Partition], options: Options, schedule: str = AUTO
+) -> Choice:
+    """The fastest of all; raises ScheduleError where a schedule that was asked for runs on no layout."""
+    best: Choice | None = None
+    tried = []
+    for found in _choices(graph, profile, layouts, options, schedule):
+        tried.append(found)
+        if not found.analysis.fits:
+            continue
+        if best is None or found.analysis.step_ms < best.analysis.step_ms * (1 - _WORTH):
+            best = found
+    if best is None and tried:
+        best = min(tried, key=lambda one: max(worker.memory.total_mb for worker in one.analysis.workers))
+    if best is None:
+        raise ScheduleError(
+            f"{schedule} does not run on any layout of {graph.model_name} on these workers\n"
+            f"    → schedule='auto', or one of {', '.join(LIBRARY)}"
+        )
+    return best
+
+
+def _choices(
+    graph: Graph, profile: Profile, layouts: Iterable[Partition], options: Options, schedule: str
+) -> Iterator[Choice]:
+    names = _names() if schedule == AUTO else [find_schedule(schedule)]
+    for partition in layouts:
+        for name in names:
+            wanted = replace(options, schedule=name)
+            try:
+                found = analyse(graph, profile, partition, wanted)
+            except GeminiError:
+                continue
+            if found.schedule == name and found.plan is not None:  # else shown for another one
+                yield Choice(partition, found, found.plan)
+
+
+def _names() -> list[str]:
+    return [*(name for name in LIBRARY if name not in _TWO_WEIGHTS), COMPOSED]
