@@ -1,0 +1,115 @@
+"""The trace of a step: what every worker did and when, beside what was planned.
+
+step.json     for https://ui.perfetto.dev: a slice for every action, arrows along dependencies
+step.png      planned above, measured below, on one scale of time
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gemini.errors import InvalidPlanError, MissingEngineError
+from gemini.schedule.block import Action, Block
+from gemini.schedule.export.perfetto import save_trace
+from gemini.schedule.files import write_whole
+from gemini.schedule.schedplan import SchedPlan, connect
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One action as it ran; ms since the step began."""
+
+    worker: int
+    action: Action
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A step that ran by a plan."""
+
+    planned: SchedPlan
+    measured: SchedPlan
+    step_ms: float  # as the program saw it, from the request to the last gradient
+    predicted_ms: float
+    peak_mb: tuple[float, ...] = ()  # of each worker, measured; empty where it was not
+    predicted_mb: tuple[float, ...] = ()
+
+    @property
+    def bubble(self) -> float:
+        """The share of all workers' time in which they did nothing."""
+        busy = sum(block.span for block in self.measured)
+        return 1 - float(busy) / (float(self.measured.nsteps) * self.measured.ndevs) if len(self.measured) else 0.0
+
+    def __str__(self) -> str:
+        error = self.step_ms / self.predicted_ms - 1 if self.predicted_ms else 0.0
+        text = f"step {self.step_ms:.1f} ms, {self.predicted_ms:.1f} predicted ({error:+.1%}); bubble {self.bubble:.1%}"
+        if self.peak_mb and self.predicted_mb:
+            text += f"; largest worker {max(self.peak_mb):.0f} MB, {max(self.predicted_mb):.0f} predicted"
+        return text
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the trace for Perfetto and, where matplotlib is installed, the picture."""
+        where = Path(folder)
+        where.mkdir(parents=True, exist_ok=True)
+        written = [save_trace(self.measured, where / "step.json")]
+        try:
+            written.append(draw_both(self, where / "step.png"))
+        except MissingEngineError:
+            return written
+        return written
+
+
+def executed(plan: SchedPlan, ran: Sequence[Ran]) -> SchedPlan:
+    """What ran, as a plan with the times it had; raises where it is not what was planned."""
+    originals = {block.action: block for block in plan}
+    unplanned = [str(one.action) for one in ran if one.action not in originals]
+    missing = originals.keys() - {one.action for one in ran}
+    if unplanned or missing:
+        raise InvalidPlanError(
+            f"ran but not planned: {', '.join(unplanned[:8]) or 'nothing'}; planned but not run: "
+            f"{', '.join(map(str, sorted(missing)[:8])) or 'nothing'}\n    → give the plan that the step ran by"
+        )
+    found = SchedPlan(plan.ndevs)
+    found.placement = plan.placement
+    twins: dict[Block, Block] = {}
+    for one in sorted(ran, key=lambda one: one.begin):
+        block = originals[one.action]
+        span = max(one.end - one.begin, 1e-6)
+        twins[block] = Block(block.mid, span, block.memory, block.btype, stage=block.stage, gid=block.gid)
+        found.add_block(twins[block], plan.device(block), max(one.begin, 0.0))
+    connect(twins)
+    return found
+
+
+def draw_both(trace: StepTrace, path: Path) -> Path:
+    """Planned and measured, one above the other, on one scale of time."""
+    try:
+        import matplotlib.image
+        import numpy as np
+    except ImportError as error:
+        raise MissingEngineError("matplotlib", "viz", "drawing a step") from error
+    from gemini.schedule.draw.figure import render_figure
+    from gemini.schedule.draw.timeline import timeline
+
+    end = max(trace.planned.nsteps, trace.measured.nsteps)
+    titles = {
+        f"planned: {trace.predicted_ms:.1f} ms": trace.planned,
+        f"measured: {trace.step_ms:.1f} ms": trace.measured,
+    }
+    pictures = []
+    for title, plan in titles.items():
+        picture = replace(timeline(plan, title), end=end, phases=None)
+        pictures.append(matplotlib.image.imread(io.BytesIO(render_figure(picture, "png")), format="png"))
+    width = max(picture.shape[1] for picture in pictures)
+    padded = [
+        np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=1.0) for picture in pictures
+    ]
+    content = io.BytesIO()
+    matplotlib.image.imsave(content, np.concatenate(padded), format="png")
+    write_whole(path, content.getvalue())
+    return path

@@ -1,0 +1,43 @@
+"""What a step did, as a plan of its own, a trace and a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gemini.errors import InvalidPlanError
+from gemini.report.step_trace import Ran, StepTrace, executed
+from gemini.schedule.export.perfetto import load_trace
+from gemini.schedule.library import library
+from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.simulate import simulate
+
+
+def ran_slower(plan: SchedPlan) -> list[Ran]:
+    times = simulate(plan, jitter=0.3, seed=1).times
+    return [Ran(plan.device(block)[0], block.action, *times[block]) for block in times]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
+def test_a_step_is_saved_as_it_ran(name: str, tmp_path: Path) -> None:
+    plan = library(name, 2, 4)
+    measured = executed(plan, ran_slower(plan))
+    assert [[b.action for b in measured.device_blocks(d)] for d in (0, 1)] == [
+        [b.action for b in plan.device_blocks(d)] for d in (0, 1)
+    ]
+    trace = StepTrace(plan, measured, 50.0, 40.0, (10.0, 12.0), (11.0, 11.0))
+    assert "+25.0%" in str(trace)
+    assert "12 MB, 11 predicted" in str(trace)
+    assert 0 < trace.bubble < 0.5
+    files = trace.save(tmp_path / "run")
+    assert load_trace(files[0]).nsteps == measured.nsteps
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_actions_than_planned_are_refused() -> None:
+    plan = library("1f1b", 2, 4)
+    with pytest.raises(InvalidPlanError, match="planned but not run: 0F0"):
+        executed(plan, [one for one in ran_slower(plan) if str(one.action) != "0F0"])
+    with pytest.raises(InvalidPlanError, match="not planned: 3F9"):
+        executed(plan, [*ran_slower(plan), Ran(0, library("1f1b", 4, 10).all_blocks()[-1].action.parse("3F9"), 0, 1)])
