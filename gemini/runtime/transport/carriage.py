@@ -43,9 +43,12 @@ class Carriage:
         self.device, self.far = device or Cpu(), far
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
         self.lines = [Line(one, Pool(one), Window(one)) for one in devices]
+        self._is_plain = type(devices[0]) is Cpu
 
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
         """Put a tensor on its way: its line and its header, which are plain data."""
+        if self._is_plain and tensor.is_cpu:
+            return 0, tensors.write(None if self.far else self.lines[0].pool, tensor)
         for at, line in enumerate(self.lines):
             if line.device.owns(tensor):
                 return at, tensors.write(None if self.far else line.pool, tensor)
@@ -56,6 +59,11 @@ class Carriage:
         return tensors.read(self.lines[header[0]].window, header[1])
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to tell: new segments, or slabs to give back."""
+        return any(line.pool.has_news or line.window.has_news for line in self.lines)
+
     def news(self) -> News:
         """What must be told before headers written so far can be read."""
         found = News([], [], [])

@@ -1,9 +1,9 @@
 """The link: messages with tensors in them, from one process to the other.
 
-A frame is plain data: the message's kind and fields, the headers of its tensors, and the news about slabs. Frequent
-messages are such data but for their tensors; any other value is pickled, with its tensors taken out. Both processes are
-ours and of one run: a link is made over a socket pair that a worker inherits, and never reads from anything else.
-Tensors of the model that live in shared memory are only named.
+A frame is plain data: the message's kind and fields, the headers of its tensors and, where there are any, the news
+about slabs and classes. Frequent messages are such data but for their tensors; any other value is pickled, with its
+tensors taken out. Both processes are ours and of one run: a link is made over a socket pair that a worker inherits, and
+never reads from anything else. Tensors of the model that live in shared memory are only named.
 """
 
 from __future__ import annotations
@@ -73,6 +73,11 @@ class Link:
         return True
 
     def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        if not self.carriage.has_news and not self.classes.has_news:
+            frame = marshal.dumps((kind, fields, headers))
+            self.carriage.device.finish()
+            self.channel.send(frame, descriptors)
+            return
         learned = self.classes.news()
         news, released = self.carriage.news(), self.carriage.released()
         try:
@@ -91,10 +96,12 @@ class Link:
         if found is None:
             return None
         frame, descriptors = found
-        kind, fields, headers, news, released, learned = marshal.loads(frame)
-        descriptors = self.carriage.take(news, descriptors)
-        self.carriage.release(released)
-        self.classes.take(learned)
+        kind, fields, headers, *news = marshal.loads(frame)
+        if news:
+            segments, released, learned = news
+            descriptors = self.carriage.take(segments, descriptors)
+            self.carriage.release(released)
+            self.classes.take(learned)
         given = [None if header is None else self._tensor(header) for header in headers]
         message = self.plain[kind](*fields, given) if kind else self._unpacked(fields[0], fields[1], given)
         return message, descriptors

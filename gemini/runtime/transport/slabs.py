@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -27,8 +27,7 @@ SEGMENT = 32 << 20  # bytes; larger tensors get a segment of their own
 _ALIGN = 64
 
 
-@dataclass(frozen=True)
-class Slab:
+class Slab(NamedTuple):
     """A piece of a segment."""
 
     segment: int
@@ -93,6 +92,11 @@ class Pool:
         """The first `size` bytes of a slab, to write."""
         return self.segments[slab.segment].view(slab.offset, size)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are such segments as `news` names."""
+        return len(self.segments) != self.announced
+
     def news(self) -> list[Segment]:
         """Segments that the receiver does not know yet."""
         with self._lock:
@@ -115,7 +119,7 @@ class Window:
     """The receiver's side: the other's segments mapped, and the slabs that have become free again."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self.device, self.where = device, device.where
         self.segments: list[Segment] = []
         self._released: deque[Slab] = deque()
 
@@ -127,6 +131,11 @@ class Window:
         """The first `size` bytes of a slab; it is released when the last tensor that looks at them is gone."""
         # What is called then runs in whatever thread drops that tensor: it only notes the slab.
         return self.segments[slab.segment].view(slab.offset, size, functools.partial(self._released.append, slab))
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are slabs to give back."""
+        return bool(self._released)
 
     def released(self) -> list[tuple[int, int, int]]:
         """The slabs to give back, each once, as plain data."""
