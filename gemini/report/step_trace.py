@@ -94,6 +94,7 @@ def draw_both(trace: StepTrace, path: Path) -> Path:
     except ImportError as error:
         raise MissingEngineError("matplotlib", "viz", "drawing a step") from error
     from gemini.schedule.draw.figure import render_figure
+    from gemini.schedule.draw.layout import lay_out
     from gemini.schedule.draw.timeline import timeline
 
     end = max(trace.planned.nsteps, trace.measured.nsteps)
@@ -101,10 +102,11 @@ def draw_both(trace: StepTrace, path: Path) -> Path:
         f"planned: {trace.predicted_ms:.1f} ms": trace.planned,
         f"measured: {trace.step_ms:.1f} ms": trace.measured,
     }
-    pictures = []
-    for title, plan in titles.items():
-        picture = replace(timeline(plan, title), end=end, phases=None)
-        pictures.append(matplotlib.image.imread(io.BytesIO(render_figure(picture, "png")), format="png"))
+    timelines = [replace(timeline(plan, title), end=end, phases=None) for title, plan in titles.items()]
+    scale = max(lay_out(one).axis_width for one in timelines)
+    pictures = [
+        matplotlib.image.imread(io.BytesIO(render_figure(one, "png", scale)), format="png") for one in timelines
+    ]
     width = max(picture.shape[1] for picture in pictures)
     padded = [
         np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=1.0) for picture in pictures

@@ -29,8 +29,8 @@ DOTS_AN_INCH = 150
 Corners = list[tuple[float, float]]
 
 
-def render_figure(picture: Timeline, form: str) -> bytes:
-    """The picture as PNG, SVG or PDF."""
+def render_figure(picture: Timeline, form: str, axis_width: float | None = None) -> bytes:
+    """The picture as PNG, SVG or PDF; the width of its time axis, in inches, is chosen unless it is given."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,7 +40,7 @@ def render_figure(picture: Timeline, form: str) -> bytes:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"hatch.linewidth": 0.6, "svg.hashsalt": "gemini", "font.family": "DejaVu Sans"})
-        layout = lay_out(picture)
+        layout = lay_out(picture, axis_width)
         figure = Figure(figsize=(layout.width, layout.height), facecolor="white")
         FigureCanvasAgg(figure)
         _draw(figure, picture, layout)

@@ -99,13 +99,14 @@ def text_width(text: str, size: float) -> float:
     return (len(text) * EM + 0.4) * size / POINTS_AN_INCH
 
 
-def lay_out(picture: Timeline) -> Layout:
-    """Choose sizes for this many rows and blocks."""
+def lay_out(picture: Timeline, axis_width: float | None = None) -> Layout:
+    """Choose sizes for this many rows and blocks; the width of the time axis may be given, to compare pictures."""
     rows = len(picture.rows)
     spans = sorted(float(block.span) for block in picture.plan) or [1.0]
     typical, end = spans[len(spans) // 5], float(picture.end) or 1.0  # four of five blocks are as wide or wider
-    axis_width = max(NARROWEST, min(end / typical * BLOCK_WIDTH, WIDEST))
-    axis_width = min(max(axis_width, end / typical * LEAST_BLOCK_WIDTH), WIDEST_OF_ALL)
+    if axis_width is None:
+        axis_width = max(NARROWEST, min(end / typical * BLOCK_WIDTH, WIDEST))
+        axis_width = min(max(axis_width, end / typical * LEAST_BLOCK_WIDTH), WIDEST_OF_ALL)
     per_unit = axis_width / end
     crowding = min(1.0, max(0.55, 1.12 - rows * 0.018))
     shrink = min(1.0, TALLEST / (rows * 0.8 * crowding))
