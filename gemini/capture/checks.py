@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Checks:
         self.model, self.call, self.saved = model, call, saved
         self.seeds: dict[str, int | None] = {}  # per batch; None: the generators as they are
         self.expected: dict[str, Observation | None] = {}
+        self.noisy: dict[str, int] = {}  # per batch, the tensors that the model's own noise makes differ
 
     def begin(self, what: str) -> None:
         """The state before a run; a second batch also gets other random numbers, so that baked-in ones show."""
@@ -78,6 +80,7 @@ class Checks:
     def differences(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """Where graph and model differ on a batch. What the graph's run raises passes through."""
         expected = self._expected(what, given, gradients)
+        self.noisy.pop(what, None)
         try:
             found = self._observe(what, self._graph(graph), given, gradients, digest)
         except RuntimeError as error:
@@ -138,19 +141,25 @@ class Checks:
 
     # ── a closer look ──────────────────────────────────────────────────────────────────────────────────────────
     def _closer(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
-        """The differences by element that the noise of the model does not explain."""
+        """The differences by element that the noise of the model does not explain, in several runs of the graph."""
         reference = self._observe(what, self._model, given, gradients, kept)
-        noise: dict[str, float] | None = None
-        for _ in range(_RERUNS):
-            found = self._against(reference, what, self._graph(graph), given, gradients).beyond(noise or {})
-            if not found:
+        close = self._against(reference, what, self._graph(graph), given, gradients)
+        if not close.lines:
+            return Differences()
+        runs = [self._against(reference, what, self._model, given, gradients) for _ in range(_RERUNS)]
+        noise = {name: max(run.off.get(name, 0.0) for run in runs) for run in runs for name in run.off}
+        left = close.beyond(noise)
+        seen = set(close.lines)
+        for _ in range(_RERUNS - 1):
+            if not left or not noise:  # without noise, the model repeats itself and so does the graph
                 break
-            if noise is None:
-                runs = [self._against(reference, what, self._model, given, gradients) for _ in range(_RERUNS)]
-                noise = {name: max(run.off.get(name, 0.0) for run in runs) for run in runs for name in run.off}
-            if not noise:  # the model repeats itself exactly
-                break
-        return found
+            close = self._against(reference, what, self._graph(graph), given, gradients)
+            again = close.beyond(noise)
+            left = {name: line for name, line in left.items() if name in again}
+            seen |= set(close.lines)
+        self.noisy[what] = len(seen - set(left))
+        parameters = [name.removeprefix(_GRADIENT) for name in left if name.startswith(_GRADIENT)]
+        return Differences(list(left.values()), len(parameters) < len(left), parameters)
 
     def _against(
         self,
@@ -173,6 +182,7 @@ class _Close:
         self.reference = reference
         self.off: dict[str, float] = {}
         self.most: dict[str, float] = {}
+        self.rounding: dict[str, float] = {}  # of its dtype
         self.lines: dict[str, str] = {}
 
     def gradient(self, name: str, grad: torch.Tensor) -> torch.Tensor:
@@ -191,15 +201,30 @@ class _Close:
             if grad is not None and (seen.grads or {}).get(name) is None:
                 self.lines[f"{_GRADIENT}{name}"] = f"{_GRADIENT}{name}: missing"
 
-    def beyond(self, noise: dict[str, float]) -> Differences:
-        """What noise does not explain."""
-        left = {
+    def beyond(self, noise: dict[str, float]) -> dict[str, str]:
+        """What noise does not explain, by name."""
+        return {
             name: line
             for name, line in self.lines.items()
-            if name not in self.off or not self.off[name] <= 2 * noise.get(name, 0.0) <= self.most[name]
+            if name not in self.off or not self.off[name] <= 2 * noise.get(name, 0.0) <= self._loudest(name)
         }
-        parameters = [name.removeprefix(_GRADIENT) for name in left if name.startswith(_GRADIENT)]
-        return Differences(list(left.values()), len(parameters) < len(left), parameters)
+
+    def _loudest(self, name: str) -> float:
+        """The noise up to which a tensor still proves something.
+
+        A gradient whose terms cancel (of a bias before a softmax or a norm) is rounding and nothing else, and may be
+        another one each time. What it is made of has the size of other gradients, so its rounding has theirs.
+        """
+        if not name.startswith(_GRADIENT):
+            return self.most[name]
+        return max(self.most[name], self.rounding[name] * self._largest)
+
+    @cached_property
+    def _largest(self) -> float:
+        """The largest element of all gradients."""
+        return max(
+            (scale_of(dense(grad)) for grad in (self.reference.grads or {}).values() if grad is not None), default=0
+        )
 
     def _note(self, name: str, expected: torch.Tensor | None, found: torch.Tensor | None) -> None:
         line = tensor_difference(expected, found)
@@ -209,6 +234,7 @@ class _Close:
         if expected is not None and found is not None and line.startswith("off"):
             expected, found = dense(expected), dense(found)
             self.off[name] = distance(expected, found)
+            self.rounding[name] = tolerance(expected)
             self.most[name] = min(_LOUDEST * tolerance(expected), _LOUDEST_SHARE) * scale_of(expected)
 
 

@@ -250,6 +250,8 @@ class Refinement:
         extent = "outputs, buffers, gradients"
         if not gradients:
             extent += " (by the same way back)"
+        if noisy := self.checks.noisy.get(what, 0):
+            extent += f" ({noisy} of them as exactly as the model repeats itself)"
         self.checked[what] = extent if self.checks.finite(what) else f"{extent} (not all finite)"
         return True
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.writes import Copy, Writes, held_tensors, put_back
+from gemini.capture.writes import Copy, held_tensors, put_back, watched_writes
 
 _CONTAINERS = (list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -166,7 +166,7 @@ class Saved:
         self.generators = Generators()
         own = (value for module in model.modules() for value in vars(module).values())
         self.own_generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
-        self.writes = Writes() if watch else None
+        self.writes = watched_writes() if watch else None
         self.copies: list[Copy] = []
         self.watch_new()
 

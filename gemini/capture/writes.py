@@ -7,6 +7,7 @@ is copied. Writes through `.data`, detached views and `out=` count, since memory
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -36,6 +37,10 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
     supports_higher_order_operators = True
     schemas: ClassVar[dict[int, tuple[int | str, ...]]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep the compiler away would load it, which takes longer than many a capture
+
     def __init__(self) -> None:
         super().__init__()
         self.copies: list[Copy] = []
@@ -54,7 +59,10 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a kernel."""
-        kwargs = kwargs or {}
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a kernel, and note what it is about to write."""
         written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
         if written is None:
             written = self.schemas[id(func)] = _written(func)
@@ -86,6 +94,23 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
                     if id(held) not in self.copied:
                         self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
                         self.copies.append(Copy(name, held, held.detach().clone()))
+
+
+class _WritesUncompiled(Writes):
+    """The same where the compiler is loaded: a model that compiles parts of itself must not compile this with them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel."""
+        return self.run(func, args, kwargs or {})
+
+
+def watched_writes() -> Writes:
+    """What fits to a process with or without the compiler."""
+    return _WritesUncompiled() if "torch._dynamo" in sys.modules else Writes()
 
 
 def _written(func: Any) -> tuple[int | str, ...]:

@@ -156,3 +156,39 @@ def test_results_that_are_not_finite_are_compared_too(factor: float) -> None:
     assert not graph.blocks
     assert graph.batch_size == 6
     assert "not all finite" in graph.checked["batch"]
+
+
+class Cancelling(nn.Module):
+    """A bias before a softmax: its gradient is 0 but for rounding, and with a noisy kernel behind it, rounding of
+    other numbers each time."""
+
+    def __init__(self, noise: float = 1e-6) -> None:
+        super().__init__()
+        self.shift, self.noisy = nn.Parameter(torch.zeros(1)), Noisy(noise)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.noisy(torch.softmax(x + self.shift, -1))
+
+
+def test_gradients_that_are_rounding_are_judged_by_the_size_of_the_others() -> None:
+    net, x = model(Cancelling()), torch.randn(6, 8)
+    graph = capture(net, (x,), depth=3)
+    assert graph.blocks == {}
+    assert "as exactly as the model repeats itself" in graph.checked["batch"]
+
+
+@pytest.mark.parametrize("target", ["torch.cumsum", "torch.cumprod"])
+def test_a_gradient_that_should_cancel_and_does_not_is_a_difference(target: str) -> None:
+    net, x = model(Cancelling()), torch.randn(6, 8)
+    graph, call = capture(net, (x,), depth=3), Call((x,), {})
+    assert not Checks(net, call, Saved(net)).differences("batch", graph, call.tensors, gradients=True)
+    wrong = next(node for node in graph.nodes if "softmax" in node.target)
+    wrong.target = target
+    found = Checks(net, call, Saved(net)).differences("batch", graph, call.tensors, gradients=True)
+    assert found.forward
+    assert "1.shift" in found.parameters
+
+
+def test_noise_as_large_as_the_gradients_proves_nothing() -> None:
+    graph = capture(model(Cancelling(0.5)), (torch.randn(6, 8),), depth=3)
+    assert graph.is_whole
