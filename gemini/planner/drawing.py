@@ -44,7 +44,8 @@ def _draws(piped: Piped, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Record
         with torch.random.fork_rng(), torch.no_grad():
             values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
-                with Recorder() as recorder:
+                recorder = Recorder()
+                with recorder.recording():
                     made = stage(*[values[port.name] for port in interface.inputs])
                 values.update(returned(interface, made))
                 found.append(recorder.draws)

@@ -10,13 +10,15 @@ grown is the one that counts samples:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemini.randomness.doors import at_doors
 from gemini.randomness.fills import UnsliceableDraw, draws, is_fill, order_of, shape_of
 
 
@@ -27,6 +29,7 @@ class Draw:
     name: str
     shape: tuple[int, ...]
     order: tuple[int, ...] | None  # dimensions as they lie in memory; None: with gaps
+    by_door: bool = False  # inside one of the functions that are watched anyway
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Pattern:
     order: tuple[int, ...]
     dim: int | None
     factor: int = 0
+
+    by_door: bool = False
 
     def of(self, samples: int) -> tuple[int, ...]:
         """The shape for a number of samples."""
@@ -52,13 +57,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[Draw] = []
+        self._at_door = False
+
+    @contextmanager
+    def _door(self) -> Iterator[None]:
+        self._at_door = True
+        try:
+            yield
+        finally:
+            self._at_door = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note the draws made inside."""
+        with at_doors(self._door), self:
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; look at the generator where it may have drawn."""
         if not draws(func):
             return func(*args, **(kwargs or {}))
         if is_fill(func):
-            self.draws.append(Draw(str(func), shape_of(func, args), order_of(func, args)))
+            self.draws.append(Draw(str(func), shape_of(func, args), order_of(func, args), self._at_door))
             return func(*args, **(kwargs or {}))
         before = torch.get_rng_state()
         found = func(*args, **(kwargs or {}))
@@ -81,9 +101,9 @@ def _pattern(one: Draw, samples: int, other: Draw, fewer: int) -> Pattern:
         raise UnsliceableDraw(f"{one.name} fills memory with gaps")
     grown = [dim for dim, (more, less) in enumerate(zip(one.shape, other.shape, strict=True)) if more != less]
     if not grown:
-        return Pattern(one.name, one.shape, one.order, None)
+        return Pattern(one.name, one.shape, one.order, None, 0, one.by_door)
     dim = grown[0]
     factor, rest = divmod(one.shape[dim], samples)
     if len(grown) > 1 or rest or other.shape[dim] != factor * fewer:
         raise UnsliceableDraw(f"{one.name} {one.shape} for {samples} samples, {other.shape} for {fewer}")
-    return Pattern(one.name, (*one.shape[:dim], 0, *one.shape[dim + 1 :]), one.order, dim, factor)
+    return Pattern(one.name, (*one.shape[:dim], 0, *one.shape[dim + 1 :]), one.order, dim, factor, one.by_door)

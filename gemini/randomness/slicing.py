@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemini.randomness.doors import at_doors
 from gemini.randomness.fills import IN_PLACE, aten, draw_whole, draws, give, is_fill, shape_of
 from gemini.randomness.recording import Pattern
 
@@ -38,7 +39,8 @@ class SlicedDraws:
             yield
             return
         mode = _Slicing(self, start, length)
-        with mode:
+        watched = at_doors(lambda: mode) if all(pattern.by_door for pattern in self.patterns) else mode
+        with watched:
             yield
         if mode.at != len(self.patterns):
             raise DrawsDiffer(f"{mode.at} draws, {len(self.patterns)} were expected")

@@ -39,6 +39,7 @@ CODES: dict[str, Code] = {
     "new": lambda x: x * torch.rand(x.shape[0], 1, 1, dtype=x.dtype),
     "gumbel": lambda x: F.gumbel_softmax(x, dim=-1),
     "one number for all": lambda x: x * torch.rand(()) + torch.randint(0, 5, (1,)),
+    "not through a door": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
     "lstm": lambda x: _lstm.to(x.dtype)(x)[0],
     "layer": lambda x: _layer.to(x.dtype)(x),
 }
@@ -46,7 +47,7 @@ CODES: dict[str, Code] = {
 
 def recorded(code: Code, x: torch.Tensor, samples: int) -> list:
     recorder = Recorder()
-    with torch.random.fork_rng(), recorder:
+    with torch.random.fork_rng(), recorder.recording():
         code(x[:samples].clone())
     return recorder.draws
 
@@ -107,3 +108,10 @@ def test_another_draw_than_recorded_is_noticed() -> None:
 def test_attention_without_dropout_draws_nothing() -> None:
     heads = torch.rand(4, 2, 5, 3)
     assert recorded(lambda x: F.scaled_dot_product_attention(x, x, x), heads, 3) == []
+
+
+def test_only_doors_are_watched_where_all_draws_come_through_them() -> None:
+    x = torch.randn(4, 5, 6)
+    for name, code in CODES.items():
+        by_door = all(draw.by_door for draw in recorded(code, x.double(), 3))
+        assert by_door == (name not in {"not through a door", "lstm"}), name

@@ -1,0 +1,70 @@
+"""Doors: the functions of torch through which nearly all code draws.
+
+To see every op of a stage costs time; to see those inside a dropout costs next to none. A stage all of whose draws came
+through doors when it was recorded needs to be watched there only. Doors are in place while a stage runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+DOORS: tuple[tuple[Any, str], ...] = (
+    *(
+        (functional, name)
+        for name in (
+            "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+            "scaled_dot_product_attention", "gumbel_softmax",
+        )
+    ),
+    *((torch, name) for name in ("dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like")),
+)  # fmt: skip
+
+Watch = Callable[[], AbstractContextManager[Any]]
+
+
+class _Watching(threading.local):
+    by: Watch | None = None
+
+
+_watching = _Watching()
+
+
+def _door(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        watch = _watching.by
+        if watch is None:
+            return original(*args, **kwargs)
+        _watching.by = None  # doors behind this one are seen already
+        try:
+            with watch():
+                return original(*args, **kwargs)
+        finally:
+            _watching.by = watch
+
+    return call
+
+
+_originals = [getattr(owner, name) for owner, name in DOORS]
+_doors = [_door(original) for original in _originals]
+
+
+@contextmanager
+def at_doors(watch: Watch) -> Iterator[None]:
+    """Run what this thread sends through a door inside `watch()`."""
+    before, _watching.by = _watching.by, watch
+    for (owner, name), door in zip(DOORS, _doors, strict=True):
+        setattr(owner, name, door)
+    try:
+        yield
+    finally:
+        for (owner, name), original in zip(DOORS, _originals, strict=True):
+            setattr(owner, name, original)
+        _watching.by = before
