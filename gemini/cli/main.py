@@ -32,6 +32,8 @@ COMMANDS = {
     "passes": "gemini.cli.passes",
     "dump": "gemini.cli.dump",
     "ast": "gemini.cli.ast",
+    "worker": "gemini.cli.worker",
+    "explain": "gemini.cli.explain",
 }
 
 SUCCESS, USAGE, INTERRUPTED = 0, 2, 130

@@ -1,0 +1,38 @@
+"""What `gemini explain` says is what happened in the last run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gemini.cli.main import main
+from gemini.report.journal import Journal
+
+
+def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path)
+    story = journal.story("Net", 2)
+    for _ in range(3):
+        story.took("overlapped")
+    story.took("dispatched", "softmax over the batch in head")
+    story.plan = "2 stages"
+    journal.write()
+    assert main(["explain", "--run-folder", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines() == [
+        "Net on 2 workers: 3 overlapped, 1 dispatched",
+        "  plan: 2 stages",
+        "  1 × not faster: softmax over the batch in head",
+    ]
+    assert main(["explain", "--run-folder", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["steps"] == {"overlapped": 3, "dispatched": 1}
+
+
+def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--run-folder", str(tmp_path / "none")]) == 2
+    assert "run a program with workers first" in capsys.readouterr().err
+    (tmp_path / "explain-1.json").write_text("{")
+    assert main(["explain", "--run-folder", str(tmp_path)]) == 2
+    assert "run the program again" in capsys.readouterr().err
