@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,37 +57,21 @@ def trained(model: nn.Module, args: Any, kwargs: Any, optimizer: Any) -> Trained
     return Trained(record, state, [name for name, _ in model.named_parameters()])
 
 
-def worst(one: Trained, other: Trained) -> tuple[float, str]:
-    """The largest difference of two trainings, and where."""
-    found = list(_differences(one, other))
-    return max(found, key=lambda pair: pair[0], default=(0.0, ""))
+def differences(one: Trained, other: Trained, first_gradients: bool = False) -> dict[str, float]:
+    """Of everything that two trainings leave, by name, each relative to the largest entry of its own tensor.
 
-
-def _differences(one: Trained, other: Trained) -> Iterator[tuple[float, str]]:
+    With `first_gradients` those of later steps do not count: rounding grows from step to step.
+    """
+    found: dict[str, float] = {}
     for step, ((loss, gradients), (loss2, gradients2)) in enumerate(zip(one.record, other.record, strict=True), 1):
-        yield difference(loss, loss2), f"loss of step {step}"
-        largest = max((float(g.abs().max()) for g in gradients if g is not None and g.numel()), default=0.0)
-        if step > 1 and any(g is not None and g.dtype is torch.float32 for g in gradients):
-            continue  # rounding grows from step to step: in single precision the first gradients and the weights count
-        for name, a, b in zip(one.names, gradients, gradients2, strict=True):
-            yield difference(a, b, largest * 1e-3), f"gradient of {name} in step {step}"
+        found[f"loss of step {step}"] = difference(loss, loss2)
+        if step == 1 or not first_gradients:
+            for name, a, b in zip(one.names, gradients, gradients2, strict=True):
+                found[f"gradient of {name} in step {step}"] = difference(a, b)
     if one.state.keys() != other.state.keys():
-        yield float("inf"), f"names {sorted(one.state.keys() ^ other.state.keys())[:3]}"
-        return
-    idle = _idle(one)
-    for name, value in one.state.items():
-        if name not in idle:
-            yield difference(value, other.state[name], 1.0), f"final {name}"
-
-
-def _idle(one: Trained) -> set[str]:
-    """Parameters whose gradient is 0 but for rounding, which optimizers that divide by its size make large."""
-    found = set(one.names)
-    for _, gradients in one.record:
-        sizes = [float(g.abs().max()) if g is not None and g.numel() else 0.0 for g in gradients]
-        limit = 1e-10 * max(sizes, default=0.0)
-        found -= {name for name, size in zip(one.names, sizes, strict=True) if size > limit}
-    return found
+        found[f"names {sorted(one.state.keys() ^ other.state.keys())[:3]}"] = float("inf")
+        return found
+    return found | {f"final {name}": difference(value, other.state[name]) for name, value in one.state.items()}
 
 
 def difference(one: torch.Tensor | None, other: torch.Tensor | None, least: float = 0.0) -> float:
@@ -106,7 +90,7 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None, least: floa
     if not bool((a.isfinite() & b.isfinite()).all()):
         return float("inf")
     whole = one[one.isfinite()].abs()
-    return float((a - b).abs().max()) / max(float(whole.max()), least, 1e-12)
+    return float((a - b).abs().max()) / max(float(whole.max()), least, sys.float_info.min)
 
 
 def largest_difference(one: Record, other: Record) -> float:

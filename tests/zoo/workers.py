@@ -91,7 +91,10 @@ def _chosen(options: argparse.Namespace) -> list[Animal]:
 def _line(row: results.Row) -> str:
     return (
         f"{row['status']:13s} {row['model']:36s} {row.get('dtype', ''):8s} workers {row.get('used', 0)} "
-        f"units {row.get('units', 0):3d} elsewhere {row.get('elsewhere', 0):4.0%} difference {row.get('worst', 0):.0e} "
+        f"units {row.get('units', 0):3d} elsewhere {row.get('elsewhere', 0):4.0%} "
+        f"differences {row.get('worst', 0):.0e} {row.get('worst_sgd', 0):.0e} "
+        f"order {row.get('order', '-')!s:.60} {row.get('order_sgd', '-')!s:.60} "
+        f"noise {row.get('noise', 0)}/{row.get('noise_sgd', 0)} "
         f"{row.get('building', 0):5.1f}+{row.get('seconds', 0):4.1f} s  {row.get('reason', '')[:200]}"
     )
 

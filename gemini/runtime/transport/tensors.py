@@ -1,7 +1,7 @@
 """Tensors on the way: a header that says everything, and the contents in a slab or, if small, in the header itself.
 
-The memory layout travels along where it is dense (channels-last, transposed), since kernels may round differently for
-another one; anything else arrives contiguous.
+The memory layout travels along (channels-last, transposed, a part of a larger tensor, expanded), since kernels may
+round differently for another one; only what overlaps itself or is mostly gaps arrives contiguous.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gemini.runtime.transport.slabs import Pool, Slab, Window
 
 Header = tuple[Any, ...]
 INLINE = 16 << 10  # bytes: up to here copying them once more costs less than sharing them
+_GAPS = 4  # times its contents that the memory of a tensor with gaps may be
 _OURS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -40,15 +41,29 @@ def write(pool: Pool | None, tensor: torch.Tensor) -> Header:
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
-    order = _dense_order(plain)
-    dense = plain.permute(order) if order else plain  # contiguous, or about to be
-    facts = (_name(plain.dtype), tuple(plain.shape), order, tensor.requires_grad)
-    size = dense.numel() * dense.element_size()
-    if pool is None or not size or (size <= INLINE and plain.is_cpu):
-        return ("inline", dense.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if size else b"", *facts)
+    strides = _layout(plain)
+    facts = (_name(plain.dtype), tuple(plain.shape), strides, tensor.requires_grad)
+    size = _span(plain.shape, strides) * plain.element_size()
+    if not size:
+        return ("inline", b"", *facts)
+    if pool is None or (size <= INLINE and plain.is_cpu):
+        memory = torch.zeros(size, dtype=torch.uint8) if strides else torch.empty(size, dtype=torch.uint8)
+        _fill(memory, plain, strides)
+        return ("inline", memory.numpy().tobytes(), *facts)
     slab = pool.take(size)
-    pool.view(slab, size).view(plain.dtype).view(dense.shape).copy_(dense)
+    _fill(pool.view(slab, size), plain, strides)
     return ("slab", tuple(slab), *facts)
+
+
+def _fill(memory: torch.Tensor, tensor: torch.Tensor, strides: Sequence[int]) -> None:
+    """Put the contents of a tensor into bytes, in a layout; dimensions that repeat are written once."""
+    target = memory.view(tensor.dtype)
+    if not strides:
+        target.view(tensor.shape).copy_(tensor)
+        return
+    once = [0 if not stride else slice(None) for stride in strides]
+    kept = [at for at, stride in enumerate(strides) if stride]
+    target.as_strided([tensor.shape[at] for at in kept], [strides[at] for at in kept], 0).copy_(tensor[tuple(once)])
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -76,24 +91,24 @@ def read(window: Window, header: Header) -> torch.Tensor:
         return torch.sparse_coo_tensor(
             read(window, where), read(window, values), shape, is_coalesced=coalesced, check_invariants=False
         )
-    name, shape, order, requires_grad = rest
+    name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
     if kind == "inline":
-        found = _copied(where, dtype, shape, order)
+        found = _copied(where, dtype, shape, strides)
         if window.where.type != "cpu":
             found = found.to(window.where)
     else:
-        memory = window.look(Slab(*where), math.prod(shape) * dtype.itemsize)
+        memory = window.look(Slab(*where), _span(shape, strides) * dtype.itemsize)
         # Not a view of anything: autograd treats writes to views of another's results with suspicion.
         empty = torch.empty(0, dtype=dtype, device=window.where)
-        found = empty.set_(memory.untyped_storage(), 0, shape, _strides(shape, order))
+        found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
     return found.requires_grad_() if requires_grad else found
 
 
-def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], order: Sequence[int]) -> torch.Tensor:
+def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:
     """A tensor with memory of its own."""
-    if order:
-        found = torch.empty_strided(shape, _strides(shape, order), dtype=dtype, device="cpu")
+    if strides:
+        found = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     else:
         found = torch.empty(shape, dtype=dtype, device="cpu")
     if contents:
@@ -101,18 +116,32 @@ def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], order: 
     return found
 
 
-def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The dimensions from slowest to fastest, if the tensor is dense in another order than that of its dimensions."""
+def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that a tensor is to have on the other side; none for contiguous ones."""
     if tensor.is_contiguous():
         return ()
-    order = sorted(range(tensor.dim()), key=lambda at: (-tensor.stride(at), at))
-    return tuple(order) if tensor.permute(order).is_contiguous() else ()
+    # Of a dimension of size 1 any stride is right; torch's own choice of a layout looks at them too.
+    sizes = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    end = 0  # of what the dimensions so far reach
+    for stride, size in sizes:
+        if stride and stride <= end:
+            return ()  # it overlaps itself
+        end += stride * (size - 1)
+    once = math.prod(size for stride, size in sizes if stride)
+    return tuple(tensor.stride()) if end < _GAPS * once else ()
 
 
-def _strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The strides of a tensor whose dimensions, put in `order`, are contiguous."""
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many entries of memory a layout takes."""
+    if not strides:
+        return math.prod(shape)
+    return 1 + sum(stride * (size - 1) for stride, size in zip(strides, shape, strict=True))
+
+
+def _contiguous(shape: Sequence[int]) -> list[int]:
+    """The strides of a contiguous tensor."""
     strides, step = [0] * len(shape), 1
-    for at in reversed(order or range(len(shape))):
+    for at in reversed(range(len(shape))):
         strides[at] = step
         step *= shape[at]
     return strides
