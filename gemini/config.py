@@ -52,7 +52,9 @@ class GeminiConfig:
         None, settings.device_mapping, 'devices, as {"stage_0": {"shard_0": "cuda:0"}}', hash=False
     )
     partitioner: str = _setting("exact", settings.partitioner, "how the model is cut")
-    schedule: str = _setting("auto", settings.schedule, "pipeline schedule: auto, a library name, or a plan's file")
+    schedule: str = _setting("auto", settings.schedule, "auto, composed, none, a library name, or a plan's file")
+    rng: str = _setting("exact", settings.rng, "exact: random numbers as on one device; fast: each worker its own")
+    trace: bool = _setting(False, settings.flag, "write the timeline of a step to the run folder")
     memory_limit: int | None = _setting(None, settings.memory, "memory of a device, in bytes or as 12GB")
     workers: int | None = _setting(None, settings.count, "worker processes")
     watchdog: float = _setting(60.0, settings.seconds, "seconds after which a worker that does not answer hangs")

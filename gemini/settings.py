@@ -19,6 +19,9 @@ _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 PARTITIONERS = ("exact", "metis", "mpipe", "acyclic", "multilevel", "pipedream")
 _DEVICE = re.compile(r"[a-z][a-z_]*(:\d+)?")
 
+SCHEDULES = ("auto", "composed", "none")  # besides those of the library
+RNG = ("exact", "fast")
+
 
 @dataclass(frozen=True)
 class Wrong:
@@ -88,15 +91,20 @@ def partitioner(value: Any) -> str | Wrong:
 
 
 def schedule(value: Any) -> str | Wrong:
-    """`auto`, a schedule of the library, or the path of a plan's JSON file."""
+    """`auto`, `composed`, `none`, a schedule of the library, or the path of a plan's JSON file."""
     text = str(os.fspath(value)) if isinstance(value, os.PathLike) else value
-    if isinstance(text, str) and (text == "auto" or text.endswith(".json")):
+    if isinstance(text, str) and (text in SCHEDULES or text.endswith(".json")):
         return text
     from gemini.schedule.library import LIBRARY
 
     if isinstance(text, str) and text in LIBRARY:
         return text
-    return Wrong("not a schedule", remedy(str(text), ["auto", *LIBRARY]) + ", or a plan's .json file")
+    return Wrong("not a schedule", remedy(str(text), [*SCHEDULES, *LIBRARY]) + ", or a plan's .json file")
+
+
+def rng(value: Any) -> str | Wrong:
+    """How micro-batches draw random numbers."""
+    return value if value in RNG else Wrong("not a way to draw", remedy(str(value), RNG))
 
 
 def installed(group: str) -> list[str]:
@@ -137,10 +145,17 @@ def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
         if set(shards) != {f"shard_{number}" for number in range(len(shards))}:
             names = ", ".join(map(str, shards))
             return Wrong(f"{stage}: shards must be shard_0 … shard_{len(shards) - 1}, got {names}", example)
-        bad = [name for name in shards.values() if not isinstance(name, str) or not _DEVICE.fullmatch(name)]
+        bad = [name for name in shards.values() if not _is_device(name)]
         if bad:
-            return Wrong(f"{stage}: {bad[0]!r} is not a device", "name devices as cpu, cuda:0, xpu:1")
+            remedy = "name devices as cpu, cuda:0, xpu:1, and those of other hosts as node2:9000/cuda:0"
+            return Wrong(f"{stage}: {bad[0]!r} is not a device", remedy)
         result[stage] = MappingProxyType(
             {f"shard_{number}": shards[f"shard_{number}"] for number in range(len(shards))}
         )
     return MappingProxyType(result)
+
+
+def _is_device(name: Any) -> bool:
+    from gemini.runtime.hosts.address import worker_at
+
+    return isinstance(name, str) and bool(_DEVICE.fullmatch(name) or worker_at(name))

@@ -48,6 +48,8 @@ OPTIONS = (
     Option("--accum-degree", "N", "micro-batches a batch is split into"),
     Option("--partitioner", "NAME", "how the model is cut"),
     Option("--schedule", "NAME", "pipeline schedule: a name, or a plan's file"),
+    Option("--rng", "KIND", "exact: random numbers as on one device; fast: each worker its own"),
+    Option("--trace", "", "write the timeline of a step to the run folder"),
     Option("--memory-limit", "SIZE", "memory of a device, as 12GB"),
     Option("--workers", "N", "worker processes"),
     Option("--watchdog", "SECONDS", "seconds after which a worker that does not answer hangs"),
