@@ -54,8 +54,15 @@ class Managed:
         self._proofs: dict[Any, Proof] = {}
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
-        """Choose units and install them; by module."""
+        """Choose units and install them; by module. Where that fails, everything is where it was."""
         self.planned = True
+        try:
+            return self._plan(model, observation)
+        except BaseException:
+            self.household.let_go()
+            raise
+
+    def _plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
         self._names = {id(module): name for name, module in model.named_modules()}
         self.household.take_in([*model.parameters(), *model.buffers()])
         chosen = choose(observation.root, len(self.crew.workers))
@@ -93,6 +100,7 @@ class Managed:
             self.household.units.append(number)
             self.record.plan.append([name, place])
             return {seen.module: unit}
+        unit.leave()
         return self._inside(unit, reason)
 
     def split(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:

@@ -17,6 +17,7 @@ import torch
 _OUT_OF_MEMORY = 2
 _LAZY_PEER_ACCESS = 1
 _HANDLE = 64  # bytes
+_BLOCK = 2 << 20  # bytes
 
 
 class _Handle(ctypes.Structure):
@@ -81,10 +82,14 @@ def _on(index: int) -> Iterator[None]:
 
 
 def allocate(index: int, size: int) -> int:
-    """The address of new memory on a device."""
+    """The address of new memory on a device.
+
+    In whole blocks of the driver: smaller pieces share one, a handle names the block and not the piece, and nobody can
+    open the same block twice.
+    """
     address = ctypes.c_uint64()
     with _on(index):
-        _call("cuMemAlloc_v2", ctypes.byref(address), size)
+        _call("cuMemAlloc_v2", ctypes.byref(address), -(-size // _BLOCK) * _BLOCK)
     return address.value
 
 
