@@ -30,7 +30,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_any_hooks(module: nn.Module) -> bool:
     """Whether hooks hang on a module, those that only collect included."""
-    return any(getattr(module, kind) for kind in _KINDS)
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def with_hooks(

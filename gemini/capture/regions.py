@@ -28,6 +28,8 @@ class Region:
     @staticmethod
     def current() -> Region:
         """The region that the calling code runs in."""
+        if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+            return _PLAIN[torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         autocast = tuple(
             (kind, True, str(torch.get_autocast_dtype(kind)).removeprefix("torch."))
             for kind in DEVICE_TYPES
@@ -47,6 +49,9 @@ class Region:
             if wanted.get(kind) != present.get(kind):
                 dtype = getattr(torch, wanted[kind]) if kind in wanted else None
                 stack.enter_context(torch.autocast(kind, enabled=kind in wanted, dtype=dtype))
+
+
+_PLAIN = {(grad, inference): Region(grad, inference, ()) for grad in (True, False) for inference in (True, False)}
 
 
 class RegionSwitch:

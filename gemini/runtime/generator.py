@@ -5,6 +5,8 @@ The state of the CPU's generator comes first and has always the same size; that 
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
 from gemini.runtime.devices.base import Device
@@ -12,7 +14,8 @@ from gemini.runtime.devices.base import Device
 
 def get_state(device: Device | None = None, at: torch.device | None = None) -> bytes:
     """The states in this process: the CPU's, and that of a device or of another one of its kind, `at`."""
-    state: bytes = torch.get_rng_state().numpy().tobytes()
+    found: torch.Tensor = torch.default_generator.get_state()
+    state = ctypes.string_at(found.data_ptr(), found.numel())
     return state if device is None else state + device.get_generator(at or device.where)
 
 

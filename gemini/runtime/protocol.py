@@ -131,19 +131,42 @@ class Logged(NamedTuple):
     record: dict[str, Any]
 
 
-NEWS = (Said, Warned, Logged)  # not replies: they come in between
+class Lodge(NamedTuple):
+    """Tensors of a unit for a worker that shares no memory: their forms, and the contents of each storage.
+
+    The worker compares the source files of the classes it is to run with ours, by their hashes.
+    """
+
+    number: int
+    unit: int
+    first: int  # number of the first tensor
+    homes: list[Home]
+    sources: dict[str, str]
+    contents: list[torch.Tensor]
+
+
+class Fill(NamedTuple):
+    """New contents of storages of a unit, on a worker that shares no memory; either way. Nothing is answered."""
+
+    number: int
+    unit: int
+    places: list[int]
+    tensors: list[Any]
+
+
+NEWS = (Said, Warned, Logged, Fill)  # not replies: they come in between
 
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
 class Forward(NamedTuple):
-    """Run a unit. Its state (training flags, frozen parameters) comes where it has changed."""
+    """Run a unit. What has not changed since the last time is left out, so that most of it is seldom sent."""
 
     number: int
     unit: int
     body: bytes
-    region: Any
-    generator: bytes
-    state: Any
+    region: Any  # and the switches of torch; None: those of the last call that named them
+    generator: bytes  # b"": the state that the last call named, whatever has been drawn since
+    state: Any  # of the unit: training flags, frozen parameters; None: as before
     dropped: list[int]
     tensors: list[Any]
 
@@ -179,4 +202,4 @@ class Gradients(NamedTuple):
     tensors: list[Any]
 
 
-Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients)}
+Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients, Fill)}

@@ -10,23 +10,24 @@ from typing import Any
 import torch
 
 Settings = tuple[Any, ...]
+_PREFIX = len("torch.")
+_SWITCHES = (
+    torch._C._get_deterministic_algorithms,  # without the functions in Python around them: every call asks
+    torch._C._get_deterministic_algorithms_warn_only,
+    torch._C._get_float32_matmul_precision,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_deterministic,
+)
 
 
 def current() -> Settings:
     """Those of this process."""
-    return (
-        str(torch.get_default_dtype()).removeprefix("torch."),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.cuda.cudnn_sdp_enabled(),
-        torch._C._get_cudnn_enabled(),
-        torch._C._get_cudnn_benchmark(),
-        torch._C._get_cudnn_deterministic(),
-    )
+    return (str(torch.get_default_dtype())[_PREFIX:], *[switch() for switch in _SWITCHES])
 
 
 def follow(settings: Any) -> None:

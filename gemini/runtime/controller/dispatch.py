@@ -63,6 +63,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         managed, unit = found[0](), found[1]()
         if managed is not None and unit is not None:
+            if not has_any_hooks(module):
+                return _dispatch(managed, unit, module, args, kwargs)
             return with_hooks(
                 module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
             )

@@ -16,14 +16,10 @@ from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import Record
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.memory.followers import optimizer_state_follows
-from gemini.runtime.memory.homes import can_move, move_in
+from gemini.runtime.memory.homes import Astray, can_move, move_in
 from gemini.runtime.transport.link import Link
 
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
-
-
-class Astray(Exception):
-    """A tensor cannot be where a worker would need it."""
 
 
 class Household:
@@ -45,7 +41,7 @@ class Household:
     def take_in(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give a home to those that have none, where all workers compute on the device that they are on anyway."""
         devices = {worker.device.name: worker.device for worker in self.crew.workers}
-        if len(devices) == 1:
+        if len(devices) == 1 and not self.crew.workers[0].is_far:
             (device,) = devices.values()
             self._take_in([t for t in tensors if id(t) not in self.devices and device.owns(t)], device)
 

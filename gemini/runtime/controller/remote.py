@@ -49,13 +49,13 @@ class Call:
         self.arguments: tuple[Any, Any] | None = (args, kwargs)
         self.number = unit.worker.next_number()
         self.outputs: Outputs | None = None
+        self.made: list[
+            torch.Tensor
+        ] = []  # the tensors of the result that are not inputs, until they are the program's
         self.inputs: list[torch.Tensor] = []
         self.region = Region.current()
-        device, outside = unit.worker.device, unit.household.outside
-        self.device = device
-        self.away = device.where != outside  # the program's tensors are on another device than the worker's
-        self.seeded = outside if outside.type == device.where.type else device.where  # whose generator the module uses
-        self.generator = get_state(device, self.seeded)
+        self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
+        self.generator = get_state(self.device, self.seeded)
         self.has_changed = False  # objects among its arguments
         self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
@@ -67,13 +67,16 @@ class Call:
         there, here = self.device.where, self.unit.household.outside
         # To another device and back by ordinary operations, so that gradients come the same way.
         self.inputs = [t.to(there) if t.device == here else t for t in given] if self.away else given
-        made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
-        assert self.outputs is not None
-        tensors = [next(made) if at is None else given[at] for at in self.outputs.same]
+        outputs = self.forward()
+        if any(outputs.differentiable):
+            made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
+        else:
+            made, self.made = iter(self.made), []
+        tensors = [next(made) if at is None else given[at] for at in outputs.same]
         if self.away:
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         with ours("its result cannot be read"):
-            return self._read(tensors) if self.outputs.objects else unpack(self.outputs.body, tensors, classes)
+            return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
 
     def _read(self, tensors: list[torch.Tensor]) -> Any:
         """The result of a unit that was given objects; what it has changed of them is changed here."""
@@ -106,6 +109,8 @@ class Call:
         unit.writes = reply.written
         if not reply.written:
             self.buffers = []
+        self.made = [tensor for tensor in reply.tensors if tensor is not None]
+        reply.tensors.clear()  # they will know the node of this call: one that knew them too would never be freed
         self.outputs = reply
         return reply
 
@@ -120,11 +125,11 @@ class Call:
 
     def _request(self, dropped: list[int]) -> Forward:
         unit = self.unit
-        news, region = unit.news(), unit.worker.told_region(self.region)
+        news, (region, generator) = unit.news(), unit.worker.tell(self.region, self.generator)
         self.modes = unit.modes
         if unit.writes is not False:
             self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
-        return Forward(self.number, unit.number, self.body, region, self.generator, news, dropped, self.inputs)
+        return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.inputs)
 
     def undo(self) -> None:
         """Everything as it was before the call."""
@@ -142,7 +147,7 @@ class Call:
         try:
             reply = unit.worker.ask(request, unit.backward_text, patience=2 * unit.patience)
             if isinstance(reply, Refused):
-                raise OurFault(reply.reason)
+                return self._refused(reply, gradients, inputs, parameters)
         except WorkerError as error:
             unit.record.save(self, "backward", error, gradients)
             raise
@@ -156,6 +161,13 @@ class Call:
             finally:
                 del reply  # see _raise
         return list(reply.tensors)
+
+    def _refused(self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
+        """The gradients of a call whose backward cannot be run from afar; the unit is none any more."""
+        if reply.is_fault:
+            raise OurFault(reply.reason)
+        self.unit.refused = reply.reason
+        return self.backward_here(gradients, inputs, parameters)
 
     def backward_here(
         self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
@@ -223,26 +235,21 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, call: Call, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
-        """Run the call; the results are the tensors it makes."""
-        outputs = call.forward()
-        made = [
-            (tensor, flag)
-            for tensor, flag in zip(outputs.tensors, outputs.differentiable, strict=True)
-            if tensor is not None
-        ]
+        """The tensors that the call has made."""
+        outputs = call.outputs
+        assert outputs is not None
+        made, call.made = tuple(call.made), []
+        flags = [flag for flag, at in zip(outputs.differentiable, outputs.same, strict=True) if at is None]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(tensor for tensor, flag in made if not flag))
-        # The tensors will know this node: a node that knew them too would never be freed.
-        call.outputs = outputs._replace(tensors=[])
+        ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
         ctx.call, ctx.count = call, count
-        if any(outputs.differentiable):
-            ctx.token = token(call.number, *call.forgetting())
-            if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
-                ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
-            else:
-                ctx.save_for_backward(ctx.token)
-                ctx.token = None
-        return tuple(tensor for tensor, _ in made)
+        ctx.token = token(call.number, *call.forgetting())
+        if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
+            ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
+        else:
+            ctx.save_for_backward(ctx.token)
+            ctx.token = None
+        return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gemini.capture.hooks import has_any_hooks
-from gemini.runtime.controller.household import Astray, Household
+from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
-from gemini.runtime.memory.homes import can_move
+from gemini.runtime.memory.homes import Astray, can_move
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
@@ -30,6 +30,9 @@ class Unit:
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
+        device, outside = worker.device.where, household.outside
+        self.away = device != outside  # the program's tensors are on another device than the worker's
+        self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
@@ -42,7 +45,7 @@ class Unit:
         if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
         try:
-            self.household.bring_home(self.held, self.worker.device)
+            self.worker.bring_home(self)
         except Astray as astray:
             return str(astray)
         loose = Snapshot(self.module).loose
@@ -60,12 +63,14 @@ class Unit:
 
     def obstacle(self) -> str:
         """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again."""
+        if self.refused:
+            return self.refused
         if any(has_any_hooks(module) for module in self.modules[1:]):
             return "hooks hang on modules inside it"
         if self.module._forward_pre_hooks:  # they may change the module
             return "hooks run before it"
         try:
-            if self.snapshot.changed() or self.household.bring_home(self.held, self.worker.device):
+            if self.snapshot.changed() or self.worker.bring_home(self):
                 return self.install()
         except Astray as astray:
             return str(astray)
@@ -73,7 +78,7 @@ class Unit:
 
     def leave(self) -> None:
         """It runs in this process now."""
-        self.household.let_go(self.held)
+        self.worker.leave(self)
 
     def trained(self) -> list[torch.Tensor]:
         """The parameters that get gradients."""
@@ -100,7 +105,9 @@ class Unit:
 
     def take_dropped(self) -> list[int]:
         """The calls to be forgotten, each once."""
-        found = []
+        found: list[int] = []
+        if not self.dropped:
+            return found
         with contextlib.suppress(IndexError):  # also where another thread has taken the last
             while True:
                 found.append(self.dropped.popleft())

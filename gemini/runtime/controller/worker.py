@@ -8,6 +8,7 @@ Several threads may ask at the same time; whoever waits reads, and what is for a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import signal
@@ -17,9 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,8 +34,11 @@ from gemini.runtime.protocol import NEWS, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, Unreadable
 
+if TYPE_CHECKING:
+    from gemini.runtime.controller.unit import Unit
+
 _SLICE = 0.5  # seconds between looks at the clock while waiting
-_START = 60.0  # seconds for the start, at the least
+START = 60.0  # seconds for the start, at the least
 _STACKS = 20_000  # characters of stacks in an error
 
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -45,19 +48,26 @@ class OurFault(Exception):
     """Something of ours failed; the program's state is as before, and the call can be made here instead."""
 
 
-@contextmanager
-def ours(what: str) -> Iterator[None]:
+class ours:
     """Inside runs code of ours alone: an exception of it, but for the loss of a worker, is our fault."""
-    try:
-        yield
-    except (WorkerError, OurFault):
-        raise
-    except Exception as error:
-        raise OurFault(f"{what}: {type(error).__name__}: {error}") from error
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (WorkerError, OurFault)):
+            raise OurFault(f"{self.what}: {type(error).__name__}: {error}") from error
 
 
 class Worker:
     """One worker process of a team. Made started; `greet` waits until it is up."""
+
+    is_far = False  # it shares the memory of this host
 
     def __init__(self, place: int, threads: int, patience: float, team: list[Worker], device: str = "cpu") -> None:
         self.place, self.patience, self.team = place, patience, team
@@ -66,29 +76,41 @@ class Worker:
         self.loss = ""  # why it cannot be asked any more
         self.mailbox: dict[int, Any] = {}
         self.complaint: BaseException | None = None  # a warning that the program has made an error
-        self._numbers = 0
+        self._numbers = itertools.count(1)
+        self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
         self._arrival = threading.Condition()
         self._reading = False
-        self._counting, self._telling = threading.Lock(), threading.Lock()
+        self._telling = threading.Lock()
+        self._start(threads, device)
+
+    def _start(self, threads: int, device: str) -> None:
+        """Start the process."""
         self.device = make(device)
         ours, theirs = Channel.pair()
         self.link = Link(Channel(ours))
-        self.link.channel.limit_sending(max(patience, _START))
+        self.link.channel.limit_sending(max(self.patience, START))
         self.stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
         weakref.finalize(self, _close, self.stacks, os.getpid()).atexit = False
-        _all.add(self)
+        remember(self)
         with Held():  # or a process would be started that nobody knows
             self.process = starter.start((theirs.fileno(), self.stacks), threads)
-            team.append(self)
+            self.team.append(self)
         theirs.close()
-        path, dtype = list(sys.path), torch.get_default_dtype()
+        self._say_hello(threads, list(sys.path), device)
+
+    def _say_hello(self, threads: int, path: list[str], device: str) -> None:
         with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
-            limit, back_end = sys.getrecursionlimit(), path_of(device)
-            self.link.send(Hello(self.secret, place, threads, path, dtype, limit, device, back_end))
+            limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), path_of(device)
+            self.link.send(Hello(self.secret, self.place, threads, path, dtype, limit, device, back_end))
+
+    @property
+    def title(self) -> str:
+        """What it is called in errors."""
+        return f"worker {self.place} (process {self.process.pid})"
 
     def greet(self) -> None:
         """Wait until the worker is up."""
-        ready = self._receive(max(self.patience, _START))
+        ready = self._receive(max(self.patience, START))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
             raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
         self.link.equip(self.device)
@@ -96,9 +118,7 @@ class Worker:
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:
         """A number for a request."""
-        with self._counting:
-            self._numbers += 1
-            return self._numbers
+        return next(self._numbers)
 
     def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
         """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was.
@@ -112,8 +132,12 @@ class Worker:
         with Held():
             try:
                 with self._telling:
-                    request = request() if callable(request) else request
-                    self.link.send(request, descriptors)
+                    try:
+                        request = request() if callable(request) else request
+                        self.link.send(request, descriptors)
+                    except BaseException:
+                        self._told = (None, b"")
+                        raise
                 reply = self._wait(request.number, max(patience, self.patience))
             except ChannelClosed:
                 raise self._death() from None
@@ -131,9 +155,14 @@ class Worker:
             raise OurFault(f"a warning is to be an error: {complaint}")
         return reply
 
-    def told_region(self, region: Region) -> Any:
-        """A region as plain data, and the switches of torch: several threads may each be in one of their own."""
-        return (region.grad, region.inference, region.autocast, settings.current())
+    def tell(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
+        """What a call names of its region, with the switches of torch, and generator: only what is not as in the last.
+
+        Several threads may each be in a region of their own: to be called when the request is made.
+        """
+        plain = (region.grad, region.inference, region.autocast, settings.current())
+        known, self._told = self._told, (plain, generator)
+        return None if plain == known[0] else plain, b"" if generator == known[1] else generator
 
     def _wait(self, number: int, patience: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""
@@ -186,6 +215,18 @@ class Worker:
         except Exception as error:
             self.complaint = error
 
+    # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
+    def bring_home(self, unit: Unit) -> bool:
+        """See to it that it has a unit's tensors; whether it must be told of other ones. Raises Astray."""
+        return unit.household.bring_home(unit.held, self.device)
+
+    def leave(self, unit: Unit) -> None:
+        """A unit runs in the program's process now."""
+        unit.household.let_go(unit.held)
+
+    def forget(self, units: list[int]) -> None:
+        """Units of a model that is gone: nothing to do, in shared memory. In any thread, at any time."""
+
     # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
     def _lose(self, reason: str) -> WorkerError:
         """End the team; from now on its workers only say why."""
@@ -207,7 +248,7 @@ class Worker:
         )
         trace = self._read_stacks()
         return self._lose(
-            f"worker {self.place} (process {self.process.pid}) {how}; its last action: {self.last}"
+            f"{self.title} {how}; its last action: {self.last}"
             + (f"; its stacks:\n{trace}" if trace else "")
             + f"\n    → {remedy}; until then, fewer workers or smaller batches may help"
         )
@@ -224,7 +265,7 @@ class Worker:
             if trace and trace == before:
                 break
         return self._lose(
-            f"worker {self.place} (process {self.process.pid}) did not answer for {patience:.0f} s; its last action: "
+            f"{self.title} did not answer for {patience:.0f} s; its last action: "
             f"{self.last}; its stacks:\n{trace or '  (it gave none: it may be stopped)'}\n"
             "    → if the work may take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
@@ -277,6 +318,11 @@ def _close(descriptor: int, owner: int) -> None:
     if os.getpid() == owner:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def remember(worker: Worker) -> None:
+    """A worker with open connections."""
+    _all.add(worker)
 
 
 def _forget_in_child() -> None:

@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 _WORTH_IT = 32 << 20  # bytes that lie idle
-_PAUSE = 0.005  # seconds between two looks
+_PAUSE = 0.005  # seconds between two looks, at the least
+_SHARE = 100  # looking takes at most one part of so many of the time: in a heap of many pieces it takes long
 
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
@@ -33,15 +34,17 @@ def _library() -> Any:
     return library
 
 
-_looked = [0.0]
+_next = [0.0]  # look
 
 
 def give_back() -> None:
     """Return idle memory to the system where it is worth the time; looking costs some, so not too often."""
-    now = time.monotonic()
-    if now - _looked[0] < _PAUSE:
+    began = time.monotonic()
+    if began < _next[0]:
         return
-    _looked[0] = now
     library = _library()
-    if library is not None and library.mallinfo2().fordblks > _WORTH_IT:
+    idle = 0 if library is None else library.mallinfo2().fordblks
+    ended = time.monotonic()
+    _next[0] = ended + max(_PAUSE, _SHARE * (ended - began))
+    if idle > _WORTH_IT:
         library.malloc_trim(0)

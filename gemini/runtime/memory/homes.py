@@ -22,6 +22,10 @@ from gemini.runtime.devices.base import Device, Segment
 _ALIGN = 64
 
 
+class Astray(Exception):
+    """A tensor cannot be where a worker would need it: its module runs in the program's process."""
+
+
 @dataclass(frozen=True)
 class Home:
     """The place of one tensor in the segment."""
@@ -57,32 +61,44 @@ def can_move(tensor: torch.Tensor) -> bool:
     )
 
 
-def move_in(tensors: Iterable[torch.Tensor], device: Device) -> tuple[Segment, dict[int, Home]]:
-    """Give tensors a home in a new segment; they keep their identity. Returns the homes by `id` of the tensor."""
-    moving = list({id(tensor): tensor for tensor in tensors if can_move(tensor)}.values())
+def lay_out(tensors: Iterable[torch.Tensor]) -> tuple[int, list[Home]]:
+    """Places in a segment for tensors that can move, each once; the size of the segment, and the homes in order.
+
+    Tensors that share a storage get homes that share one.
+    """
     places: dict[int, tuple[int, int]] = {}  # storage → offset, size
     end = 0
-    for tensor in moving:
+    homes = []
+    for tensor in tensors:
         storage = tensor.untyped_storage()
         if storage._cdata not in places:
             places[storage._cdata] = (end, storage.nbytes())
             end += -(-max(storage.nbytes(), 1) // _ALIGN) * _ALIGN
-    segment = device.allocate(max(end, _ALIGN))
+        homes.append(Home(
+            *places[storage._cdata], tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()),
+            tensor.storage_offset(), isinstance(tensor, nn.Parameter), tensor.requires_grad,
+        ))  # fmt: skip
+    return max(end, _ALIGN), homes
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of its storage."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def move_in(tensors: Iterable[torch.Tensor], device: Device) -> tuple[Segment, dict[int, Home]]:
+    """Give tensors a home in a new segment; they keep their identity. Returns the homes by `id` of the tensor."""
+    moving = list({id(tensor): tensor for tensor in tensors if can_move(tensor)}.values())
+    size, homes = lay_out(moving)
+    segment = device.allocate(size)
     opened: dict[int, torch.Tensor] = {}
-    homes = {}
-    for tensor in moving:
-        old = tensor.untyped_storage()
-        offset, size = places[old._cdata]
-        if offset not in opened:
-            opened[offset] = segment.view(offset, size)
-            opened[offset].copy_(torch.empty(0, dtype=torch.uint8, device=old.device).set_(old))
-        homes[id(tensor)] = Home(
-            offset, size, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(),
-            isinstance(tensor, nn.Parameter), tensor.requires_grad,
-        )  # fmt: skip
-    for tensor in moving:
-        home = homes[id(tensor)]
+    for tensor, home in zip(moving, homes, strict=True):
+        if home.offset not in opened:
+            opened[home.offset] = segment.view(home.offset, home.size)
+            opened[home.offset].copy_(memory_of(tensor))
+    for tensor, home in zip(moving, homes, strict=True):
         tensor.data = home.look(opened[home.offset])
         if tensor.grad is not None and tensor.grad.device != tensor.device:
             tensor.grad = tensor.grad.to(tensor.device)
-    return segment, homes
+    return segment, {id(tensor): home for tensor, home in zip(moving, homes, strict=True)}

@@ -32,6 +32,8 @@ from gemini.runtime.transport.modules import reduce
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 _NOTHING: Mapping[int, int] = {}
+# What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
+_TENSOR, _TENSORS = b"t", b"a"
 
 
 class Missing(NamedTuple):
@@ -101,6 +103,10 @@ class Classes:
 
 def pack(value: Any, classes: Classes, known: Mapping[int, int] = _NOTHING) -> Packed:
     """The bytes of a value and the tensors in it; objects that the other side knows, by identity, as their number."""
+    if type(value) is torch.Tensor:
+        return _TENSOR, [value]
+    if type(value) is tuple and len(value) == 2 and _are_tensors(*value):
+        return _TENSORS, list(value[0])
     try:
         return _pack(_Packer, value, classes, known)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
@@ -117,9 +123,24 @@ def _pack(cls: type, value: Any, classes: Classes, known: Mapping[int, int]) -> 
 
 def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes, known: Sequence[Any] = ()) -> Any:
     """The value, with these tensors in the place of its own, and these objects for those that are known."""
+    if body == _TENSOR:
+        return tensors[0]
+    if body == _TENSORS:
+        return tuple(tensors), {}
     unpacker = _Unpacker(io.BytesIO(body))
     unpacker.tensors, unpacker.classes, unpacker.known = tensors, classes, known
     return unpacker.load()
+
+
+def _are_tensors(args: Any, kwargs: Any) -> bool:
+    """Whether a call has only tensors for arguments, by position, no two the same."""
+    return (
+        type(args) is tuple
+        and type(kwargs) is dict
+        and not kwargs
+        and all(type(one) is torch.Tensor for one in args)
+        and len({id(one) for one in args}) == len(args)
+    )
 
 
 def _by_value(one: Any) -> bytes:

@@ -9,21 +9,16 @@ is left as it is, half its buffers written, as on one device.
 
 from __future__ import annotations
 
-import ctypes
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from gemini.runtime.given import Contents, Given
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.packing import Classes
-
-_MERSENNE_TWISTER = 625 * 4  # bytes of the state of NumPy's own generator
+from gemini.runtime.worker.draws import Draws
 
 
 class Refusal(Exception):
@@ -34,24 +29,7 @@ class Drew(Refusal):
     """It drew from Python's or NumPy's random numbers."""
 
 
-class Draws:
-    """Whether Python's or NumPy's generators were used. Nothing but units uses them here, so one look a call does."""
-
-    def __init__(self) -> None:
-        # NumPy copies its state into new objects when asked for it; looking at its memory is much quicker.
-        self._numpy = int(np.random.get_bit_generator().ctypes.state_address)  # type: ignore[attr-defined]
-        self.state = self._look()
-
-    def _look(self) -> tuple[Any, bytes]:
-        return random.getstate(), ctypes.string_at(self._numpy, _MERSENNE_TWISTER)
-
-    def have_been_made(self) -> bool:
-        """Since the last look."""
-        before, self.state = self.state, self._look()
-        return before != self.state
-
-
-_draws = Draws()
+draws = Draws()
 
 
 class Audit:
@@ -65,29 +43,25 @@ class Audit:
         self.given = Given((), {}, classes)  # what the last call was given
         self.changes: dict[int, Contents] = {}  # and what it has changed of that
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
-        _draws.have_been_made()  # what importing its classes has drawn is not its own
+        draws.have_been_made()  # what importing its classes has drawn is not its own
 
-    @contextmanager
-    def watching(self, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Iterator[None]:
-        """Run a call inside; raises Refusal, with buffers as before, if it did what it may not."""
+    def watch(self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Any:
+        """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
         learning = self.suspects is None
-        saved = [
-            (at, buffer.detach().clone())
-            for at, buffer in enumerate(self.buffers)
-            if self.suspects is None or at in self.suspects
-        ]
-        self._saved = saved
+        at_risk = range(len(self.buffers)) if self.suspects is None else self.suspects
+        self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk]
         versions = [tensor._version for tensor in inputs]
         self.given = Given(args, kwargs, self.classes)
         failure: BaseException | None = None
+        result = None
         try:
-            yield
+            result = run(*args, **kwargs)
         except BaseException as error:
             failure = error
         if learning:  # by contents: batch normalisation writes without counting versions
             self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
             self.suspects = {at for at, _ in self._saved} if failure is None else None
-        has_drawn = _draws.have_been_made()
+        has_drawn = draws.have_been_made()
         reason = self._fault(inputs, versions, failure)
         if reason or has_drawn:
             self.undo()
@@ -97,6 +71,7 @@ class Audit:
                 raise failure
             finally:
                 failure = None  # its traceback knows this frame
+        return result
 
     def undo(self) -> None:
         """Put the buffers back to what they were before the last call."""

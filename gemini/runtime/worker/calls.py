@@ -22,7 +22,8 @@ from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
 from gemini.runtime.transport.packing import Classes, unpack
-from gemini.runtime.worker.audit import Audit, Drew
+from gemini.runtime.transport.tensors import INLINE
+from gemini.runtime.worker.audit import Audit, Drew, Refusal, draws
 
 
 class Entrance(torch.autograd.Function):  # type: ignore[misc]
@@ -37,6 +38,16 @@ class Entrance(torch.autograd.Function):  # type: ignore[misc]
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         """The same gradient."""
         return gradient
+
+
+def entered(leaf: torch.Tensor) -> torch.Tensor:
+    """An input as the unit sees it; copying a small one costs less than a function in Python."""
+    if not leaf.requires_grad:
+        return leaf
+    if leaf.layout is not torch.strided:
+        return Entrance.apply(leaf)
+    found: torch.Tensor = leaf.clone() if leaf.nbytes <= INLINE and leaf.is_contiguous() else Entrance.apply(leaf)
+    return found
 
 
 class UnitRaised(Exception):
@@ -65,6 +76,13 @@ class Unit:
         self.parameters = list(module.parameters())
         self.audit = Audit(module, classes)
         self.has_run = False
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        try:
+            return self.module(*args, **kwargs)
+        except BaseException as error:
+            raise UnitRaised(error, self.scope_of(error)) from error
 
     def scope_of(self, error: BaseException) -> str:
         """The module inside, named as in the unit, whose forward the exception came from; '' for the unit itself."""
@@ -97,6 +115,8 @@ class Calls:
         self.units: dict[int, Unit] = {}
         self.kept: dict[int, Kept] = {}
         self._nothing = Given((), {}, classes)
+        # What the controller has told, which it does not repeat while it stays the same:
+        self._region, self._switches, self._generator = Region.current(), settings.current(), b""
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
@@ -109,10 +129,14 @@ class Calls:
 
     def forward(self, request: Forward) -> Outputs:
         """Run a unit; raises Refusal where that cannot be done from afar."""
+        if request.region is not None:
+            *region, self._switches = request.region
+            self._region = Region(*region)
+        self._generator = request.generator or self._generator
         unit = self.units[request.unit]
         unit.follow(request.state)
         leaves = request.tensors
-        inputs = [Entrance.apply(leaf) if leaf.requires_grad else leaf for leaf in leaves]
+        inputs = [entered(leaf) for leaf in leaves]
         try:
             result = self._run(unit, request, inputs)
         except Drew:
@@ -131,23 +155,21 @@ class Calls:
             edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
         sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
-        news = b"" if drawn == request.generator else drawn
+        news = b"" if drawn == self._generator else drawn
         has_objects = bool(unit.audit.given.objects)
         unit.audit.given = self._nothing  # it holds inputs, and so slabs
         return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), has_objects, sent)
 
     def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = unpack(request.body, inputs, self.classes)
-        *region, switches = request.region
-        settings.follow(switches)
-        set_state(request.generator, self.device)
+        settings.follow(self._switches)
+        set_state(self._generator, self.device)
+        ambient = Region.current()
+        if self._region == ambient:
+            return unit.audit.watch(unit.run, args, kwargs, inputs)
         with ExitStack() as stack:
-            Region(*region).enter(stack, Region.current())
-            with unit.audit.watching(args, kwargs, inputs):
-                try:
-                    return unit.module(*args, **kwargs)
-                except BaseException as error:
-                    raise UnitRaised(error, unit.scope_of(error)) from error
+            self._region.enter(stack, ambient)
+            return unit.audit.watch(unit.run, args, kwargs, inputs)
 
     def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""
@@ -161,10 +183,13 @@ class Calls:
         if not pairs or not wanted:
             return Gradients(request.number, [None] * len(wanted))
         outputs, gradients = zip(*pairs, strict=True)
+        before = get_state(self.device)
         try:
             found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
         except BaseException as error:
             raise UnitRaised(error) from error
+        if draws.have_been_made() or get_state(self.device) != before:
+            raise Refusal("its backward draws random numbers")
         return Gradients(request.number, list(found))
 
     def forget(self, units: list[int]) -> None:
