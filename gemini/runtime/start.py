@@ -13,9 +13,10 @@ from gemini.config import GeminiConfig
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
-from gemini.runtime.devices.placing import devices_of
+from gemini.runtime.devices.placing import devices_of, home_of
+from gemini.runtime.hosts.address import is_address
 
-_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float], Crew] = weakref.WeakValueDictionary()
+_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
 
 
 def start(model: nn.Module, config: GeminiConfig) -> None:
@@ -23,13 +24,13 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
     if dispatch.find(model) is not None:
         return
     count = how_many(config)
-    if count < 2:
+    if count < 2 and not _names_hosts(config):
         _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
         return
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return
-    crew = _crew(devices_of(model, config, count), config.watchdog)
+    crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
     managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
     dispatch.manage(model, managed)
@@ -42,13 +43,19 @@ def how_many(config: GeminiConfig) -> int:
     return config.workers or (config.sharding_size or 1) * (config.pipeline_degree or 1)
 
 
-def _crew(devices: list[str], watchdog: float) -> Crew:
+def _names_hosts(config: GeminiConfig) -> bool:
+    mapping = config.device_mapping or {}
+    return any(is_address(name) for stage in mapping.values() for name in stage.values())
+
+
+def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
     """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
-    key = os.getpid(), tuple(devices), watchdog
+    local = [name for name in devices if not is_address(name)]
+    key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
     found = _crews.get(key)
     if found is None or found.loss:
-        threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
-        found = _crews[key] = Crew(len(devices), threads, watchdog, devices)
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
+        found = _crews[key] = Crew(len(devices), threads, watchdog, devices, home)
     return found
 
 

@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from gemini.runtime.controller.far_worker import FarWorker
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.devices.base import Segment
+from gemini.runtime.hosts.address import is_address
 from gemini.runtime.memory.homes import Home
 from gemini.runtime.protocol import Done, Forget, Place, Preload
 from gemini.runtime.transport.channel import ChannelClosed
@@ -30,7 +32,12 @@ class Crew:
     """Workers, by place."""
 
     def __init__(
-        self, count: int, threads: int, patience: float = _PATIENCE, devices: Sequence[str] | None = None
+        self,
+        count: int,
+        threads: int,
+        patience: float = _PATIENCE,
+        devices: Sequence[str] | None = None,
+        home: str = "cpu",
     ) -> None:
         self.owner = os.getpid()
         self.workers: list[Worker] = []
@@ -40,7 +47,10 @@ class Crew:
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
         try:
             for place, device in enumerate(devices or ["cpu"] * count):
-                Worker(place, threads, patience, self.workers, device)
+                if is_address(device):
+                    FarWorker(place, patience, self.workers, device, home)
+                else:
+                    Worker(place, threads, patience, self.workers, device)
             for worker in self.workers:
                 worker.greet()
         except BaseException:
@@ -73,7 +83,7 @@ class Crew:
 
     def place(self, segment: Segment, homes: list[Home], device: str) -> int:
         """Let the workers of a device open tensors of the model; the number of the first."""
-        self._tell_forgotten()
+        self.tell_forgotten()
         shared, descriptors = segment.shared()
         first = self.placed
         self.placed += len(homes)
@@ -89,9 +99,12 @@ class Crew:
 
         May run in any thread, at any time.
         """
+        for worker in self.workers:
+            worker.forget(units)
         self._forgotten.append((units, homes, segments))
 
-    def _tell_forgotten(self) -> None:
+    def tell_forgotten(self) -> None:
+        """Let workers forget models that are gone."""
         while self._forgotten:
             units, homes, _ = self._forgotten.popleft()
             for worker in self.workers:

@@ -21,7 +21,8 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -36,17 +37,28 @@ def bind_to_parent(parent: int) -> None:
 def main() -> None:
     """Serve until told to stop."""
     connection, stacks, parent = (int(one) for one in sys.argv[1:4])
+    settle(stacks, parent)
+    from gemini.runtime.transport.channel import Channel
+    from gemini.runtime.transport.link import Link
+
+    serve(lambda: Server(Link(Channel(socket.socket(fileno=connection)), side=1)))
+
+
+def settle(stacks: int, parent: int) -> None:
+    """Be a worker's process: end with the parent, leave Ctrl-C to the controller, and show stacks when asked."""
     bind_to_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    from gemini.runtime.transport.channel import Channel, ChannelClosed
-    from gemini.runtime.transport.link import Link
 
-    link = Link(Channel(socket.socket(fileno=connection)), side=1)
+
+def serve(make: Callable[[], Server]) -> NoReturn:
+    """Serve until told to stop, or until the controller is gone."""
+    from gemini.runtime.transport.channel import ChannelClosed
+
     try:
-        Server(link).serve()
+        make().serve()
     except ChannelClosed:
         pass
     except BaseException:

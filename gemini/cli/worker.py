@@ -1,0 +1,56 @@
+"""Serve a program on another host: parts of its model run in worker processes on this one.
+
+(umask 077; head -c 32 /dev/urandom | base64 > secret)           once; the same file on both hosts
+gemini worker --secret-file secret                               listens at 127.0.0.1:9000, for a tunnel or a test
+gemini worker --secret-file secret --listen 10.0.0.2:9000        for other hosts of a network that you trust
+
+The program names it in its device mapping, as "10.0.0.2:9000/cpu", and finds the secret by GEMINI_SECRET_FILE.
+Whoever knows the secret can run any code here, as you.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gemini.errors import UsageError
+
+SUMMARY = "serve a program on another host: parts of its model run here"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `gemini worker`."""
+    parser.add_argument(
+        "--listen", default="127.0.0.1:9000", metavar="HOST:PORT", help="where to listen (127.0.0.1:9000); port 0: any"
+    )
+    parser.add_argument("--secret-file", default="", metavar="FILE", help="the secret (or: GEMINI_SECRET_FILE)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each worker (all cores)")
+    parser.add_argument("--keep", action="store_true", help="serve one controller after the other, until interrupted")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Listen and serve."""
+    import os
+
+    from gemini.runtime.hosts import secret
+    from gemini.runtime.hosts.address import place_at
+
+    address = place_at(args.listen)
+    if address is None:
+        raise UsageError(f"--listen {args.listen}: not an address\n    → write HOST:PORT, as in 127.0.0.1:9000")
+    if args.threads < 0:
+        raise UsageError(f"--threads {args.threads}: must be 1 or more\n    → leave it out to use all cores")
+    if sys.platform != "linux":
+        raise UsageError(f"workers need Linux, this is {sys.platform}")
+    known = secret.read(args.secret_file)
+    from gemini.runtime.hosts.listener import Listener
+
+    threads = args.threads or len(os.sched_getaffinity(0))
+    listener = Listener(address, known, threads, args.keep, _say)
+    _say(f"listening at {listener.address.place}")
+    listener.serve()
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"gemini worker: {text}", file=sys.stderr, flush=True)

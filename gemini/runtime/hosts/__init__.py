@@ -1,0 +1,1 @@
+"""Hosts: workers on other machines, which share no memory with the controller."""

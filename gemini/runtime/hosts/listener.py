@@ -1,0 +1,204 @@
+"""The listener: what `gemini worker` does. It meets controllers and gives each of their workers a process.
+
+    controller ──connect──► listener: proves itself, compares versions
+                                │ starts
+                            session (a process) ◄──── the connection goes on here
+                                │ ends, or the controller hangs up: whatever is left of it is ended
+
+The listener itself runs nothing of a controller's: it reads fixed sizes and, once proven, JSON. It ends with its last
+session unless it is to be kept; sessions end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gemini.errors import ConfigError, UsageError
+from gemini.runtime.controller import starter
+from gemini.runtime.devices import registry
+from gemini.runtime.devices.far import identity
+from gemini.runtime.hosts.address import Address
+from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
+from gemini.runtime.transport.channel import ChannelClosed
+
+ENTRY = "gemini.runtime.hosts.session"
+_PATIENCE = 4.0  # seconds for a stranger to prove itself
+_AT_ONCE = 32  # strangers
+_FAREWELL = 3.0  # seconds in which a session may end by itself, and in which its controller may ask how it did
+_STACKS = 20_000  # characters
+
+
+class Listener:
+    """Serves controllers at an address."""
+
+    def __init__(self, address: Address, secret: bytes, threads: int, keep: bool, say: Callable[[str], None]) -> None:
+        self._secret, self._threads, self._keep, self._say = secret, threads, keep, say
+        self._strangers = threading.BoundedSemaphore(_AT_ONCE)
+        self._lock = threading.Lock()
+        self._running: dict[int, tuple[starter.Process, int]] = {}  # by process: its stacks
+        self._ended: dict[int, tuple[int, str]] = {}  # code and stacks
+        self._bell, self._rings = os.pipe()  # rung when a session has ended
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        try:
+            self._door = socket.create_server((address.host, address.port), family=family)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at {address.place}: {error}\n    → name an address of this host and a free port"
+            ) from None
+        self.address = Address(address.host, self._door.getsockname()[1])
+
+    def serve(self) -> None:
+        """Serve until the last session has ended, or for ever."""
+        ready = select.poll()
+        ready.register(self._door, select.POLLIN)
+        ready.register(self._bell, select.POLLIN)
+        limit: float | None = None  # when to leave
+        try:
+            while limit is None or time.monotonic() < limit:
+                left = None if limit is None else max(0.0, limit - time.monotonic()) * 1000
+                for descriptor, _ in ready.poll(left):
+                    if descriptor == self._bell:
+                        os.read(self._bell, 1)
+                        limit = self._leaving()
+                    else:
+                        self._open()
+                        limit = None if self._running else limit
+        finally:
+            self._door.close()
+            for process, _ in list(self._running.values()):
+                process.kill()
+
+    def _leaving(self) -> float | None:
+        """When to leave; None: not yet. A controller whose worker was lost may still ask how."""
+        with self._lock:
+            if self._keep or self._running:
+                return None
+            was_lost = any(code for code, _ in self._ended.values())
+        return time.monotonic() + (_FAREWELL if was_lost else 0.0)
+
+    def _open(self) -> None:
+        connection, (host, *_) = self._door.accept()
+        if self._strangers.acquire(blocking=False):
+            threading.Thread(target=self._meet, args=(connection, host), daemon=True).start()
+        else:
+            connection.close()
+
+    # ── meeting ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _meet(self, connection: socket.socket, host: str) -> None:
+        with connection:
+            try:
+                session = prove(connection, self._secret, 1, _PATIENCE)
+                request = session.hear(_PATIENCE)
+            except (Unproven, ChannelClosed, OSError, ValueError) as error:
+                self._say(f"turned {host} away: {error}")
+                return
+            finally:
+                self._strangers.release()
+            try:
+                self._serve(session, request, host)
+            except (ChannelClosed, OSError) as error:
+                self._say(f"the connection with {host} was lost: {error}")
+
+    def _serve(self, session: Session, request: dict[str, Any], host: str) -> None:
+        mine, theirs = versions(), request.get("versions", {})
+        problem = differences(mine, theirs, "here", "there")
+        if problem:
+            self._say(f"turned {host} away: {problem}")
+            session.say({"versions": mine})  # it sees for itself
+        elif "about" in request:
+            session.say({"versions": mine, **self._about(request)})
+        elif problem := _obstacle(request):
+            session.say({"versions": mine, "error": problem})
+        else:
+            self._begin(session, request, host)
+
+    def _about(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What became of a process, or what it does."""
+        pid = request.get("pid", 0)
+        limit = time.monotonic() + _FAREWELL
+        while time.monotonic() < limit:
+            with self._lock:
+                if pid in self._ended:
+                    code, stacks = self._ended[pid]
+                    return {"code": code, "stacks": stacks}
+                process, descriptor = self._running.get(pid, (None, -1))
+            if process is None:
+                break
+            if request["about"] == "stacks":
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(1.0)  # it writes them by itself
+                return {"stacks": _stacks(descriptor)}
+            time.sleep(0.05)  # it is about to end
+        return {}
+
+    # ── a session ──────────────────────────────────────────────────────────────────────────────────────────────
+    def _begin(self, session: Session, request: dict[str, Any], host: str) -> None:
+        device = registry.make(request["device"], request["back_end"])
+        stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
+        reader, writer = os.pipe()
+        try:
+            process = starter.start((session.connection.fileno(), stacks, reader), self._threads, ENTRY)
+        finally:
+            os.close(reader)
+        with self._lock:
+            self._running[process.pid] = process, stacks
+        try:
+            session.say({
+                "versions": versions(), "pid": process.pid, "threads": self._threads, "gpu": identity(device),
+                "path": [os.getcwd(), *filter(None, sys.path)],
+            })  # fmt: skip
+            terms = {key: request[key] for key in ("device", "back_end", "patience", "gpu")}
+            os.write(writer, json.dumps({"key": session.key.hex(), **terms}).encode())  # now it may use the connection
+            os.close(writer)
+            self._say(f"process {process.pid} serves {host} on {request['device']}")
+            _until_either_ends(process, session.connection)
+        finally:
+            self._end(process, stacks)
+
+    def _end(self, process: starter.Process, stacks: int) -> None:
+        with contextlib.suppress(Exception):  # it has had its time
+            process.wait(_FAREWELL)
+        process.kill()
+        code = process.wait()
+        with self._lock:
+            self._running.pop(process.pid)
+            self._ended[process.pid] = code, _stacks(stacks)
+        os.close(stacks)
+        self._say(f"process {process.pid} has ended" + (f" with code {code}" if code else ""))
+        os.write(self._rings, b"!")
+
+
+def _until_either_ends(process: starter.Process, connection: socket.socket) -> None:
+    """Wait until a process has ended or the controller has hung up."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        poll.register(connection, select.POLLRDHUP)
+        poll.poll()
+    finally:
+        os.close(ended)
+
+
+def _obstacle(request: dict[str, Any]) -> str:
+    """Why this host cannot do what it is asked; '' if it can."""
+    name = str(request.get("device"))
+    try:
+        reason = registry.make(name, request["back_end"]).obstacle()
+    except (ConfigError, ImportError, AttributeError, KeyError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+    return f"device {name!r}: {reason}\n    → map the worker to a device of that host" if reason else ""
+
+
+def _stacks(descriptor: int) -> str:
+    return os.pread(descriptor, _STACKS, 0).decode(errors="replace").strip()
