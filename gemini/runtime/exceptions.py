@@ -8,11 +8,19 @@ constructor; then without what cannot travel; at last as the nearest class above
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from gemini.runtime.transport.packing import Classes, pack, unpack
+
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)')
+_OURS = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class Bare(NamedTuple):
@@ -56,6 +64,26 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<no text: its __str__ raised {sys.exc_info()[0].__name__}>"  # type: ignore[union-attr]
+
+
+def line_of(trace: str) -> str:
+    """The line of the model that raised, from the text of a traceback: the innermost that is not torch's.
+
+    A module of torch itself has no other lines; what raises outside Python has none.
+    """
+    lines = trace.splitlines()
+    begins = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent call last)")]
+    found: list[tuple[str, str]] = []
+    for at in range(begins[-1] + 1 if begins else len(lines), len(lines)):
+        if not lines[at].startswith("  "):
+            break  # the exception itself
+        frame = _FRAME.fullmatch(lines[at])
+        if frame is not None and not frame["file"].startswith(_OURS):
+            source = lines[at + 1].strip() if lines[at + 1].startswith("    ") else ""
+            place = f"{frame['file']}:{frame['line']}, in {frame['name']}"
+            found.append((frame["file"], f"{place}: {source}" if source else place))
+    users = [text for file, text in found if not file.startswith(_TORCH)]
+    return [*[text for _, text in found], *users][-1] if found else ""
 
 
 def _forms(error: BaseException, classes: Classes) -> Iterator[BaseException | Bare]:

@@ -11,6 +11,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -293,6 +294,46 @@ def test_the_micro_batch_is_named(crew: Crew) -> None:
         model(x)
     assert any("forward of 1, micro-batch 2 of 4" in note for note in caught.value.__notes__)
     model(torch.ones(8, 32))
+
+
+class Solves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(x.new_zeros(2, 2), x[:2, :2])  # raises
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.part = nn.Linear(32, 32), nn.ModuleDict({"solver": Solves()})
+
+    def forward(self, x: torch.Tensor, fault: str = "", later: str = "") -> torch.Tensor:
+        if fault == "solve":
+            self.part["solver"](x)
+        if fault == "torch":
+            self.linear(x[:, 1:])
+        return BackwardFault.apply(self.linear(x), later)
+
+
+@pytest.mark.parametrize(
+    ("fault", "later", "place", "line"),
+    [
+        ("solve", "", "forward of 1.part.solver, at", "torch.linalg.solve(x.new_zeros(2, 2), x[:2, :2])  # raises"),
+        ("torch", "", "forward of 1.linear, at", "self.linear(x[:, 1:])"),
+        ("", "shapes", "backward of 1, at", '"shapes": (lambda: torch.ones(2, 3) @ torch.ones(2, 3), RuntimeError, '),
+    ],
+)
+def test_the_note_names_worker_module_and_line(crew: Crew, fault: str, later: str, place: str, line: str) -> None:
+    model = nn.ModuleList(Block() for _ in range(2))
+    model.forward = lambda x, *a: model[1](model[0](x), *a)  # type: ignore[method-assign]
+    _, managed = started(crew, model)
+    assert len(managed.units) == 2
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.randn(8, 32), fault, later).sum().backward()
+    (note,) = [one for one in caught.value.__notes__ if "worker" in one]
+    assert note.startswith(f"in worker {managed.units[max(managed.units)].worker.place}, {place} {__file__}:")
+    assert line in note
+    at = int(note.partition(f"{__file__}:")[2].partition(",")[0])
+    assert line in Path(__file__).read_text().splitlines()[at - 1]
 
 
 def test_where_notes_are_not_shown_they_are_in_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
-from gemini.runtime.exceptions import rebuilt
+from gemini.runtime.exceptions import line_of, rebuilt
 from gemini.runtime.protocol import Raised
 from gemini.runtime.replay import KEPT, Failure, save
 
@@ -95,6 +95,8 @@ def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
     text = f"in worker {unit.worker.place}, {what} of {scope}"
     if where.micro_batch:
         text += f", {where.micro_batch}"
+    if line := line_of(reply.traceback):
+        text += f", at {line}"
     return annotated(rebuilt(reply.exception), reply.traceback, text)
 
 
