@@ -9,6 +9,8 @@ another in one autograd graph, and detached, with copies between them, as worker
                rounding is small: the model and its inputs in float64, the same cut, 1e-9 of the largest gradient
 
 What float64 cannot tell (a model without kernels for it) is compared in float32, to 1e-4 of the largest gradient.
+For float64 the weights of linear layers and convolutions are scaled to keep the size of what passes them. Those that
+small models begin with let it die away, to 1e-18, and normalizations blow up what is left: rounding.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from gemini.profiling import Profile, profile
 from tests.zoo.comparing import Run, Seen, differences, forward_differences, gradient_differences, objective, step
 
 PARTS = (2, 4)
+LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 LIMIT = 1e-9  # of the largest gradient, in float64
 LIMIT_NARROW = 1e-4  # likewise in float32, where a model has no kernels for float64
 SEEDS = (11, 12, 13, 14)  # more than one, for models that skip layers at random: another path runs the model itself
@@ -158,8 +161,32 @@ def _widened(judge: Judge) -> Judge:
     """The model itself in float64, captured anew."""
     model = judge.model.double()
     call = Call(*judge.call.arguments([_wide(tensor) for tensor in judge.call.tensors]))
+    own = keep_sizes(model)
+    if not _is_finite(step(model, call, SEEDS[0], lambda a, k: model(*a, **k))):
+        with torch.no_grad():
+            for weight, value in own.items():
+                weight.copy_(value)
     torch.manual_seed(SEEDS[0])
     return Judge(capture(model, *call.arguments(call.tensors)), model, call)
+
+
+def keep_sizes(model: torch.nn.Module) -> dict[torch.nn.Parameter, torch.Tensor]:
+    """Scale the weights of linear layers and convolutions to a deviation of 1/√inputs; what they were before."""
+    before: dict[torch.nn.Parameter, torch.Tensor] = {}
+    for module in model.modules():
+        weight = module._parameters.get("weight") if isinstance(module, LAYERS) else None
+        if weight is None or weight.dim() < 2 or weight in before:
+            continue
+        deviation = float(weight.detach().std()) if weight.numel() > 1 else 0.0
+        if deviation > 0:
+            before[weight] = weight.detach().clone()
+            with torch.no_grad():
+                weight.mul_(1 / (deviation * weight[0].numel() ** 0.5))
+    return before
+
+
+def _is_finite(seen: Seen) -> bool:
+    return all(bool(torch.isfinite(g).all()) for g in seen.gradients.values() if g is not None and not g.is_sparse)
 
 
 def _fitted(cut: Partition, wide: Judge, graph: Graph) -> Partition:
