@@ -71,20 +71,28 @@ class Server:
     """Answers requests one by one."""
 
     def __init__(self, link: Any) -> None:
-        from gemini.runtime.worker.calls import Calls
+        from gemini.runtime import protocol
+        from gemini.runtime.transport.channel import ChannelClosed
+        from gemini.runtime.transport.link import Unreadable
+        from gemini.runtime.worker.audit import Refusal
+        from gemini.runtime.worker.calls import Calls, UnitRaised
         from gemini.runtime.worker.relay import Relay
 
+        # An import in a function costs microseconds each time; at the top of this file it would come too early.
+        self.protocol, self.closed, self.unreadable = protocol, ChannelClosed, Unreadable
+        self.refusal, self.unit_raised = Refusal, UnitRaised
         self.link = link
         self.calls = Calls(link.classes)
         self.relay = Relay(link)
+        self.steps: Any = None  # the executor's part, made when it is first asked for
 
     def serve(self) -> None:
         """Greet, then answer until Stop."""
         import torch
 
         from gemini.runtime.devices.registry import make
-        from gemini.runtime.protocol import Preload, Ready, Stop
 
+        preload, stop = self.protocol.Preload, self.protocol.Stop
         hello, _ = self.link.receive()
         sys.path[:] = hello.path
         sys.setrecursionlimit(hello.recursion)
@@ -95,13 +103,13 @@ class Server:
         device.prepare()
         self.link.equip(device)
         self.calls.device = device
-        self.link.send(Ready(hello.secret, os.getpid()))
+        self.link.send(self.protocol.Ready(hello.secret, os.getpid()))
         while True:
-            request, descriptors = self.link.receive()
-            if isinstance(request, Stop):
+            request, descriptors = (self.steps and self.steps.next()) or self.link.receive()
+            if isinstance(request, stop):
                 self._flush()
                 return
-            if isinstance(request, Preload):
+            if isinstance(request, preload):
                 _import(request.names)
                 continue
             self._reply(request, self._answer(request, descriptors))
@@ -109,19 +117,16 @@ class Server:
 
     def _reply(self, request: Any, reply: Any) -> None:
         """Send a reply; one that cannot cross is taken back."""
-        from gemini.runtime.protocol import Forward, Raised
-        from gemini.runtime.transport.channel import ChannelClosed
-
         self._flush()
         try:
             self.link.send(reply)
-        except ChannelClosed:
+        except self.closed:
             raise
         except BaseException as error:
-            if isinstance(reply, Raised):
+            if isinstance(reply, self.protocol.Raised):
                 self.link.send(reply._replace(exception=_plainly(reply.exception)))
                 return
-            if isinstance(request, Forward):
+            if isinstance(request, self.protocol.Forward):
                 self.calls.undo(request.unit, request.number)
             self.link.send(_refused(request, error))
 
@@ -131,18 +136,14 @@ class Server:
         self.relay.deliver()
 
     def _answer(self, request: Any, descriptors: list[int]) -> Any:
-        from gemini.runtime.protocol import Done, Forward, Refused
-        from gemini.runtime.worker.audit import Refusal
-        from gemini.runtime.worker.calls import UnitRaised
-
         try:
-            return self._carry_out(request, descriptors) or Done(request.number)
-        except UnitRaised as raised:
+            return self._carry_out(request, descriptors) or self.protocol.Done(request.number)
+        except self.unit_raised as raised:
             return self._raised(request, raised)
-        except Refusal as refusal:
-            return Refused(request.number, str(refusal))
+        except self.refusal as refusal:
+            return self.protocol.Refused(request.number, str(refusal))
         except BaseException as error:
-            if isinstance(request, Forward):
+            if isinstance(request, self.protocol.Forward):
                 self.calls.undo(request.unit, request.number)
             return _refused(request, error)
 
@@ -166,28 +167,35 @@ class Server:
         return reply
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
-        from gemini.runtime.protocol import Backward, Forget, Forward, Install, Place
-        from gemini.runtime.transport.link import Unreadable
-
-        if isinstance(request, Unreadable):
-            raise TypeError(request.reason)
-        self.calls.drop(getattr(request, "dropped", []))
-        if isinstance(request, Forward):
+        if isinstance(request, self.protocol.Forward):
+            self.calls.drop(request.dropped)
             return self.calls.forward(request)
-        if isinstance(request, Backward):
+        if isinstance(request, self.protocol.Backward):
+            self.calls.drop(request.dropped)
             return self.calls.backward(request)
-        if isinstance(request, Place):
+        if isinstance(request, self.unreadable):
+            raise TypeError(request.reason)
+        if type(request).__module__ == "gemini.runtime.executor.messages":
+            return self._carry_out_step(request, descriptors)
+        if isinstance(request, self.protocol.Place):
             segment = self.calls.device.open(request.size, request.shared, tuple(descriptors))
             self.link.homes.update(enumerate([home.open(segment) for home in request.homes], request.first))
             return None
-        if isinstance(request, Install):
+        if isinstance(request, self.protocol.Install):
             return self.calls.install(request.units)
-        if isinstance(request, Forget):
+        if isinstance(request, self.protocol.Forget):
             self.calls.forget(request.units)
             for number in request.homes:
                 self.link.homes.pop(number, None)
             return None
         raise TypeError(f"unknown request {type(request).__name__}")
+
+    def _carry_out_step(self, request: Any, descriptors: list[int]) -> Any:
+        if self.steps is None:
+            from gemini.runtime.executor.serving import Steps
+
+            self.steps = Steps(self.link)
+        return self.steps.carry_out(request, descriptors)
 
 
 def _import(names: list[str]) -> None:
