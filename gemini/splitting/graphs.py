@@ -1,0 +1,168 @@
+"""Graphs: the statements of a captured model, and what follows from them for its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gemini.capture.binding import Call, bind
+from gemini.capture.forms import Ref, expr_refs
+from gemini.capture.graph import Graph
+from gemini.capture.node import MODULES, Node, TensorMeta
+from gemini.capture.values import follow
+from gemini.splitting.calls import Refused, Result, Value, leaves
+from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.rules.registry import short_name
+from gemini.step.splitting import Constant, Kind, Opaque, Sample
+
+# The number of samples that sizes are written with: a prime that no other size has.
+SAMPLES = 1_000_003
+
+
+@dataclass
+class GraphForms:
+    """What micro-batches make of every value of a graph."""
+
+    graph: Graph
+    interpreter: Interpreter
+    order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """Why nothing may be split; '' if that depends on the value."""
+        return self.interpreter.blocked
+
+    def kind(self, ref: Ref) -> Kind:
+        """The kind of a value."""
+        if self.reason:
+            return Opaque(self.reason)
+        value = self.interpreter.values.get(ref)
+        return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
+
+    def inputs(self) -> tuple[int | None, ...]:
+        """The batch dimension of every input."""
+        kinds = [self.kind(Ref(index)) for index in self.order]
+        return tuple(kind.dim if isinstance(kind, Sample) else None for kind in kinds)
+
+
+def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None) -> GraphForms:
+    """Follow samples through a graph. With a call, its tensors give the order of the inputs."""
+    forms = GraphForms(graph, Interpreter(), _order(graph, args, kwargs))
+    forms.interpreter.blocked = _obstacle(graph)
+    if forms.reason:
+        return forms
+    forms.interpreter.extend([statement_of(graph, node, forms.memo) for node in graph.nodes])
+    settle_guards(forms.interpreter, graph)
+    return forms
+
+
+def _order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
+    if args is None and kwargs is None:
+        return tuple(graph.inputs)
+    bound = bind(graph.bound_model(), args or (), kwargs or {})
+    nodes = {id(follow(bound, path)): node for node, path in graph.inputs.items()}
+    return tuple(nodes[id(tensor)] for tensor in Call(args or (), kwargs or {}).tensors if id(tensor) in nodes)
+
+
+def _obstacle(graph: Graph) -> str:
+    """What keeps a graph from being split at all."""
+    if graph.is_whole:
+        return f"the model runs whole: {graph.blocks['']}"
+    if graph.batch_size is None:
+        held = graph.checked.get("half batch", "")
+        return f"its Python depends on the number of samples ({held})" if held else "no input counts samples"
+    for node in graph.nodes:
+        if node.kind == "input":
+            (meta,) = node.outputs.values()
+            if meta.batch_dim is not None and meta.batch_factor != 1:
+                return f"the input {node.target} has {meta.batch_factor} entries a sample"
+    if not any(meta.batch_dim is not None for node in graph.nodes for meta in node.outputs.values()):
+        return "no input counts samples"
+    return _effects(graph)
+
+
+def _effects(graph: Graph) -> str:
+    """What a run leaves behind: M runs would leave it M times."""
+    for node in graph.nodes:
+        if node.changes and not _is_batch_norm(graph, node):
+            return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
+        for ref in node.mutates:
+            source = graph.nodes[ref.node]
+            if source.is_source:
+                return f"{node.name} writes the {source.kind} {source.target} in place"
+    return ""
+
+
+def _is_batch_norm(graph: Graph, node: Node) -> bool:
+    """Its own rule says what is wrong with it."""
+    if node.kind != "module":
+        return False
+    return isinstance(graph.bound_model().get_submodule(node.target), torch.nn.modules.batchnorm._NormBase)
+
+
+def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
+    """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
+    for guard in graph.guards:
+        if not guard.data:
+            continue
+        for ref in expr_refs(guard.expr):
+            value = interpreter.values.get(ref)
+            if value is None or (not value.is_constant and not interpreter.demand(ref, "whole")):
+                why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else ""
+                reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
+                interpreter.blocked = interpreter.blocked or reason
+                return
+
+
+def result_of(meta: TensorMeta) -> Result:
+    """Size and type of a value, with the number of samples written in."""
+    shape, batch = list(meta.shape), meta.batch_dim
+    if batch is not None:
+        shape[batch] = meta.batch_factor * SAMPLES
+    seen: Any = "odd" if meta.batch_factor == 0 else batch
+    return Result(tuple(shape), getattr(torch, meta.dtype), meta.requires_grad, seen)
+
+
+def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
+    """A node as a statement."""
+    results = [(Ref(node.id, source, path), result_of(meta)) for (source, path), meta in node.outputs.items()]
+    where = f"{node.name} ({node.line})" if node.line else node.name
+    if node.is_source:
+        (meta,) = node.outputs.values()
+        is_input = node.kind == "input" and meta.batch_dim is not None
+        kind: Kind = Sample(meta.batch_dim or 0, meta.batch_factor) if is_input else Constant()
+        return Statement(
+            node.id, node.kind, None, results, SAMPLES, True, where, known=True, flaggable=False, run=lambda *_: kind
+        )
+    forms = (node.args, node.kwargs)
+    alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
+    pure = node.kind == "op" and not node.mutates and not node.after
+    made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
+    made.flaggable, made.writes = alone, tuple(node.mutates)
+    if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
+        ref = node.mutates[0]
+        made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False
+    elif node.kind == "module":
+        from gemini.splitting.leaves import open_leaf
+
+        made.name = node.cls or "module"
+        made.run = lambda interpreter, statement: open_leaf(graph, node, interpreter, statement, memo)
+    elif node.kind != "op":
+        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+    if any(key.source != "ret" for key, _ in made.results):
+        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+    return made
+
+
+def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind:
+    """Python that is not followed: a constant of constants, if it is a function without effects."""
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+    words = {"function": "a custom autograd function", "call": "a Python function kept whole"}
+    what = words.get(node.kind, f"a basic block: its Python is not followed ({node.reason})")
+    if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
+        return Constant()
+    opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
+    raise Refused(what) if opaque is None else Refused(f"{what}; {opaque.reason}")

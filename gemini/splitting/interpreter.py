@@ -1,0 +1,279 @@
+"""The interpreter: follows samples through statements, in order, by the rules of their ops.
+
+A statement that comes to want an earlier one otherwise (two means with different shares are added: both must become
+sums first) demands it; the earlier one is decided so, and interpretation starts again from there. There are four
+decisions, each of which flags the statement with a share:
+
+| decision | the result was                          | it becomes                     | by the share     |
+|----------|-----------------------------------------|--------------------------------|------------------|
+| share    | a mean                                  | a sum                          | of the mean      |
+| times    | a sum                                   | a mean of micro-batches        | M                |
+| once     | a constant                              | a sum                          | 1 / M            |
+| whole    | anything that is known before the step  | a constant                     | the whole value  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gemini.capture.values import decode
+from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Result, Value, leaves
+from gemini.splitting.rules.registry import COUNTING, find_rule
+from gemini.step.splitting import (
+    Constant,
+    Kind,
+    Mean,
+    Opaque,
+    Partial,
+    Sample,
+    Share,
+    Times,
+    Uniform,
+    Whole,
+)
+
+_VIEWS = ("getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand")
+_BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
+
+
+@dataclass
+class Statement:
+    """One step of a program: a node of a graph or an op of a tape."""
+
+    index: Hashable
+    name: str  # of its rule
+    form: Any  # of (args, kwargs), or one form of each
+    results: list[tuple[Hashable, Result]]
+    samples: int
+    traced: bool
+    where: str = ""
+    pure: bool = True  # does nothing but compute its results
+    known: bool | None = None  # given, for what has no arguments
+    random: bool = False
+    flaggable: bool = True  # its one result can be multiplied
+    writes: tuple[Hashable, ...] = ()
+    run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
+
+
+@dataclass
+class Interpreter:
+    """Kinds of all values so far, and what was decided to get them."""
+
+    key: Callable[[Any], Hashable] = lambda ref: ref
+    statements: list[Statement] = field(default_factory=list)
+    values: dict[Hashable, Value] = field(default_factory=dict)
+    origin: dict[Hashable, int] = field(default_factory=dict)  # position of the statement that made a value
+    decisions: dict[Hashable, Any] = field(default_factory=dict)
+    shares: dict[Hashable, Share] = field(default_factory=dict)
+    sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    frozen: bool = False  # nothing may be flagged
+    rewritten: bool = False  # a value got another kind by a write in place
+    alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
+    blocked: str = ""  # why nothing may be split
+
+    def copy(self) -> Interpreter:
+        """One that goes on from here by itself."""
+        copies = {name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list))}
+        return replace(self, **copies)
+
+    # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
+    def extend(self, statements: Sequence[Statement]) -> None:
+        """Interpret further statements."""
+        start = len(self.statements)
+        self.statements += statements
+        self.resume(start)
+
+    def resume(self, at: int) -> None:
+        """Interpret from a position on."""
+        while at < len(self.statements):
+            try:
+                self._step(at)
+                at += 1
+            except Demand as demand:
+                at = self._decide(demand.key, demand.decision)
+
+    def demand(self, key: Hashable, decision: Any) -> bool:
+        """Have a value decided from outside; False if it cannot be."""
+        if not self._possible(key, decision):
+            return False
+        self.resume(self._decide(key, decision))
+        return True
+
+    def _decide(self, key: Hashable, decision: Any) -> int:
+        at = self.origin[key]
+        self.decisions[self.statements[at].index] = decision
+        return 0 if self.rewritten else at
+
+    def _possible(self, key: Hashable, decision: Any) -> bool:
+        """Whether a decision can still be made."""
+        statement = self.statements[self.origin[key]] if key in self.origin else None
+        if statement is None or self.frozen or statement.index in self.decisions:
+            return False
+        if isinstance(decision, Sample):
+            return self.values[key].operand
+        value = self.values[key]
+        if not statement.flaggable or len(statement.results) != 1:
+            return False
+        return decision != "whole" or (value.known and not value.grad)
+
+    def _step(self, at: int) -> None:
+        statement = self.statements[at]
+        try:
+            kinds = self._kinds(statement)
+        except Inherited as inherited:
+            kinds = [Opaque(str(inherited))] * len(statement.results)
+        except Refused as refused:
+            kinds = [Opaque(f"{statement.where}: {refused}")] * len(statement.results)
+        known = statement.pure and not statement.random and self._knows(statement)
+        for (key, result), kind in zip(statement.results, kinds, strict=True):
+            self.origin[key] = at
+            checked = _checked(kind, result, statement)
+            value = Value(self.alias.get(key, key), checked, result.shape, result.dtype, result.grad, known, sized=result.batch)
+            self.values[key] = value
+            self._decided(statement, value, result)
+        for key in statement.writes:
+            self._write(statement, key)
+
+    def _knows(self, statement: Statement) -> bool:
+        if statement.known is not None:
+            return statement.known
+        args, kwargs = self.arguments(statement)
+        return all(leaf.known for leaf in leaves((args, kwargs)) if isinstance(leaf, Value))
+
+    def _decided(self, statement: Statement, value: Value, result: Result) -> None:
+        """Apply what was decided on a result; what nothing follows from is known as a whole, where it can be."""
+        decision = self.decisions.get(statement.index)
+        free = value.known and not value.grad and result.batch is None and statement.flaggable and not self.frozen
+        if isinstance(value.kind, Opaque) and decision is None and free and len(statement.results) == 1:
+            decision = self.decisions[statement.index] = "whole"
+        kind, share = value.kind, None
+        if decision == "share" and isinstance(kind, Mean):
+            kind, share = Partial(), kind.share
+        elif decision == "times" and isinstance(kind, Partial):
+            kind, share = Mean(Uniform()), Times()
+        elif decision == "once" and isinstance(kind, Constant):
+            kind, share = Partial(), Uniform()
+        elif decision == "whole" and free:
+            kind, share = Constant(), Whole(value.key)
+        if share is not None:
+            self.shares[statement.index] = share
+            self.values[statement.results[0][0]] = replace(value, kind=kind)
+        else:
+            self.shares.pop(statement.index, None)
+
+    # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
+    def arguments(self, statement: Statement) -> tuple[Any, Any]:
+        """(args, kwargs) with values in place of tensors."""
+        if isinstance(statement.form, tuple):
+            args, kwargs = (decode(form, self._read) for form in statement.form)
+        else:
+            args, kwargs = decode(statement.form, self._read)
+        return args, kwargs
+
+    def _read(self, form: Any) -> Any:
+        from gemini.capture.forms import Number, Ref
+        from gemini.splitting.numbers import number_kind
+
+        if isinstance(form, Ref):
+            return self.values[self.key(form)]
+        if isinstance(form, Number):
+            return number_kind(form.expr, self.values)
+        return None  # an object of the model
+
+    def _kinds(self, statement: Statement) -> Sequence[Kind]:
+        found: Any
+        if statement.run is not None:
+            return _spread(statement.run(self, statement), len(statement.results))
+        args, kwargs = self.arguments(statement)
+        call = Call(statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced)
+        call.random = statement.random
+        found = self._judged(statement, call)
+        if call.sizes:
+            self.sizes[statement.index] = call.sizes
+        else:
+            self.sizes.pop(statement.index, None)
+        return _spread(found, len(statement.results))
+
+    def _judged(self, statement: Statement, call: Call) -> Any:
+        numbers = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, (Count, Odd))]
+        tensors = call.tensors()
+        if all(value.is_constant for value in tensors) and not numbers:
+            return Constant()
+        opaque = next((value for value in tensors if isinstance(value.kind, Opaque)), None)
+        if opaque is not None:
+            raise Inherited(opaque.kind.reason)  # type: ignore[union-attr]
+        rule = find_rule(statement.name)
+        try:
+            if rule is None:
+                raise Refused("no rule says what it does with samples")
+            if numbers and statement.name not in COUNTING:
+                raise Refused("it uses the number of samples")
+            found = rule(call)
+            _no_draws_apart(call, found)
+            return found
+        except Demand as demand:
+            if self._possible(demand.key, demand.decision):
+                raise
+            raise self._otherwise(call, demand) from None
+        except _BUGS as error:
+            raise Refused(f"its arguments are not understood ({error!s:.60})") from error
+        except Refused as refused:
+            raise (self._foreseen(tensors) or refused) from None
+
+    def _otherwise(self, call: Call, demand: Demand) -> Exception:
+        """What to do where a demand cannot be met: constants that are added to a sum can be made one instead."""
+        if demand.decision == "times":
+            for value in call.tensors():
+                if value.is_constant and self._possible(value.key, "once"):
+                    return Demand(value.key, "once")
+        return self._foreseen(call.tensors()) or Refused("its parts are needed in two ways")
+
+    def _foreseen(self, tensors: Sequence[Value]) -> Demand | None:
+        """Sums over the batch that are known before the step can be put in as they are."""
+        for value in tensors:
+            if value.is_sum and self._possible(value.key, "whole"):
+                return Demand(value.key, "whole")
+        return None
+
+    def _write(self, statement: Statement, key: Hashable) -> None:
+        """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
+        if not statement.results or key == statement.results[0][0] or key not in self.values:
+            return
+        old, new = self.values[key], self.values[statement.results[0][0]]
+        maker = self.statements[self.origin[key]]
+        if old.kind != new.kind:
+            self.rewritten = True
+            if maker.name in _VIEWS or maker.known is not None or old.rank or isinstance(new.kind, Opaque):
+                reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
+                self.blocked = self.blocked or reason
+        self.values[key] = replace(old, kind=new.kind, known=False)
+
+
+def _spread(found: Any, count: int) -> list[Kind]:
+    """One kind for every result."""
+    return list(found) if isinstance(found, (list, tuple)) else [found] * count
+
+
+class Inherited(Refused):
+    """Opaque because an argument is; keeps the first reason."""
+
+
+def _checked(kind: Kind, result: Result, statement: Statement) -> Kind:
+    """A kind held against the sizes that were seen; a contradiction is no proof."""
+    if isinstance(kind, Sample):
+        size = result.shape[kind.dim] if kind.dim < len(result.shape) else -1
+        if size != kind.entries * statement.samples or result.batch not in (kind.dim, "?"):
+            return Opaque(f"{statement.where}: sizes contradict what its rule says")
+    elif isinstance(kind, (Constant, Partial, Mean)) and result.batch not in (None, "?"):
+        return Opaque(f"{statement.where}: its size depends on the batch, against its rule")
+    return kind
+
+
+def _no_draws_apart(call: Call, found: Any) -> None:
+    """Random numbers are drawn for the whole batch and handed out by sample, which must lie together."""
+    for kind in found if isinstance(found, (list, tuple)) else (found,):
+        if call.random and isinstance(kind, Sample) and kind.outer != 1:
+            raise Refused("random numbers of samples that do not lie together")
+

@@ -1,0 +1,252 @@
+"""Leaves: modules that a graph runs as one node. The common layers of torch.nn are known; any other is traced inside.
+
+The trace is made as in a capture: with traced sizes, at two batch sizes which must give the same nodes. Its Python runs
+anew in every run, so branches on contents or on the number of samples are no proof.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.binding import Call as ModelCall
+from gemini.capture.binding import bind
+from gemini.capture.caches import find_caches
+from gemini.capture.forms import Number, Ref, expr_refs, refs
+from gemini.capture.graph import Graph
+from gemini.capture.granularity import make_granularity
+from gemini.capture.node import Node
+from gemini.capture.recording import Coarsen
+from gemini.capture.signatures import node_signature
+from gemini.capture.state import Saved
+from gemini.capture.traces import Subject, first_mismatch, mark_batch, trace
+from gemini.capture.values import decode, follow
+from gemini.splitting.calls import Call, Count, Odd, Refused, Value, leaves
+from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.rules.registry import find_rule
+from gemini.step.splitting import Constant, Counted, Kind, Mean, Opaque
+
+_POINTWISE = (
+    nn.Dropout, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU,
+    nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.LogSigmoid, nn.AlphaDropout, nn.Threshold,
+)  # fmt: skip
+_KNOWN: dict[type, str] = {
+    nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d", nn.LayerNorm: "layer_norm",
+    nn.Embedding: "embedding", **dict.fromkeys(_POINTWISE, "relu"),
+}  # fmt: skip
+_SIZES = (2, 3)
+
+
+def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
+    """The kinds of what a leaf returns."""
+    args, kwargs = interpreter.arguments(statement)
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Value)]
+    module = graph.bound_model().get_submodule(node.target)
+    varying = [value for value in given if not value.is_constant]
+    if not varying and not _counts((args, kwargs)):
+        return Constant()
+    for value in varying:
+        if isinstance(value.kind, Opaque):
+            raise _inherited(value.kind.reason)
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise Refused("its hooks are not followed")
+    found = _known(module, args, kwargs, statement)
+    if found is not None:
+        return found
+    key = (node_signature(graph, node, costs=False), tuple((v.kind, v.shape, v.dtype, v.known) for v in given))
+    if key not in memo:
+        memo[key] = _attempt(graph, node, module, interpreter)
+    return _outer(memo[key], given)
+
+
+def _inherited(reason: str) -> Exception:
+    from gemini.splitting.interpreter import Inherited
+
+    return Inherited(reason)
+
+
+def _counts(arguments: Any) -> bool:
+    return any(isinstance(leaf, (Count, Odd)) for leaf in leaves(arguments))
+
+
+def _known(module: nn.Module, args: Any, kwargs: Any, statement: Statement) -> Any:
+    """By the rule of the function that a layer of torch.nn is."""
+    name = _KNOWN.get(type(module))
+    if name is None or kwargs or len(args) != 1 or "forward" in vars(module):
+        return None
+    value: Any = args[0]
+    extra: dict[str, Any] = {}
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None or module.scale_grad_by_freq:
+            return None
+        extra["weight"] = _constant(module.weight)
+    elif isinstance(module, nn.LayerNorm):
+        extra["normalized_shape"] = module.normalized_shape
+    elif name.startswith(("conv", "linear")):
+        extra["weight"] = _constant(module.weight)  # type: ignore[arg-type]
+        extra["bias"] = None if module.bias is None else _constant(module.bias)  # type: ignore[arg-type]
+    call = Call(name, (value,), extra, statement.samples, [result for _, result in statement.results], True)
+    rule = find_rule(name)
+    assert rule is not None
+    return rule(call)
+
+
+def _constant(tensor: torch.Tensor) -> Value:
+    return Value("parameter", Constant(), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+
+
+class _Refusal:
+    """A leaf that could not be followed, remembered."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _outer(found: Any, given: list[Value]) -> list[Kind]:
+    """What was found of a leaf, with shares by the values of the graph."""
+    if isinstance(found, _Refusal):
+        raise Refused(found.reason)
+    kinds: list[Kind] = []
+    for kind in found:
+        if isinstance(kind, Mean) and isinstance(kind.share, Counted):
+            share = kind.share
+            places = [None if key is None else given[int(str(key))].key for key in (share.target, share.weight)]
+            kind = Mean(Counted(places[0], share.kind, share.ignore, places[1]))
+        kinds.append(kind)
+    return kinds
+
+
+def _attempt(graph: Graph, node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
+    try:
+        return _inside(node, module, interpreter)
+    except Refused as refused:
+        return _Refusal(str(refused))
+    except Coarsen as coarse:
+        return _Refusal(f"its Python is not followed: {coarse.reason}")
+    except Exception as error:
+        return _Refusal(f"tracing it raised {type(error).__name__}: {error!s:.80}")
+
+
+def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
+    """Trace the leaf at two batch sizes and interpret the trace."""
+    from gemini.splitting.graphs import statement_of
+
+    order: list[Value] = []
+    calls = [ModelCall(*_arguments(node, interpreter, size, order)) for size in _SIZES]
+    saved = Saved(module)
+    region = node.region
+    traces = []
+    try:
+        for call in calls:
+            subject = Subject(module, call, saved, find_caches(module))
+            with _entered(region), saved.watching():
+                traces.append(trace(subject, call.tensors, make_granularity(module, None, ())))
+    finally:
+        saved.restore()
+    mismatch = first_mismatch(traces[0], traces[1])
+    if mismatch is not None:
+        raise Refused(f"inside {mismatch[0].name}: {mismatch[1]}")
+    tracer = traces[0].tracer
+    inner = Graph(type(module).__name__, tracer.nodes, list(tracer.guards.values()), tracer.inputs, tracer.result, model=module)  # type: ignore[arg-type]
+    mark_batch(tracer.nodes, traces[1].nodes, *_SIZES)
+    inside = Interpreter(frozen=True)
+    places = _places(module, calls[0], tracer.inputs)
+    for one in tracer.nodes:
+        made = statement_of(inner, one, {})
+        if one.kind == "input":
+            outer = order[places[one.id]]
+            made.run = lambda *_, outer=outer: outer.kind
+            made.known = outer.known
+            inside.alias[Ref(one.id)] = str(places[one.id])
+        inside.extend([made])
+    _guards(inner, inside)
+    for effect in tracer.nodes:
+        if effect.mutates or effect.changes:
+            raise Refused(f"inside it, {effect.name} writes in place")
+    return _results(inner, inside)
+
+
+def _entered(region: Any) -> Any:
+    from contextlib import ExitStack
+
+    from gemini.capture.regions import Region
+
+    stack = ExitStack()
+    if region is not None:
+        region.enter(stack, Region.current())
+    return stack
+
+
+def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
+    """Arguments like those of the node, for a number of samples."""
+    from gemini.splitting.numbers import number_kind
+
+    order.clear()
+
+    def read(form: Any) -> Any:
+        if isinstance(form, Ref):
+            value = interpreter.values[form]
+            order.append(value)
+            return _made(value, size)
+        if isinstance(form, Number):
+            number = number_kind(form.expr, interpreter.values)
+            if isinstance(number, (int, float)) and not isinstance(number, Count):
+                return number
+        raise Refused("it is given a number, or an object of the model, that depends on the batch")
+
+    return decode(node.args, read), decode(node.kwargs, read)
+
+
+def _made(value: Value, size: int) -> torch.Tensor:
+    from gemini.splitting.graphs import SAMPLES
+
+    shape = list(value.shape)
+    dim = getattr(value.kind, "dim", None)
+    if dim is not None:
+        shape[dim] = shape[dim] // SAMPLES * size
+    if value.dtype.is_floating_point:
+        return torch.rand(shape, dtype=torch.float32).to(value.dtype).requires_grad_(value.grad)
+    return torch.ones(shape, dtype=value.dtype) if value.dtype == torch.bool else torch.zeros(shape, dtype=value.dtype)
+
+
+def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[int, int]:
+    """For every input of the trace, the number of the argument it is."""
+    args, kwargs = decode(call.form, lambda ref: call.tensors[ref.node])
+    bound = bind(module, args, kwargs)
+    numbers = {id(tensor): at for at, tensor in enumerate(call.tensors)}
+    return {node: numbers[id(follow(bound, path))] for node, path in inputs.items()}
+
+
+def _guards(inner: Graph, inside: Interpreter) -> None:
+    from gemini.splitting.numbers import number_kind
+
+    for guard in inner.guards:
+        if guard.data and any(not inside.values[ref].is_constant for ref in expr_refs(guard.expr)):
+            raise Refused(f"inside it, a branch depends on the contents of the batch ({guard.line})")
+        if not guard.data and isinstance(_compared(guard.expr, inside), Odd):
+            raise Refused(f"inside it, a branch depends on the number of samples ({guard.line})")
+        number_kind(guard.expr, inside.values)
+
+
+def _compared(expr: Any, inside: Interpreter) -> Any:
+    """A comparison of sizes; one of the number of samples is odd."""
+    from gemini.splitting.numbers import number_kind
+
+    found = number_kind(expr, inside.values)
+    return Odd() if isinstance(found, Count) else found
+
+
+def _results(inner: Graph, inside: Interpreter) -> list[Kind]:
+    kinds = [inside.values[ref].kind for ref in refs(inner.result)]
+    for kind in kinds:
+        if isinstance(kind, Opaque):
+            raise Refused(f"inside it, {kind.reason}")
+        if isinstance(kind, Mean) and isinstance(kind.share, Counted):
+            known = (kind.share.target, kind.share.weight)
+            if any(key is not None and not str(key).isdigit() for key in known):
+                raise Refused("inside it, a mean over targets made there")
+    return kinds
+
+

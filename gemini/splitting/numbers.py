@@ -1,0 +1,72 @@
+"""Numbers of a model's Python: which count samples, which are the same in every micro-batch, which are neither."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from gemini.capture.forms import refs
+from gemini.capture.numbers import ARITHMETIC, Expr
+from gemini.splitting.calls import Count, Fixed, Odd, Value
+from gemini.step.splitting import Constant, Positions, Sample
+
+_LINEAR = ("add", "sub")
+
+
+def number_kind(expr: Any, values: Mapping[Hashable, Value]) -> Any:
+    """A plain number that is fixed, a `Count`, `Fixed` for one read from data, or `Odd`."""
+    if not isinstance(expr, Expr):
+        return expr
+    if expr.op in ARITHMETIC:
+        return _arithmetic(expr.op, [number_kind(part, values) for part in expr.operands])
+    if expr.op == "call":
+        given = [values[ref] for part in expr.operands[1:] for ref in refs(part)]
+        return Fixed() if all(value.is_constant for value in given) else Odd()
+    return _read(expr, values[expr.operands[0]])
+
+
+def _read(expr: Expr, value: Value) -> Any:
+    dim = _batch_dim(value)
+    if expr.op == "size":
+        at = expr.operands[1] % max(value.rank, 1)
+        size = value.shape[at]
+        return Odd() if isinstance(dim, str) else Count(size) if at == dim else size
+    if expr.op == "numel":
+        count = 1
+        for size in value.shape:
+            count *= size
+        return Odd() if isinstance(dim, str) else count if dim is None else Count(count)
+    return Fixed() if isinstance(value.kind, Constant) else Odd()
+
+
+def _batch_dim(value: Value) -> Any:
+    if isinstance(value.kind, (Sample, Positions)):
+        return value.kind.dim
+    return None if not hasattr(value.kind, "reason") else value.sized
+
+
+def _arithmetic(op: str, parts: list[Any]) -> Any:
+    if any(isinstance(part, Odd) for part in parts):
+        return Odd()
+    counts = [isinstance(part, Count) for part in parts]
+    if not any(counts):
+        return Fixed() if any(isinstance(part, Fixed) for part in parts) else ARITHMETIC[op](*parts)
+    if any(isinstance(part, Fixed) for part in parts):
+        return Odd()
+    plain = ARITHMETIC[op](*(int(part) if isinstance(part, Count) else part for part in parts))
+    if op == "neg" or (op in _LINEAR and all(counts)):
+        return Count(plain)
+    if op in _LINEAR and 0 in [part for part in parts if not isinstance(part, Count)]:
+        return Count(plain) if op == "add" or counts[0] else Odd()
+    if op == "mul" and counts.count(True) == 1 and isinstance(plain, int):
+        return Count(plain)
+    if op in ("floordiv", "truediv"):
+        return _quotient(op, parts, counts, plain)
+    return Odd()
+
+
+def _quotient(op: str, parts: list[Any], counts: list[bool], plain: Any) -> Any:
+    if all(counts):
+        return plain  # the number of samples cancels out
+    exact = counts[0] and isinstance(parts[1], int) and parts[0] % parts[1] == 0
+    return Count(plain) if exact and op == "floordiv" else Odd()

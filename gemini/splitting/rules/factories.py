@@ -1,0 +1,78 @@
+"""Factories: tensors made from sizes. One of a size that counts samples has them in that dimension; `arange` of it
+numbers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemini.splitting.calls import Call, Count, Odd, Refused, Value
+from gemini.splitting.rules.registry import rule
+from gemini.step.splitting import Kind, Positions, Sample
+
+
+def _from_sizes(call: Call, sizes: list[Any]) -> Kind:
+    counted = [at for at, size in enumerate(sizes) if isinstance(size, Count)]
+    if len(counted) != 1 or any(isinstance(size, (Odd, Value)) for size in sizes):
+        raise Refused(f"{call.name} of a size that depends on the number of samples")
+    return Sample(counted[0], sizes[counted[0]] // call.samples)
+
+
+def _listed(parts: tuple[Any, ...]) -> list[Any]:
+    if len(parts) == 1 and isinstance(parts[0], (tuple, list)):
+        return list(parts[0])
+    return [part for part in parts if isinstance(part, (int, Odd))]
+
+
+@rule("zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty", counts=True)
+def filled(call: Call) -> Kind:
+    """Every entry alike, or drawn alike. A tensor that only lends its type does not matter."""
+    args = call.args[1:] if call.name.startswith("new_") else call.args
+    return _sized(call, args)
+
+
+def _sized(call: Call, args: tuple[Any, ...]) -> Kind:
+    sizes = list(call.kwargs["size"]) if "size" in call.kwargs else _listed(args)
+    if not any(isinstance(size, (Count, Odd)) for size in sizes) and call.traced:
+        from gemini.step.splitting import Constant
+
+        return Constant()
+    return _from_sizes(call, sizes)
+
+
+@rule("full", "new_full", counts=True)
+def full(call: Call) -> Kind:
+    """`(size, value)`."""
+    args = call.args[1:] if call.name == "new_full" else call.args
+    value = call.kwargs.get("fill_value", args[1] if len(args) > 1 else None)
+    call.constant(value)
+    return _sized(call, args[:1])
+
+
+@rule("randint", counts=True)
+def randint(call: Call) -> Kind:
+    """`(low, high, size)`."""
+    sizes = [part for part in call.args if isinstance(part, (tuple, list))]
+    return _sized(call, tuple(sizes[:1]))
+
+
+@rule("new_tensor")
+def new_tensor(call: Call) -> Kind:
+    """Only the type of the tensor matters."""
+    from gemini.step.splitting import Constant
+
+    call.constant(call.args[1:])
+    return Constant()
+
+
+@rule("arange", counts=True)
+def arange(call: Call) -> Kind:
+    """Numbers of samples: from 0 in steps of 1 to their number."""
+    numbers = [part for part in call.args if not isinstance(part, Value)]
+    if "end" in call.kwargs:
+        numbers.append(call.kwargs["end"])
+    end = numbers[-1] if len(numbers) <= 2 else None  # noqa: PLR2004
+    start = numbers[0] if len(numbers) == 2 else call.kwargs.get("start", 0)  # noqa: PLR2004
+    plain = isinstance(end, Count) and end == call.samples and not isinstance(start, (Count, Odd)) and start == 0
+    if not plain or call.kwargs.get("step", 1) != 1:
+        raise Refused("arange up to a number that depends on the number of samples")
+    return Positions(0)

@@ -1,0 +1,240 @@
+"""Splitting: how a step on N samples becomes M steps on a part of them each, with the same loss and gradients.
+
+    whole batch        loss = mean over 8 samples
+    micro-batches      3/8 · mean over 3   +   3/8 · mean over 3   +   2/8 · mean over 2
+
+Every value of a step is one of these, seen from its micro-batches:
+
+| kind       | the whole value is                                                                    |
+|------------|---------------------------------------------------------------------------------------|
+| Constant   | that of any micro-batch                                                               |
+| Sample     | those of the micro-batches, one after the other in a dimension                        |
+| Positions  | 0, 1, 2 … : each run numbers its own samples                                          |
+| Partial    | their sum                                                                             |
+| Mean       | their sum, each times its share of the batch; the shares add up to one                |
+| Opaque     | not to be had from them                                                               |
+
+A *share* is what the result of a node, or of an op of the tape, is multiplied by in a micro-batch (or replaced with).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from gemini.capture.forms import Literal
+from gemini.capture.forms import Mapping as MappingForm
+from gemini.capture.forms import Sequence as SequenceForm
+from gemini.step.tape import Op
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same in every micro-batch."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Dimension `dim` counts samples: `outer` groups, in each the samples in order, `factor` entries a sample."""
+
+    dim: int
+    factor: int = 1
+    outer: int = 1
+
+    @property
+    def entries(self) -> int:
+        """How many entries of the dimension belong to one sample."""
+        return self.factor * self.outer
+
+    def take(self, whole: torch.Tensor, start: int, length: int, samples: int) -> torch.Tensor:
+        """The part of some samples."""
+        if self.outer == 1:
+            return whole.narrow(self.dim, start * self.factor, length * self.factor)
+        grouped = whole.unflatten(self.dim, (self.outer, samples * self.factor))
+        part = grouped.narrow(self.dim + 1, start * self.factor, length * self.factor)
+        return part.flatten(self.dim, self.dim + 1)
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole of all parts."""
+        if self.outer == 1:
+            return torch.cat(list(parts), self.dim)
+        grouped = [part.unflatten(self.dim, (self.outer, part.shape[self.dim] // self.outer)) for part in parts]
+        return torch.cat(grouped, self.dim + 1).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The numbers of the samples, 0 to n - 1, along a dimension."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Partial:
+    """Additive over micro-batches."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over micro-batches, weighted by a share."""
+
+    share: Share
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Not to be had from micro-batches, and why."""
+
+    reason: str
+
+
+Kind = Constant | Sample | Positions | Partial | Mean | Opaque
+
+
+class Known(Protocol):
+    """What can be computed before a step, from its inputs and operands."""
+
+    def value(self, key: Hashable) -> torch.Tensor:
+        """The whole-batch contents of a value: a `Ref` of the graph, or ("tape", number)."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Factors of a result, one a micro-batch. This one: its share of the samples."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """One factor a micro-batch of these sizes."""
+        total = sum(sizes)
+        return [size / total for size in sizes]
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The values that must be known."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Uniform(Share):
+    """One of M."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """1 / M each."""
+        return [1 / len(sizes)] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Times(Share):
+    """M: makes a sum a mean of micro-batches, so that a constant can be added to it."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """M each."""
+        return [float(len(sizes))] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Counted(Share):
+    """The share of the targets that count: all but `ignore`, each as heavy as the weight of its class."""
+
+    target: Hashable
+    kind: Sample
+    ignore: int | None
+    weight: Hashable | None = None
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
+        target = known.value(self.target)
+        weight = None if self.weight is None else known.value(self.weight).detach().double()
+        heavy, start, total = [], 0, sum(sizes)
+        for size in sizes:
+            part = self.kind.take(target, start, size, total)
+            start += size
+            if self.ignore is not None:
+                part = part[part != self.ignore]
+            heavy.append(float(part.numel()) if weight is None else float(weight[part].sum()))
+        whole = sum(heavy)
+        # 0 / 0 on the whole batch: every mean is nan, and so must be their sum.
+        return [one / whole for one in heavy] if whole else [float("nan")] * len(sizes)
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The targets, and weights of classes."""
+        return (self.target,) if self.weight is None else (self.target, self.weight)
+
+
+@dataclass(frozen=True)
+class Whole(Share):
+    """Not a factor: the result is replaced by that of the whole batch, known before the step."""
+
+    source: Hashable
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """The value itself, for every micro-batch."""
+        return [known.value(self.source).detach()] * len(sizes)
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The value."""
+        return (self.source,)
+
+
+def weigh(value: Any, weight: Any) -> Any:
+    """The result of a flagged node or op in a micro-batch: times a number, or replaced by a tensor.
+
+    A micro-batch in which nothing counts has the mean nan and the weight 0: it adds nothing, and no gradient.
+    """
+    if isinstance(weight, torch.Tensor):
+        return weight.to(value.device)
+    if weight == 1.0:
+        return value
+    return value * weight if weight else value.nan_to_num(0.0, 0.0, 0.0) * 0.0
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How a step splits, or why not.
+
+    `inputs` are in the order of `Call(args, kwargs).tensors` where the proof was given the call, else in that of
+    `graph.inputs`. `outputs` has a kind for every value of the tape. `sizes` are plain numbers in ops of the tape that
+    count samples: {op: {path in its form: entries a sample}}.
+    """
+
+    reason: str = ""
+    inputs: tuple[int | None, ...] = ()
+    operands: dict[int, int | None] = field(default_factory=dict)
+    outputs: tuple[Kind, ...] = ()
+    node_shares: dict[int, Share] = field(default_factory=dict)
+    op_shares: dict[int, Share] = field(default_factory=dict)
+    sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return not self.reason
+
+    def op(self, at: int, op: Op, samples: int) -> Op:
+        """The op of a tape as a micro-batch of so many samples runs it."""
+        form = op.form
+        for path, entries in self.sizes.get(at, {}).items():
+            form = _with(form, path, Literal(entries * samples))
+        return op if form is op.form else replace(op, form=form)
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The values that shares are computed from."""
+        shares = (*self.node_shares.values(), *self.op_shares.values())
+        return tuple(dict.fromkeys(key for share in shares for key in share.needs()))
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
+        """The factors of flagged nodes and of flagged ops, one a micro-batch."""
+        nodes = {at: share.weights(known, sizes) for at, share in self.node_shares.items()}
+        ops = {at: share.weights(known, sizes) for at, share in self.op_shares.items()}
+        return nodes, ops
+
+
+def _with(form: Any, path: tuple[int, ...], part: Any) -> Any:
+    if not path:
+        return part
+    items = list(form.items)
+    if isinstance(form, MappingForm):
+        key, old = items[path[0]]
+        items[path[0]] = (key, _with(old, path[1:], part))
+    elif isinstance(form, SequenceForm):
+        items[path[0]] = _with(items[path[0]], path[1:], part)
+    return replace(form, items=tuple(items))
