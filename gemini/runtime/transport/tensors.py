@@ -55,6 +55,16 @@ def write(pool: Pool | None, tensor: torch.Tensor) -> Header:
     return ("slab", tuple(slab), *facts)
 
 
+def lend(pool: Pool, like: torch.Tensor) -> tuple[Header, torch.Tensor]:
+    """A header before its time: memory for a tensor like another one, to be written before the header is sent."""
+    strides = torch.empty_like(like, device="meta").stride()  # dense, in the other's order of dimensions
+    size = max(like.numel() * like.element_size(), 1)
+    slab = pool.take(size)
+    empty = torch.empty(0, dtype=like.dtype, device=like.device)
+    found = empty.set_(pool.view(slab, size).untyped_storage(), 0, like.shape, strides)
+    return ("slab", tuple(slab), _name(like.dtype), tuple(like.shape), tuple(strides), False), found
+
+
 def _fill(memory: torch.Tensor, tensor: torch.Tensor, strides: Sequence[int]) -> None:
     """Put the contents of a tensor into bytes, in a layout; dimensions that repeat are written once."""
     target = memory.view(tensor.dtype)

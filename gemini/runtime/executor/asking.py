@@ -1,0 +1,156 @@
+"""Asking all workers at once, and hearing whoever answers first.
+
+A worker may wait for another that has failed, so nobody is waited for alone. Where one fails, or the program is
+interrupted, the others are told to abandon the step; when all have answered, everything is as before.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from gemini.errors import WorkerError
+from gemini.runtime.controller.interrupts import Held, waiting
+from gemini.runtime.controller.worker import OurFault, Worker
+from gemini.runtime.protocol import NEWS
+from gemini.runtime.transport.channel import ChannelClosed
+from gemini.runtime.transport.link import Unreadable
+
+_SLICE = 200  # milliseconds between looks at the clock
+
+
+class Chorus:
+    """Some workers of a crew, asked together."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+
+    def ask(
+        self,
+        requests: dict[Worker, Any],
+        what: str,
+        is_failure: Callable[[Any], bool],
+        abandon: Callable[[int], Any],
+        patience: float = 0.0,
+    ) -> dict[Worker, Any]:
+        """The replies of all. After the first failure the workers get what `abandon` makes of a number."""
+        with Held(), ExitStack() as stack:
+            for worker in requests:
+                if worker.loss:
+                    raise WorkerError(worker.loss)
+                worker.last = what
+                stack.enter_context(_reading(worker))
+            try:
+                return self._converse(requests, is_failure, abandon, patience)
+            except ChannelClosed:
+                raise self._find_dead() from None
+
+    def _converse(
+        self, requests: dict[Worker, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
+        patience: float,
+    ) -> dict[Worker, Any]:  # fmt: skip
+        expected: dict[tuple[Worker, int], str] = {}
+        replies: dict[Worker, Any] = {}
+        has_failed = self._send(requests, expected, replies)
+        abandoned = False
+        deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+        while expected:
+            if (has_failed or waiting()) and not abandoned:
+                abandoned = True
+                for worker in requests:
+                    request = abandon(worker.next_number())
+                    worker.link.send(request)
+                    expected[worker, request.number] = "abandon"
+                deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+            heard = self._hear(requests, deadline)
+            for worker, reply in heard:
+                kind = expected.pop((worker, reply.number), "")
+                if kind == "step":
+                    replies[worker] = reply
+                    has_failed = has_failed or is_failure(reply)
+                elif not kind:
+                    with worker._arrival:
+                        worker.mailbox[reply.number] = reply
+                        worker._arrival.notify_all()
+        return replies
+
+    def _send(
+        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+    ) -> bool:
+        """Send all; whether one could not be sent, which is then its reply."""
+        for worker, request in requests.items():
+            try:
+                with worker._telling:
+                    worker.link.send(request)
+                expected[worker, request.number] = "step"
+            except ChannelClosed:
+                raise
+            except Exception as error:
+                replies[worker] = OurFault(f"a step cannot be asked for: {type(error).__name__}: {error}")
+                return True
+        return False
+
+    def _hear(self, requests: dict[Worker, Any], deadline: float) -> list[tuple[Worker, Any]]:
+        poll = select.poll()
+        by_descriptor = {}
+        for worker in requests:
+            by_descriptor[worker.link.channel.fileno()] = worker
+            poll.register(worker.link.channel.fileno(), select.POLLIN)
+        heard = []
+        for descriptor, _ in poll.poll(_SLICE):
+            worker = by_descriptor[descriptor]
+            found = worker.link.receive(0)
+            while found is not None:
+                if isinstance(found[0], NEWS):
+                    worker._repeat(found[0])
+                else:
+                    heard.append((worker, found[0]))
+                found = worker.link.receive(0)
+        if not heard:
+            self._look_around(requests, deadline)
+        return heard
+
+    def _look_around(self, requests: dict[Worker, Any], deadline: float) -> None:
+        """Nothing was heard: is everybody there, and is there still time?"""
+        for worker in requests:
+            if worker.loss or worker.process.poll() is not None:
+                raise worker._death()
+        if time.monotonic() > deadline:
+            raise next(iter(requests))._hung(next(iter(requests)).patience)
+
+    def _find_dead(self) -> WorkerError:
+        """Whose end has closed a connection; it may take a moment until the process is seen to have ended."""
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            for worker in self.workers:
+                if worker.loss or worker.process.poll() is not None:
+                    return worker._death()
+            time.sleep(0.01)
+        return self.workers[0]._death()
+
+
+@contextmanager
+def _reading(worker: Worker) -> Iterator[None]:
+    """Be the one who reads what a worker says; others find their replies in the mailbox."""
+    with worker._arrival:
+        while worker._reading:
+            worker._arrival.wait()
+        worker._reading = True
+    try:
+        yield
+    finally:
+        with worker._arrival:
+            worker._reading = False
+            worker._arrival.notify_all()
+
+
+def check_readable(worker: Worker, reply: Any) -> Any:
+    """A reply, or OurFault where it cannot be rebuilt here."""
+    if isinstance(reply, Unreadable):
+        raise OurFault(f"the reply of worker {worker.place} cannot be read: {reply.reason}")
+    if isinstance(reply, OurFault):
+        raise reply
+    return reply

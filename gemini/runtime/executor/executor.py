@@ -1,0 +1,270 @@
+"""The executor: a model's stages in workers, and steps of it by any plan.
+
+    install    connections between workers, generated text, live stages; tensors of the model are in shared memory
+    run        inputs to the workers that read them ─► all workers at once ─► loss, gradients, handles of outputs
+
+A step is a transaction: where a stage raises or a worker fails, nothing has changed. What a stage raises is raised here,
+with a note of stage, micro-batch, module and generated line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.regions import Region
+from gemini.errors import InvalidPlanError, WorkerError
+from gemini.runtime import settings
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.faults import annotated
+from gemini.runtime.controller.household import Household
+from gemini.runtime.controller.worker import OurFault, Worker
+from gemini.runtime.exceptions import rebuilt
+from gemini.runtime.executor.asking import Chorus, check_readable
+from gemini.runtime.executor.lowering import Lowered, lower
+from gemini.runtime.executor.mesh import connect
+from gemini.runtime.executor.messages import Abandon, Fetch, Retire, Sources, Stages, Step, Stepped, Tasks
+from gemini.runtime.executor.request import Each, Event, Output, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.protocol import Done, Raised
+from gemini.runtime.transport.modules import bare
+from gemini.step.program import Loss, StepProgram
+
+_numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
+
+
+class Executor:
+    """Runs steps of one model by one program."""
+
+    def __init__(self, crew: Crew, household: Household, program: StepProgram) -> None:
+        if program.nworkers > len(crew.workers):
+            raise InvalidPlanError(
+                f"a plan for {program.nworkers} workers, there are {len(crew.workers)}\n"
+                "    → start as many workers, or make a plan for those there are"
+            )
+        self.crew, self.household, self.program = crew, household, program
+        self.workers = crew.workers[: program.nworkers]
+        self.number = next(_numbers)
+        self._lowered: dict[Hashable, tuple[int, Lowered, frozenset[str]]] = {}
+        self._told: dict[int, Any] = {}
+        self._dropped: list[deque[int]] = [deque() for _ in self.workers]
+        self._parameters: dict[int, nn.Parameter] = {}
+        weakref.finalize(self, _retire, list(self.workers), self.number).atexit = False
+
+    # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
+    def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
+        """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
+        self.stages = list(stages)
+        self._lowered.clear()
+        self._told.clear()
+        for worker in self.workers:
+            numbers = self.program.stages_of(worker.place)
+            held = [t for at in numbers for t in (*stages[at].parameters(), *stages[at].buffers())]
+            self.household.bring_home(held, worker.device)
+        for worker in self.workers:
+            numbers = self.program.stages_of(worker.place)
+            done(worker, Sources(worker.next_number(), texts), "take generated text")
+            modules = {at: bare(stages[at]) for at in numbers}
+            program = self.program
+            done(worker, Stages(
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws
+            ), "take stages")  # fmt: skip
+        for stage in stages:
+            for parameter in stage.parameters():
+                for worker in self.workers:
+                    number = worker.link.held.get(id(parameter))
+                    if number is not None:
+                        self._parameters[number] = parameter
+
+    def _kind(self, loss: Loss | None) -> tuple[int, Lowered, frozenset[str]]:
+        """What workers do in steps with such a loss; they are told once."""
+        key: Hashable = None
+        if loss is not None:
+            ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in loss.ops)
+            key = (ops, tuple(loss.ports.items()), loss.operands, loss.root, loss.keep)
+        if key not in self._lowered:
+            lowered = lower(self.program, loss)
+            connect(self.crew, lowered.edges())
+            number = next(_numbers)
+            for worker in self.workers:
+                tasks = lowered.tasks[worker.place]
+                done(worker, Tasks(
+                    worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
+                    lowered.loss_stage,
+                ), "take a plan")  # fmt: skip
+            made = {port.name for each in self.program.interfaces for port in each.outputs}
+            self._lowered[key] = number, lowered, frozenset(made)
+        return self._lowered[key]
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, request: StepRequest) -> StepResult:
+        """Run a step on all workers. Raises what a stage raises, OurFault where ours fails, WorkerError."""
+        if len(request.sizes) != self.program.micro_batches:
+            raise InvalidPlanError(
+                f"a plan for {self.program.micro_batches} micro-batches, the step has {len(request.sizes)}\n"
+                "    → make a plan for as many micro-batches"
+            )
+        if request.loss is None and self.program.is_training:
+            raise InvalidPlanError("a plan with backward actions needs a loss\n    → use program.forward_only()")
+        key, lowered, made = self._kind(request.loss)
+        step = next(_numbers)
+        requests = {worker: self._request(worker, request, key, step, lowered, made) for worker in self.workers}
+        replies = Chorus(self.workers).ask(
+            requests, "run a step", lambda reply: not isinstance(reply, Stepped),
+            lambda number: Abandon(number, step), request.patience,
+        )  # fmt: skip
+        self._check(replies)
+        return self._result(replies, request, step)
+
+    def _request(
+        self, worker: Worker, request: StepRequest, key: int, step: int, lowered: Lowered, made: frozenset[str]
+    ) -> Step:
+        """The step for one worker: only what its stages read."""
+        stages = self.program.stages_of(worker.place)
+        read = dict.fromkeys(
+            port.name for at in stages for port in self.program.interfaces[at].inputs if port.source is None
+        )
+        inputs, numbers, operands, tensors = [], [], [], []
+        for name in read:
+            value = request.inputs[name]
+            if isinstance(value, Each):
+                numbers.append((name, list(value.values)))
+            else:
+                inputs.append((name, value.dim, len(tensors)))
+                tensors.append(value.tensor)
+        if any(task.has_loss for task in lowered.tasks[worker.place]) and request.loss is not None:
+            for number in request.loss.operands:
+                whole: Whole = request.operands[number]
+                operands.append((number, whole.dim, len(tensors)))
+                tensors.append(whole.tensor)
+        keep = [
+            name
+            for name in request.keep
+            if name in made and any(port.name == name for at in stages for port in self.program.interfaces[at].outputs)
+        ]
+        dropped = self._dropped[worker.place]
+        return Step(
+            worker.next_number(), step, key, _told_region(request.region), self._state(worker, stages),
+            tuple(request.sizes), inputs, numbers, operands,
+            {at: shares for at, shares in request.stage_shares.items() if at in stages}, request.op_shares, keep,
+            request.generator, [dropped.popleft() for _ in range(len(dropped))], tensors,
+        )  # fmt: skip
+
+    def _state(self, worker: Worker, stages: list[int]) -> Any:
+        """Training flags and frozen parameters that the worker does not know yet."""
+        now = []
+        for at in stages:
+            stage = self.stages[at]
+            training = [module.training for module in stage.modules()]
+            now.append((at, training, [parameter.requires_grad for parameter in stage.parameters()]))
+        if self._told.get(worker.place) == now:
+            return None
+        self._told[worker.place] = now
+        return now
+
+    def _check(self, replies: dict[Worker, Any]) -> None:
+        """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
+        failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
+        if not failed and len(replies) == len(self.workers):
+            return
+        self._told.clear()
+        for worker, reply in failed.items():
+            if isinstance(reply, Raised):
+                text = f"in worker {worker.place}, {reply.scope}"
+                raise annotated(rebuilt(reply.exception), reply.traceback, text)
+        for worker, reply in failed.items():
+            check_readable(worker, reply)
+            if getattr(reply, "reason", "") != "abandoned":
+                raise OurFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+        raise OurFault("the step was interrupted")
+
+    # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
+    def _result(self, replies: dict[Worker, Any], request: StepRequest, step: int) -> StepResult:
+        parts: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        given: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        result = StepResult(None, [], {}, {}, {}, b"", [])
+        for worker, reply in replies.items():
+            rest = iter(reply.tensors)
+            for number, latest, header in reply.gradients:
+                parts.setdefault(number, []).append((latest, worker.link.carriage.read(header)))
+            for number in reply.loose:
+                parts.setdefault(number, []).append((0, next(rest)))
+            if reply.has_root:
+                part = next(rest)
+                result.root = part if result.root is None else result.root + part
+            for name, stage in reply.given:
+                given.setdefault(name, []).append((stage, next(rest)))
+            for number in reply.operands:
+                result.operand_gradients[number] = next(rest)
+            result.generator = reply.generator or result.generator
+            result.trace += [Event(worker.place, *event) for event in reply.trace]
+        result.gradients = [(self._parameters[number], _summed(found)) for number, found in parts.items()]
+        result.input_gradients = {name: _summed(found) for name, found in given.items()}
+        self._keep_outputs(result, request, step)
+        return result
+
+    def _keep_outputs(self, result: StepResult, request: StepRequest, step: int) -> None:
+        loss = request.loss
+        names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
+        if not names:
+            return
+        stay = Stay(step, self._dropped)
+
+        def fetch(name: str, how: tuple[Any, ...], stay: Stay = stay) -> torch.Tensor:
+            return self._fetch(stay.step, name, how)
+
+        result.outputs = {name: Output(fetch, name) for name in names}
+
+    def _fetch(self, step: int, name: str, how: tuple[Any, ...]) -> torch.Tensor:
+        """A value from the worker that has it; parts that several workers have are put together."""
+        places = self._places(name)
+        if len(places) > 1:
+            raise OurFault(f"{name} is in several workers")
+        worker = self.workers[places[0]]
+        reply = worker.ask(Fetch(worker.next_number(), step, name, how), f"fetch {name}")
+        if not hasattr(reply, "tensors"):
+            raise OurFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
+        found: torch.Tensor = reply.tensors[0]
+        return found
+
+    def _places(self, name: str) -> list[int]:
+        if name.startswith("#"):
+            stages = {lowered.loss_stage for _, lowered, _ in self._lowered.values() if lowered.loss is not None}
+        else:
+            stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
+        return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+
+
+def _told_region(region: Region) -> Any:
+    """A region as plain data, and the switches of torch."""
+    return region.grad, region.inference, region.autocast, settings.current()
+
+
+def done(worker: Worker, request: Any, what: str) -> None:
+    """Ask for something that is answered by Done."""
+    reply = worker.ask(request, what)
+    if not isinstance(reply, Done):
+        raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+
+
+def _summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """The sum of what several stages or workers gave, from the last to the first; into memory that is ours anyway."""
+    parts.sort(key=lambda part: -part[0])
+    total = parts[0][1]
+    for _, part in parts[1:]:
+        total = total.add_(part) if total.layout is part.layout is torch.strided else total + part
+    return total
+
+
+def _retire(workers: list[Worker], number: int) -> None:
+    for worker in workers:
+        if not worker.loss:
+            try:
+                worker.ask(Retire(worker.next_number(), [number]), "forget stages")
+            except (WorkerError, OurFault):
+                continue

@@ -1,0 +1,47 @@
+"""What a worker has been given: the stages of programs, and what to do in steps of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.runtime.executor.arrivals import local_readers
+from gemini.runtime.executor.messages import Stages, Tasks
+from gemini.runtime.executor.stage import LiveStage
+from gemini.schedule.block import FORWARD
+
+
+class Installed:
+    """The stages of a program in one worker."""
+
+    def __init__(self, message: Stages, homes: Mapping[int, torch.Tensor]) -> None:
+        self.stages = {
+            number: LiveStage(number, module, message.interfaces[number]) for number, module in message.stages.items()
+        }
+        self.recompute, self.draws = message.recompute, message.draws
+        self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
+        self.numbers = {id(tensor): number for number, tensor in homes.items()}
+        # Parameters of the whole model: the loss may use one that no stage here has.
+        self.parameters = [tensor for tensor in homes.values() if isinstance(tensor, nn.Parameter)]
+        self.latest: dict[int, int] = {}  # the last stage that uses a parameter
+        for number, stage in sorted(self.stages.items()):
+            self.latest.update({id(parameter): number for parameter in stage.parameters})
+
+    def follow(self, state: Any) -> None:
+        """Training flags and frozen parameters of every stage, where they have changed."""
+        for number, training, trained in state or ():
+            self.stages[number].follow(training, trained)
+
+
+class Plan:
+    """What a worker does in a step of one kind."""
+
+    def __init__(self, message: Tasks, program: Installed) -> None:
+        self.program, self.place, self.tasks = program, message.place, message.tasks
+        self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
+        self.is_training = any(task.kind != FORWARD for task in self.tasks)
+        self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
+        self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage)

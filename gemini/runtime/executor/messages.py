@@ -1,0 +1,153 @@
+"""Messages of the executor: what controller and workers, and workers among themselves, say about steps.
+
+    controller                                    worker
+    Connect(peer)              + descriptor ──►   has a link to another worker
+    Sources(texts) Stages(…)                ──►   generated text is executed there, stages arrive as units do
+    Tasks(key, …)                           ──►   knows what to do in such a step
+    Step(key, inputs, …)                    ──►   runs it; Parcels go from worker to worker
+                                            ◄──   Stepped · Raised · Refused
+    Abandon(step)                           ──►   a peer has failed: everything is as before the step
+    Fetch(step, name)                       ──►   an output that has stayed there
+                                            ◄──   Fetched
+    Retire(programs)                        ──►   forgets stages
+
+Each but Parcel is answered, with `Done` where nothing else is named.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gemini.runtime import protocol
+from gemini.runtime.transport.link import Link
+
+
+class Connect(NamedTuple):
+    """A connection to another worker, whose descriptor comes along."""
+
+    number: int
+    peer: int
+    side: int
+
+
+class Sources(NamedTuple):
+    """Generated files, by path."""
+
+    number: int
+    texts: dict[str, str]
+
+
+class Stages(NamedTuple):
+    """Live stages of a program, by number; tensors of the model in them are named."""
+
+    number: int
+    program: int
+    stages: dict[int, Any]
+    interfaces: tuple[Any, ...]
+    recompute: frozenset[int]
+    draws: tuple[Any, ...]
+
+
+class Tasks(NamedTuple):
+    """What a worker does in a step of one kind."""
+
+    number: int
+    key: int
+    program: int
+    place: int
+    tasks: tuple[Any, ...]
+    readers: dict[str, Any]
+    loss: Any
+    loss_stage: int
+
+
+class Retire(NamedTuple):
+    """Programs that will not run any more."""
+
+    number: int
+    programs: list[int]
+
+
+class Abandon(NamedTuple):
+    """A step has failed elsewhere."""
+
+    number: int
+    step: int
+
+
+class Fetch(NamedTuple):
+    """An output that has stayed in the worker: concatenated in a dimension, summed, or of the first micro-batch."""
+
+    number: int
+    step: int
+    name: str
+    how: tuple[Any, ...]
+
+
+# ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
+class Step(NamedTuple):
+    """Run a step.
+
+    `inputs` are (port, dimension, place among the tensors) of whole tensors, `numbers` (port, value a micro-batch) of
+    the rest; `operands` are (value, dimension, place). Shares are factors: by stage, then micro-batch; by op, then
+    micro-batch.
+    """
+
+    number: int
+    step: int
+    key: int
+    region: Any
+    state: Any
+    sizes: tuple[int, ...]
+    inputs: list[Any]
+    numbers: list[Any]
+    operands: list[Any]
+    stage_shares: dict[int, list[list[float]]]
+    op_shares: dict[int, list[float]]
+    keep: list[str]
+    generator: bytes
+    dropped: list[int]
+    tensors: list[Any]
+
+
+class Stepped(NamedTuple):
+    """What a worker has to say after a step.
+
+    `gradients` are (number of the parameter's home, latest stage, header): the memory in which they were summed up.
+    `given` are (port, stage) of gradients of inputs, `operands` numbers of values; their tensors follow the root's.
+    """
+
+    number: int
+    gradients: list[Any]
+    loose: list[int]  # homes of parameters whose gradients are among the tensors, first
+    has_root: bool
+    given: list[Any]
+    operands: list[int]
+    generator: bytes
+    trace: list[Any]
+    tensors: list[Any]
+
+
+class Fetched(NamedTuple):
+    """An output."""
+
+    number: int
+    tensors: list[Any]
+
+
+class Parcel(NamedTuple):
+    """From one worker to another: values or gradients of one micro-batch, by port.
+
+    `names` are (port, number or None) of values, (port, reader) of gradients, whose tensors come in the same order; a
+    gradient that is None took no part. A state is that of the generator, for a stage.
+    """
+
+    step: int
+    kind: str  # "value", "gradient", "state", or "" for nothing but slabs given back
+    mid: int
+    names: list[Any]
+    state: bytes
+    tensors: list[Any]
+
+
+Link.plain = protocol.Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, Parcel)}

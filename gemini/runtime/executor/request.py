@@ -1,0 +1,161 @@
+"""A step as the controller asks for it, and what it gives."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from gemini.capture.regions import Region
+from gemini.pipe.wiring import Caller
+from gemini.runtime.memory.gone import when_gone
+from gemini.step.program import Loss
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gemini.pipe.wiring import Wiring
+
+
+class Whole(NamedTuple):
+    """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
+
+    tensor: torch.Tensor
+    dim: int | None
+
+
+class Each(NamedTuple):
+    """A number that differs from micro-batch to micro-batch."""
+
+    values: tuple[Any, ...]
+
+
+class Event(NamedTuple):
+    """Something that a worker did: F, B, I or W, or that it waited for what an action needs. Seconds."""
+
+    worker: int
+    kind: str
+    stage: int
+    mid: int
+    begin: float
+    end: float
+
+
+@dataclass
+class StepRequest:
+    """One step.
+
+    `inputs` are by port; `sizes` the samples of each micro-batch. `stage_shares[stage][micro-batch]` and
+    `op_shares[op][micro-batch]` are factors of reductions over samples. Outputs in `keep`, by port, stay in the workers
+    until their handles are gone.
+    """
+
+    inputs: dict[str, Whole | Each]
+    sizes: tuple[int, ...]
+    region: Region
+    loss: Loss | None = None
+    operands: dict[int, Whole] = field(default_factory=dict)
+    stage_shares: dict[int, list[list[float]]] = field(default_factory=dict)
+    op_shares: dict[int, list[float]] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    generator: bytes = b""
+    patience: float = 0.0
+
+
+class Output:
+    """A value that has stayed in its worker; fetched when it is asked for, dropped when this object is gone."""
+
+    def __init__(self, fetch: Callable[..., torch.Tensor], name: str) -> None:
+        self._fetch, self.name = fetch, name
+
+    def concatenated(self, dim: int) -> torch.Tensor:
+        """Of all micro-batches, one after the other."""
+        return self._fetch(self.name, ("concatenate", dim))
+
+    def summed(self) -> torch.Tensor:
+        """The sum over micro-batches."""
+        return self._fetch(self.name, ("sum",))
+
+    def first(self) -> torch.Tensor:
+        """Of the first micro-batch: where all are the same."""
+        return self._fetch(self.name, ("first",))
+
+
+class Stay:
+    """All outputs of one step; workers are told when the last of them is gone."""
+
+    def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
+        self.step = step
+        when_gone(self, *(_appender(one, step) for one in dropped))
+
+
+def _appender(where: deque[int], step: int) -> Callable[[], Any]:
+    import functools
+
+    return functools.partial(where.append, step)
+
+
+@dataclass
+class StepResult:
+    """What a step gave. Gradients are by parameter, as tensors in the memory in which workers summed them up."""
+
+    root: torch.Tensor | None
+    gradients: list[tuple[nn.Parameter, torch.Tensor]]
+    input_gradients: dict[str, torch.Tensor]  # by port
+    operand_gradients: dict[int, torch.Tensor]
+    outputs: dict[str, Output]  # by port; values of the tape as '#number'
+    generator: bytes
+    trace: list[Event]
+    stay: weakref.ref[Stay] | None = None
+
+
+def inputs_of(
+    wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int]
+) -> dict[str, Whole | Each]:
+    """The values of all ports that come with a call; `dims` by identity of its tensors."""
+    from gemini.capture.values import tensors
+
+    total, found = sum(sizes), {}
+    caller = Caller(wiring, model, bound)
+    numbers = []
+    for port in wiring.from_call:
+        value = caller.read_port(port)
+        if isinstance(value, torch.Tensor):
+            found[port.name] = Whole(value, dims.get(id(value)))
+        else:
+            numbers.append(port)
+    if numbers:  # sizes of a micro-batch are not those of the batch
+        each: dict[str, list[Any]] = {port.name: [] for port in numbers}
+        start = 0
+        for size in sizes:
+            part = _narrowed(bound, dims, start, size, total)
+            one = Caller(wiring, model, part)
+            for port in numbers:
+                each[port.name].append(one.read_port(port))
+            start += size
+        found.update({name: Each(tuple(values)) for name, values in each.items()})
+    del tensors
+    return found
+
+
+def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
+    from gemini.capture.binding import Call
+    from gemini.capture.values import decode
+
+    call = Call((), bound)
+
+    def piece(tensor: torch.Tensor) -> torch.Tensor:
+        dim = dims.get(id(tensor))
+        if dim is None:
+            return tensor
+        factor = tensor.shape[dim] // total
+        return tensor.detach().narrow(dim, start * factor, size * factor)
+
+    parts = [piece(tensor) for tensor in call.tensors]
+    _, made = decode(call.form, lambda ref: parts[ref.node])
+    named: dict[str, Any] = made
+    return named

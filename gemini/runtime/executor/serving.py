@@ -1,0 +1,178 @@
+"""Serving steps: the requests of the executor, carried out in a worker's process."""
+
+from __future__ import annotations
+
+import linecache
+import socket
+import sys
+import traceback
+from typing import Any
+
+import torch
+
+from gemini.pipe.stages import load_module
+from gemini.runtime import settings
+from gemini.runtime.exceptions import portable
+from gemini.runtime.executor import store_ops
+from gemini.runtime.executor.installed import Installed, Plan
+from gemini.runtime.executor.messages import (
+    Abandon,
+    Connect,
+    Fetch,
+    Fetched,
+    Retire,
+    Sources,
+    Stages,
+    Step,
+    Stepped,
+    Tasks,
+)
+from gemini.runtime.executor.peers import Abandoned, Peers
+from gemini.runtime.executor.running import Before, StageRaised, StepRun
+from gemini.runtime.executor.store import STORE
+from gemini.runtime.generator import get_state
+from gemini.runtime.protocol import Done, Raised, Refused
+from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.link import Link
+from gemini.runtime.worker.audit import Drew, draws
+from gemini.schedule.block import FORWARD
+
+ABANDONED = "abandoned"
+
+
+class Steps:
+    """The executor's side of a worker."""
+
+    def __init__(self, control: Link) -> None:
+        self.control = control
+        self.peers = Peers(control)
+        self.programs: dict[int, Installed] = {}
+        self.plans: dict[int, Plan] = {}
+        self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
+        self.last: tuple[int, Before] | None = None  # a step that may yet have to be undone
+        store_ops.install()
+
+    def next(self) -> tuple[Any, list[int]] | None:
+        """A request that came in the middle of a step."""
+        return self.peers.postponed.popleft() if self.peers.postponed else None
+
+    def carry_out(self, request: Any, descriptors: list[int]) -> Any:
+        """The reply to a request of the executor."""
+        if isinstance(request, Step):
+            return self._step(request)
+        if isinstance(request, Abandon):
+            return self._abandon(request)
+        if isinstance(request, Fetch):
+            return self._fetch(request)
+        if isinstance(request, Connect):
+            link = Link(Channel(socket.socket(fileno=descriptors[0])), side=request.side)
+            link.equip(self.control.carriage.device)
+            self.peers.add(request.peer, link)
+        elif isinstance(request, Sources):
+            for path, text in request.texts.items():
+                load_module(text, path)
+        elif isinstance(request, Stages):
+            self.programs[request.program] = Installed(request, self.control.homes)
+            self._know()
+        elif isinstance(request, Tasks):
+            self.plans[request.key] = Plan(request, self.programs[request.program])
+        elif isinstance(request, Retire):
+            self._retire(request.programs)
+        return Done(request.number)
+
+    def _know(self) -> None:
+        STORE.know([parameter for one in self.programs.values() for parameter in one.parameters])
+
+    def _retire(self, programs: list[int]) -> None:
+        gone = [self.programs.pop(number) for number in programs if number in self.programs]
+        self.plans = {key: plan for key, plan in self.plans.items() if plan.program not in gone}
+        self._know()
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _step(self, request: Step) -> Any:
+        for step in request.dropped:
+            self.outputs.pop(step, None)
+        self.last = None
+        plan = self.plans[request.key]
+        plan.program.follow(request.state)
+        settings.follow(request.region[-1])
+        draws.have_been_made()
+        run = StepRun(plan, request, self.peers, self.control)
+        try:
+            reply = self._run(run)
+        except Abandoned:
+            run.undo()
+            self._answer_abandon()
+            return Refused(request.number, ABANDONED)
+        except StageRaised as raised:
+            run.undo()
+            return self._raised(request, raised)
+        except BaseException:
+            run.undo()
+            raise
+        self.last = request.step, run.before()
+        if run.outputs:
+            self.outputs[request.step] = run.outputs
+        return reply
+
+    def _run(self, run: StepRun) -> Stepped:
+        reply = run.run()
+        if draws.have_been_made():
+            raise Drew("it draws from Python's or NumPy's random numbers")
+        return reply
+
+    def _answer_abandon(self) -> None:
+        abandon, self.peers.abandon = self.peers.abandon, None
+        if abandon is not None:
+            self.control.send(Done(abandon.number))
+
+    def _abandon(self, request: Abandon) -> Done:
+        """Another worker has failed after this one was done."""
+        if self.last is not None and self.last[0] == request.step:
+            self.last[1].restore()
+            self.outputs.pop(request.step, None)
+        self.last = None
+        return Done(request.number)
+
+    def _raised(self, request: Step, raised: StageRaised) -> Raised:
+        error = raised.error
+        frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        reply = Raised(
+            request.number, portable(error, self.control.classes), _place_of(raised), frames,
+            get_state(self.control.carriage.device),
+        )  # fmt: skip
+        for one in (raised, error):  # frames hold tensors, and so slabs
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = one.__cause__ = one.__context__ = None
+        return reply
+
+    # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _fetch(self, request: Fetch) -> Fetched:
+        parts = self.outputs[request.step][request.name]
+        found = [parts[mid] for mid in sorted(parts)]
+        how = request.how[0]
+        if how == "concatenate" and len(found) > 1:
+            return Fetched(request.number, [torch.cat(found, request.how[1])])
+        total = found[0]
+        for part in found[1:] if how == "sum" else ():
+            total = total + part
+        return Fetched(request.number, [total])
+
+
+def _place_of(raised: StageRaised) -> str:
+    """Where code raised, in words: stage, micro-batch, module, and the generated line."""
+    task = raised.task
+    what = "forward" if task.kind == FORWARD else "backward"
+    text = f"{raised.what or what} of stage {task.stage}, micro-batch {task.mid}"
+    scope = raised.stage.scope_of(raised.error) if not raised.what else ""
+    if scope:
+        text += f", in {scope}"
+    file = getattr(sys.modules.get(type(raised.stage.module).__module__), "__file__", "")
+    trace = raised.error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = linecache.getline(file, trace.tb_lineno).strip()
+            text += f"; {file.rpartition('/')[2]}:{trace.tb_lineno}: {line}"
+            break
+        trace = trace.tb_next
+    return text
