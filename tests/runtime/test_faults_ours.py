@@ -209,3 +209,30 @@ def test_threads_of_the_program_may_use_one_model(crew: Crew) -> None:
     assert len(found) == 80
     assert all(torch.equal(one, expected) for one in found)
     assert not managed.demotions
+
+
+class Keeps(nn.Module):
+    def __init__(self, kept: Any = None) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(16, 16), kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(("leg", "is_ours"), [("arriving", True), ("there", False), ("", False)])
+def test_strict_raises_where_a_unit_is_refused_for_a_fault_of_ours(leg: str, is_ours: bool, crew: Crew) -> None:
+    model, x = nn.Sequential(Keeps(), Keeps(Picky(leg)), Keeps(), Keeps()), torch.randn(2, 16)
+    managed = Managed(model, crew, quiet=True, strict=True)
+    dispatch.manage(model, managed)
+    expected = model(x)
+    for _ in range(2):
+        if is_ours:
+            with pytest.raises(
+                WorkerError, match=r"1 cannot run in worker \d: (?s:.*)lost on the way arriving(?s:.*)strict=True"
+            ):
+                model(x)
+        else:
+            assert torch.equal(model(x), expected)
+    assert bool(managed.units) != is_ours
+    assert set(managed.refused) == ({"1"} if leg else set())

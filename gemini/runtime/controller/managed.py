@@ -58,8 +58,10 @@ class Managed:
         self.planned = True
         try:
             return self._plan(model, observation)
-        except BaseException:
+        except BaseException as error:
+            self.units.clear()
             self.household.let_go()
+            self.planned = not isinstance(error, WorkerError)  # then the next call raises as well
             raise
 
     def _plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
@@ -111,6 +113,11 @@ class Managed:
 
     def _inside(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
         self.refused[unit.name] = reason
+        if unit.is_our_fault and self.record.strict:
+            raise WorkerError(
+                f"{unit.name} cannot run in worker {unit.worker.place}: {reason}\n"
+                "    → without strict=True the modules inside it run there, or it runs in this process"
+            )
         seen = self.seen[unit.number]
         found: dict[nn.Module, Unit] = {}
         for inner in sorted(seen.inside.values(), key=lambda one: one.order):

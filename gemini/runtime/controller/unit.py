@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,9 @@ from gemini.runtime.memory.homes import Astray, can_move
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
+from gemini.runtime.transport.tensors import Unsendable
+
+_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, Unsendable)  # such a module is one's own
 
 
 class Unit:
@@ -26,6 +30,7 @@ class Unit:
         self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
         self.record = household.record
         self.refused = ""  # why it is not a unit any more
+        self.is_our_fault = False  # that it is none: not a matter of the module itself
         self.patience = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
@@ -55,8 +60,10 @@ class Unit:
             request = Install(self.worker.next_number(), {self.number: bare(self.module)})
             reply = self.worker.ask(request, f"take {self.name}")
         except OurFault as fault:
+            self.is_our_fault = not isinstance(fault.__cause__, _UNSENDABLE)
             return f"it cannot be sent: {fault!s:.200}"
         if not isinstance(reply, Done):
+            self.is_our_fault = True
             return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
         self.snapshot = Snapshot(self.module)
         return ""
