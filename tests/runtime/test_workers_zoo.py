@@ -38,7 +38,8 @@ def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, 
     row = judge(animals[name], crew, build=45, limit=90)
     if row["status"] in ("not buildable", "not trainable"):
         pytest.skip(row["reason"])
-    assert row["status"] == "equal", row["reason"]
+    assert row["status"] in ("equal", "noise"), row["reason"]
+    assert row["bits"] or row["order"] is True, "not equal in every bit, nor for the order of sums alone"
     assert row["used"] == 2, row["reason"]
     assert not row["demoted"], "something of ours failed"
 
@@ -72,6 +73,6 @@ def test_the_zoo_trains_in_two_workers(tmp_path: Path) -> None:
     file = tmp_path / "zoo.jsonl"
     subprocess.run([sys.executable, "-m", "tests.zoo.workers", "--results", str(file)], check=True)
     rows = [row for row in results.read(file).values() if row["status"] not in ("not buildable", "not trainable")]
-    wrong = {row["model"]: row["reason"] for row in rows if row["status"] not in ("equal", "noisy")}
+    wrong = {row["model"]: row["reason"] for row in rows if row["status"] not in ("equal", "noise")}
     assert not wrong
     assert sum(row["used"] >= 2 for row in rows) >= SHARE * len(rows)

@@ -30,6 +30,8 @@ from tests.zoo.workers_table import write_table
 RESULTS = Path(".gemini/zoo_workers.jsonl")
 HINTS = (Path(".gemini/zoo.jsonl"), Path(".gemini/hints.jsonl"))
 TABLE = Path("docs/zoo_workers.md")
+_NOT_MADE = ("not buildable", "not trainable")
+_UNKNOWN: results.Row = {"status": _NOT_MADE[0]}
 _MODELS_A_CREW = 40  # then new processes: what one model leaves behind in a worker is not to hide in a sweep
 
 
@@ -66,7 +68,9 @@ def _sweep(options: argparse.Namespace) -> None:
         results.append(options.results, row)
         print(_line(row), flush=True)
         used += 1
-        if used % _MODELS_A_CREW == 0 or row["status"] == "failed":
+        if used % _NOT_MADE = ("not buildable", "not trainable")
+_UNKNOWN: results.Row = {"status": _NOT_MADE[0]}
+_MODELS_A_CREW == 0 or row["status"] == "failed":
             crew.stop()
             crew = Crew(options.workers, 1)
         gc.collect()
@@ -78,14 +82,19 @@ def _key(animal: Animal, workers: int) -> str:
 
 
 def _chosen(options: argparse.Namespace) -> list[Animal]:
+    """The models of a sweep, the slowest first."""
     animals = list(zoo())
+    known = {name: row for path in (*HINTS, options.results) for name, row in results.read(path).items()}
     if options.only:
-        return [animal for animal in animals if animal.name in options.only]
+        animals = [animal for animal in animals if animal.name in options.only]
+    if options.known:
+        animals = [one for one in animals if known.get(one.name, _UNKNOWN).get("status", "") not in _NOT_MADE]
     if options.again:
         rows = results.read(options.results)
         return [one for one in animals if rows.get(_key(one, options.workers), {}).get("status") in options.again]
     at, of = options.shard
-    return animals[:: options.every][at::of]
+    cost = {name: row.get("building", 0.0) + row.get("seconds", 0.0) for name, row in known.items()}
+    return sorted(animals[:: options.every], key=lambda one: -cost.get(one.name, 0.0))[at::of]
 
 
 def _line(row: results.Row) -> str:
@@ -102,6 +111,7 @@ def _line(row: results.Row) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="names of models; default all")
+    parser.add_argument("--known", action="store_true", help="only models that could be made before")
     parser.add_argument("--again", nargs="*", default=[], help="models with these results: failed, different …")
     parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
     parser.add_argument("--workers", type=int, default=2, help="how many; default 2")

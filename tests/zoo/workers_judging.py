@@ -83,7 +83,8 @@ def judge(animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = Non
         with at_most(limit):
             _compare(row, lambda: _again(animal, made, row["hint"]), crew)
     except TimeOut:
-        row.update(status="failed", reason=f"more than {limit} s")
+        slow = "dtype" not in row  # already on one device
+        row.update(status="not trainable" if slow else "failed", reason=f"more than {limit} s" + " alone" * slow)
     except Exception as error:
         row.update(status="failed", reason=f"{type(error).__name__}: {error!s:.300}")
     row["seconds"] = round(time.perf_counter() - started, 2)
