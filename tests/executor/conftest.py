@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gemini.runtime.controller.crew import Crew
+
+
+@pytest.fixture(scope="session")
+def crew() -> Iterator[Crew]:
+    """Four real workers, for all tests of a session."""
+    made = Crew(4, 1)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,118 @@
+"""Every schedule gives the loss and the gradients of one device: those of the library, and composed ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import Bench, Script, compare, cut, eager
+from torch import nn
+
+from gemini.runtime.controller.crew import Crew
+from gemini.schedule import Composer, placement
+from gemini.schedule.library import library
+from gemini.step.program import make_program, program_of
+
+
+class Tied(nn.Module):
+    """Embedding and head with one weight, a value from the beginning that the end reads, two outputs."""
+
+    def __init__(self, layers: int = 8, width: int = 6, words: int = 11) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids):
+        first = x = self.words(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        x = self.norm(x + first)
+        return self.head(x), x
+
+
+def loss_of(targets):
+    def body(outputs, operand, call):
+        logits, hidden = outputs
+        main = call(F.cross_entropy, call(torch.Tensor.transpose, logits, 1, 2), operand(targets), mean=True)
+        size = call(torch.mean, call(torch.square, hidden), mean=True)
+        return call(torch.add, main, call(torch.mul, size, 0.1))
+
+    return Script(body)
+
+
+@pytest.fixture(scope="module")
+def made():
+    torch.manual_seed(0)
+    model = Tied().double()
+    ids, targets = torch.randint(0, 11, (8, 5)), torch.randint(0, 11, (8, 5))
+    script = loss_of(targets)
+    pipes = {count: cut(model, (ids,), stages=count) for count in (2, 4, 8)}
+    return model, ids, script, pipes, eager(model, (ids,), script)
+
+
+LIBRARY = [
+    ("gpipe", 2, 2), ("1f1b", 2, 2), ("1f1b", 4, 4), ("interleaved_1f1b", 2, 4), ("interleaved_1f1b", 4, 8),
+    ("looped_bfs", 2, 4), ("zb_h1", 4, 4), ("zb_h2", 4, 4), ("interleaved_zb", 2, 4), ("zb_v", 2, 4), ("zb_v", 4, 8),
+    ("dualpipe_v", 2, 4),
+]  # fmt: skip
+
+
+def check(made, crew: Crew, plan, stages: int, sizes=(1,) * 8, **more) -> None:
+    model, ids, script, pipes, (loss, wanted) = made
+    program = program_of(pipes[stages], plan, **more)
+    bench = Bench(pipes[stages], crew)
+    executor = bench.executor(program)
+    for _ in range(2):
+        compare(executor.run(bench.request((ids,), sizes, script)), model, loss, wanted)
+
+
+@pytest.mark.parametrize(("name", "workers", "stages"), LIBRARY)
+def test_schedules_of_the_library(made, crew: Crew, name: str, workers: int, stages: int) -> None:
+    check(made, crew, library(name, workers, 8), stages)
+
+
+def test_chimera_has_the_same_weights_in_both_directions(made, crew: Crew) -> None:
+    """Its two replicas are the same weights here: stages 2 and 3 of the plan are 0 and 1 on other micro-batches."""
+    check(made, crew, library("chimera", 2, 4), 2)
+
+
+@pytest.mark.parametrize(("shape", "workers", "split"), [
+    ("vshape", 4, False), ("vshape", 4, True), ("vchunks", 2, True), ("interleaved", 2, False), ("xshape", 4, False),
+])  # fmt: skip
+def test_composed_schedules(made, crew: Crew, shape: str, workers: int, split: bool) -> None:
+    blocks = placement(shape, workers, split=split)
+    pairs = 4 if shape == "xshape" else 8
+    plan = Composer().compose(blocks, memory=2 * workers).unroll(pairs)
+    stages = 1 + max(block.stage for block in blocks)
+    check(made, crew, plan, stages // 2 if shape == "xshape" else stages)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 2), (8,), (1, 7), (2, 2, 2, 2)])
+def test_uneven_micro_batches(made, crew: Crew, sizes) -> None:
+    check(made, crew, library("1f1b", 2, len(sizes)), 2, sizes)
+
+
+@pytest.mark.parametrize("recompute", [{0}, {0, 1, 2, 3}])
+def test_recomputation(made, crew: Crew, recompute) -> None:
+    check(made, crew, library("zb_h1", 4, 8), 4, recompute=recompute)
+
+
+def test_orders_of_actions(made, crew: Crew) -> None:
+    """A plan need not be a SchedPlan, nor have a stage always in the same place among its neighbours."""
+    rows = [["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B1", "0B0"], ["1F0", "2F0", "1F1", "2F1", "2B0", "2B1", "1B1", "1B0"]]
+    check(made, crew, rows, 4, (4, 4))
+
+
+def test_evaluation_is_pipelined_too(made, crew: Crew) -> None:
+    model, ids, _, pipes, _ = made
+    program = make_program(pipes[4].interfaces, library("1f1b", 4, 4)).forward_only()
+    bench = Bench(pipes[4], crew)
+    executor = bench.executor(program)
+    with torch.no_grad():
+        wanted = model(ids)
+        for _ in range(3):
+            result = executor.run(bench.request((ids,), (2, 2, 2, 2), keep=tuple(bench.results)))
+            for name, want in zip(bench.results, wanted, strict=True):
+                torch.testing.assert_close(result.outputs[name].concatenated(0), want)
