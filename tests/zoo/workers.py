@@ -68,9 +68,7 @@ def _sweep(options: argparse.Namespace) -> None:
         results.append(options.results, row)
         print(_line(row), flush=True)
         used += 1
-        if used % _NOT_MADE = ("not buildable", "not trainable")
-_UNKNOWN: results.Row = {"status": _NOT_MADE[0]}
-_MODELS_A_CREW == 0 or row["status"] == "failed":
+        if used % _MODELS_A_CREW == 0 or row["status"] == "failed":
             crew.stop()
             crew = Crew(options.workers, 1)
         gc.collect()
