@@ -68,7 +68,10 @@ class Crew:
         """Why the crew cannot be asked any more; '' while it can."""
         if not self.workers:
             return "the workers have been stopped"
-        return next((worker.loss for worker in self.workers if worker.loss), "")
+        for worker in self.workers:
+            if worker.loss:
+                return worker.loss
+        return ""
 
     def next_unit(self) -> int:
         """A number for a unit, which no other model's unit has."""

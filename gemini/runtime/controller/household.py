@@ -79,8 +79,10 @@ class Household:
                 tensor.data = view
             else:
                 homeless.append(tensor)
+        if not homeless:
+            return False
         self._take_in(homeless, device)
-        return bool(homeless)
+        return True
 
     def _check(self, tensor: torch.Tensor, device: Device) -> None:
         owner = self.devices.get(id(tensor), device.name)

@@ -26,16 +26,14 @@ class Held:
 
     _current: Held | None = None  # of the main thread, the only one in which handlers run
 
-    def __init__(self) -> None:
-        self.noted: list[int] = []
-        self._before: list[tuple[int, Any]] = []
-        self._is_outermost = False
+    _is_outermost = False
 
     def __enter__(self) -> Held:
-        if Held._current is not None or threading.current_thread() is not threading.main_thread():
+        if Held._current is not None or threading.get_ident() != threading.main_thread().ident:
             return self
+        self.noted: list[int] = []
         found = [(number, _signal.getsignal(number)) for number in _HELD]
-        self._before = [(number, handler) for number, handler in found if callable(handler)]
+        self._before: list[tuple[int, Any]] = [(number, handler) for number, handler in found if callable(handler)]
         try:
             self._is_outermost, Held._current = True, self
             for number, _ in self._before:

@@ -26,7 +26,7 @@ def watcher() -> str:
     count = torch._C._len_torch_function_stack()
     if count and not all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(count)):
         return "a TorchFunctionMode is active"
-    return "it is traced" if torch.jit.is_tracing() else ""
+    return "it is traced" if torch._C._is_tracing() else ""
 
 
 def is_running_backward() -> bool:

@@ -78,7 +78,9 @@ class Worker:
         self.complaint: BaseException | None = None  # a warning that the program has made an error
         self._numbers = itertools.count(1)
         self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
-        self._arrival = threading.Condition()
+        self._lock = threading.Lock()  # of what threads that wait share: the mailbox, and who reads
+        self._arrival = threading.Condition(self._lock)
+        self._waiting = 0  # threads
         self._reading = False
         self._telling = threading.Lock()
         self._start(threads, device)
@@ -166,9 +168,13 @@ class Worker:
 
     def _wait(self, number: int, patience: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""
-        with self._arrival:
+        with self._lock:
             while number not in self.mailbox and self._reading:
-                self._arrival.wait()
+                self._waiting += 1
+                try:
+                    self._arrival.wait()
+                finally:
+                    self._waiting -= 1
             if number in self.mailbox:
                 return self.mailbox.pop(number)
             self._reading = True
@@ -177,13 +183,14 @@ class Worker:
                 reply = self._receive(patience)
                 if reply.number == number:
                     return reply
-                with self._arrival:
+                with self._lock:
                     self.mailbox[reply.number] = reply
                     self._arrival.notify_all()
         finally:
-            with self._arrival:
+            with self._lock:
                 self._reading = False
-                self._arrival.notify_all()
+                if self._waiting:
+                    self._arrival.notify_all()
 
     def _receive(self, patience: float) -> Any:
         """The next reply, whoever waits for it; news on the way are repeated."""

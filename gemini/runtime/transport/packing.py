@@ -134,13 +134,12 @@ def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes
 
 def _are_tensors(args: Any, kwargs: Any) -> bool:
     """Whether a call has only tensors for arguments, by position, no two the same."""
-    return (
-        type(args) is tuple
-        and type(kwargs) is dict
-        and not kwargs
-        and all(type(one) is torch.Tensor for one in args)
-        and len({id(one) for one in args}) == len(args)
-    )
+    if type(args) is not tuple or type(kwargs) is not dict or kwargs:
+        return False
+    for one in args:
+        if type(one) is not torch.Tensor:
+            return False
+    return len(args) < 2 or len({id(one) for one in args}) == len(args)
 
 
 def _by_value(one: Any) -> bytes:
