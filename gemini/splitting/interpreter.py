@@ -130,7 +130,8 @@ class Interpreter:
         for (key, result), kind in zip(statement.results, kinds, strict=True):
             self.origin[key] = at
             checked = _checked(kind, result, statement)
-            value = Value(self.alias.get(key, key), checked, result.shape, result.dtype, result.grad, known, sized=result.batch)
+            name, operand = self.alias.get(key, key), statement.name == "operand"
+            value = Value(name, checked, result.shape, result.dtype, result.grad, known, operand, result.batch)
             self.values[key] = value
             self._decided(statement, value, result)
         for key in statement.writes:

@@ -163,8 +163,10 @@ def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
         inside.extend([made])
     _guards(inner, inside)
     for effect in tracer.nodes:
-        if effect.mutates or effect.changes:
-            raise Refused(f"inside it, {effect.name} writes in place")
+        if effect.changes or any(tracer.nodes[ref.node].is_source for ref in effect.mutates):
+            raise Refused(f"inside it, {effect.name} writes what is not its own")
+    if inside.blocked:
+        raise Refused(f"inside it, {inside.blocked}")
     return _results(inner, inside)
 
 

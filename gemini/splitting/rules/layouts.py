@@ -13,6 +13,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import torch
+
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis
 from gemini.splitting.rules.registry import rule
 from gemini.step.splitting import Kind, Positions, Sample
@@ -62,7 +64,8 @@ def view(call: Call) -> Kind:
     value = call.first
     call.only(value)
     made = call.out().shape
-    given = [] if len(call.args) > 1 and str(call.args[1]).startswith("torch.") else sizes_given(call)
+    retyped = any(isinstance(part, torch.dtype) for part in (*call.args[1:], *call.kwargs.values()))
+    given = [] if retyped else sizes_given(call)
     if value.is_sum or isinstance(value.kind, Positions):
         call.constant([size for _, size in given])
         return _positions(call, value, made)
@@ -128,10 +131,6 @@ def squeeze(call: Call) -> Kind:
         if kind.dim in places:
             raise Refused("squeeze of the samples")
         gone = [dim for dim in places if value.shape[dim] == 1]
-    elif not call.traced:
-        gone = [dim for dim, size in enumerate(value.shape) if size == 1]
-        # A micro-batch of one sample would lose its dimension, the whole batch does not.
-        raise Refused("squeeze() of all dimensions: a micro-batch of one sample would lose its own; give a dimension")
     else:
         raise Refused("squeeze() of all dimensions, which a micro-batch of one sample would lose; give a dimension")
     return Sample(kind.dim - sum(1 for dim in gone if dim < kind.dim), kind.factor, kind.outer)

@@ -1,0 +1,82 @@
+"""Running: a tape on the values of one micro-batch, and a graph by micro-batches in one process.
+
+The reference for whoever runs a splitting: flagged nodes and ops are weighed, numbers of samples in the tape are those of
+the micro-batch, operands are taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from gemini.capture.executor import Execution
+from gemini.capture.forms import Ref
+from gemini.capture.graph import Graph
+from gemini.capture.regions import Region, RegionSwitch
+from gemini.capture.values import decode, tensors
+from gemini.step.splitting import Sample, Splitting, weigh
+from gemini.step.tape import Tape
+
+
+def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, length) of every micro-batch."""
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    return list(zip(starts, sizes, strict=True))
+
+
+def run_tape(
+    tape: Tape,
+    outputs: Sequence[torch.Tensor],
+    operands: Mapping[int, torch.Tensor],
+    splitting: Splitting | None = None,
+    samples: int = 0,
+    weights: Mapping[int, Any] | None = None,
+) -> dict[int, torch.Tensor]:
+    """All values of a tape; with a splitting, those of a micro-batch of so many samples."""
+    values: dict[int, Any] = {**dict(enumerate(outputs)), **operands}
+    for at, op in enumerate(tape.ops):
+        made = op if splitting is None else splitting.op(at, op, samples)
+        args, kwargs = decode(made.form, lambda ref: values[ref.node])
+        with ExitStack() as stack:
+            op.region.enter(stack, Region.current())
+            result = op.function(*args, **kwargs)
+            if weights and at in weights:
+                result = weigh(result, weights[at])
+        found = [tensor for _, tensor in tensors(result)] if result is not None else [values[op.writes]]  # type: ignore[index]
+        values.update(zip(op.results, found, strict=True))
+        if op.writes is not None and op.results:
+            values[op.writes] = values[op.results[0]]
+    return values
+
+
+def split_operands(tape: Tape, splitting: Splitting, start: int, length: int, total: int) -> dict[int, torch.Tensor]:
+    """The operands of a micro-batch."""
+    found = {}
+    for number, tensor in tape.operands.items():
+        kind = splitting.outputs[number]
+        found[number] = kind.take(tensor, start, length, total) if isinstance(kind, Sample) else tensor
+    return found
+
+
+def run_graph(
+    graph: Graph,
+    bound: dict[str, Any],
+    weights: Mapping[int, Any],
+    drawn: Mapping[int, torch.Tensor] | None = None,
+) -> dict[Ref, torch.Tensor]:
+    """The outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers."""
+    execution = Execution(graph, graph.bound_model(), bound)
+    with RegionSwitch() as regions:
+        for node in graph.nodes:
+            execution.check(graph.guards_at().get(node.id, ()))
+            if not node.is_source and node.region is not None:
+                regions.to(node.region)
+            execution.step(node)
+            if drawn is not None and node.id in drawn:
+                execution.results[node.id] = drawn[node.id]
+            if node.id in weights:
+                execution.results[node.id] = weigh(execution.results[node.id], weights[node.id])
+    return {ref: execution.read(ref) for ref in graph.outputs()}

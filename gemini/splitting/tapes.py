@@ -1,0 +1,140 @@
+"""Tapes: from the kinds of a model's outputs to that of the loss recorded after it.
+
+Numbers in a tape are plain, those of the whole batch: `total / 32` is a division by a constant. Operands are constants
+until they meet samples; what the op does with them says which of their dimensions counts samples, never their size
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gemini.capture.forms import Ref, refs
+from gemini.capture.targets import op_name
+from gemini.splitting.calls import Refused, Result, Value, leaves
+from gemini.splitting.graphs import GraphForms, settle_guards
+from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.rules.registry import short_name
+from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.tape import Meta, Op, Tape
+
+
+def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) -> Splitting:
+    """Whether a value of a tape, the loss, is a sum over micro-batches, and by which shares.
+
+    `samples` is their number in this batch, where no output tells.
+    """
+    if forms.reason:
+        return Splitting(forms.reason)
+    found = _outputs(forms, tape)
+    if found is None:
+        return Splitting(f"the model returned {tape.outputs} tensors, its graph {len(forms.graph.outputs())}")
+    count = samples or _samples(forms, found, tape)
+    interpreter = forms.interpreter.copy()
+    interpreter.key = lambda ref: ref if (ref.source, ref.path) != _TAPE else ("tape", ref.node)
+    _interpret(interpreter, forms, tape, found, count)
+    reason = _rooted(interpreter, tape, root)
+    settle_guards(interpreter, forms.graph)
+    return _splitting(interpreter, forms, tape, interpreter.blocked or reason)
+
+
+_TAPE = ("tape", ())
+
+
+def _outputs(forms: GraphForms, tape: Tape) -> list[Ref] | None:
+    """The values of the graph that the tape begins with."""
+    once, every = forms.graph.outputs(), list(refs(forms.graph.result))
+    return next((found for found in (once, every) if len(found) == tape.outputs), None)
+
+
+def _samples(forms: GraphForms, outputs: list[Ref], tape: Tape) -> int:
+    for ref, meta in zip(outputs, tape.metas, strict=False):
+        kind = forms.kind(ref)
+        if isinstance(kind, Sample) and kind.entries:
+            return meta.shape[kind.dim] // kind.entries
+    return 1
+
+
+def _interpret(interpreter: Interpreter, forms: GraphForms, tape: Tape, outputs: list[Ref], samples: int) -> None:
+    statements: list[Statement] = []
+    for number, ref in enumerate(outputs):
+        interpreter.alias["tape", number] = ref
+        statements.append(_given(tape.metas[number], number, samples, lambda at, _, ref=ref: at.values[ref].kind))
+        statements[-1].known = forms.interpreter.values[ref].known if ref in forms.interpreter.values else False
+    for number, tensor in tape.operands.items():
+        statements.append(_given(Meta.of(tensor), number, samples, _operand))
+        statements[-1].known = True
+        statements[-1].name = "operand"
+    statements += [_statement(at, op, tape, samples) for at, op in enumerate(tape.ops)]
+    interpreter.extend(statements)
+
+
+def _given(meta: Meta, number: int, samples: int, run: Any) -> Statement:
+    result = Result(meta.shape, meta.dtype, meta.requires_grad, "?")
+    key = ("tape", number)
+    return Statement(key, "given", None, [(key, result)], samples, False, f"value {number}", flaggable=False, run=run)
+
+
+def _operand(interpreter: Interpreter, statement: Statement) -> Kind:
+    decided = interpreter.decisions.get(statement.index)
+    return decided if isinstance(decided, Sample) else Constant()
+
+
+def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
+    results = []
+    for number in op.results:
+        meta = tape.metas[number]
+        results.append((("tape", number), Result(meta.shape, meta.dtype, meta.requires_grad, "?")))
+    name = op_name(op.function) if callable(op.function) else ""
+    made = Statement(("op", at), short_name(name), _marked(op.form), results, samples, False, f"the loss: {name}")
+    made.pure, made.writes = op.writes is None, () if op.writes is None else (("tape", op.writes),)
+    made.flaggable = len(op.results) == 1
+    if not name:
+        called = getattr(op.function, "__qualname__", repr(op.function))
+        made.where = f"the loss: {called}"
+        made.run = _unknown
+    return made
+
+
+def _unknown(interpreter: Interpreter, statement: Statement) -> Kind:
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+    if all(value.is_constant for value in given):
+        return Constant()
+    raise Refused("a function that is not one of torch")
+
+
+def _marked(form: Any) -> Any:
+    """References to values of the tape, told apart from those of the graph."""
+    from gemini.codegen.steps import rewritten
+
+    return rewritten(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
+
+
+def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
+    """Make the root a sum over micro-batches; why that cannot be."""
+    key = ("tape", root)
+    if tape.metas[root].shape != () and tape.metas[root].shape != (1,):
+        return f"the loss has shape {tape.metas[root].shape}, not one entry"
+    for _ in range(2):
+        value = interpreter.values[key]
+        if isinstance(value.kind, Partial):
+            return ""
+        wanted = "share" if isinstance(value.kind, Mean) else "once" if isinstance(value.kind, Constant) else ""
+        if not wanted:
+            return value.kind.reason if isinstance(value.kind, Opaque) else "the loss is one number a sample"
+        if not interpreter.demand(value.key, wanted):
+            return "the loss is needed in two ways"
+    return "the loss does not become a sum over micro-batches"
+
+
+def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: str) -> Splitting:
+    operands: dict[int, int | None] = {}
+    for number in tape.operands:
+        kind = interpreter.values["tape", number].kind
+        operands[number] = kind.dim if isinstance(kind, Sample) else None
+    kinds = tuple(interpreter.values["tape", number].kind for number in range(len(tape.metas)))
+    nodes = {index: share for index, share in interpreter.shares.items() if isinstance(index, int)}
+    ops = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
+    sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}
+    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes)
