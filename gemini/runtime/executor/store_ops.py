@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gemini.runtime.executor.gradients import Gradients
 from gemini.runtime.executor.store import STORE, split_shape
 
 _linear, _embedding = F.linear, F.embedding
 _convolutions: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-Tensor = torch.Tensor
 
 
 def install() -> None:
@@ -38,13 +38,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(given, weight)
-        ctx.bias = bias
+        ctx.save_for_backward(given)
+        ctx.weight, ctx.bias = weight, bias  # themselves: a checkpoint would give copies back
         return _linear(given, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        given, weight = ctx.saved_tensors
+        (given,), weight = ctx.saved_tensors, ctx.weight
         back = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         bias = ctx.bias if ctx.needs_input_grad[2] else None
         if STORE.collects():
@@ -101,13 +101,13 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, shifts: list[list[int]], groups: int
     ) -> Tensor:
-        ctx.save_for_backward(given, weight)
-        ctx.bias, ctx.shifts, ctx.groups = bias, shifts, groups
+        ctx.save_for_backward(given)
+        ctx.weight, ctx.bias, ctx.shifts, ctx.groups = weight, bias, shifts, groups
         return _convolutions[len(shifts[0])](given, weight, bias, *shifts, groups)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        given, weight = ctx.saved_tensors
+        (given,), weight = ctx.saved_tensors, ctx.weight
         bias = ctx.bias if ctx.needs_input_grad[2] else None
         run = functools.partial(_convolution_backward, gradient, given, weight, bias, ctx.shifts, ctx.groups)
         wants = bool(ctx.needs_input_grad[0])
@@ -140,23 +140,25 @@ def embedding(
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
     """As in torch.nn.functional."""
-    if STORE.active and max_norm is None and not scale_grad_by_freq and not sparse and STORE.takes(input, weight):
-        if padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0]:
-            made: Tensor = _Embedding.apply(input, weight, padding_idx)
-            return made
+    usual = max_norm is None and not scale_grad_by_freq and not sparse
+    inside = padding_idx is None or -weight.shape[0] <= padding_idx < weight.shape[0]
+    if STORE.active and usual and inside and STORE.takes(input, weight):
+        made: Tensor = _Embedding.apply(input, weight, padding_idx)
+        return made
     return _embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, places: Tensor, weight: Tensor, padding: int | None) -> Tensor:
-        ctx.save_for_backward(places, weight)
+        ctx.save_for_backward(places)
+        ctx.weight = weight
         ctx.padding = -1 if padding is None else padding % weight.shape[0]
         return _embedding(places, weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        places, weight = ctx.saved_tensors
+        (places,), weight = ctx.saved_tensors, ctx.weight
         if STORE.collects():
             STORE.leave(functools.partial(_add_embedding, weight, ctx.padding, gradient, places))
             return None, None, None
