@@ -123,7 +123,8 @@ def prepare(name: str, options: argparse.Namespace) -> Bench:
     from gemini.profiling.device import find_device
 
     device = CpuDevice(clock=options.clock) if options.device == "cpu" else find_device(options.device)
-    model, args, kwargs = MODELS[name](options)
+    with device.torch_device:  # a GPU draws random weights in no time
+        model, args, kwargs = MODELS[name](options)
     return Bench(
         name,
         model.to(device.torch_device).train(),

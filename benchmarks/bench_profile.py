@@ -180,7 +180,8 @@ class Bench:
 
         self.name = name
         self.device = CpuDevice(clock=options.clock) if options.device == "cpu" else find_device(options.device)
-        model, args, kwargs = MODELS[name](options)
+        with self.device.torch_device:  # a GPU draws random weights in no time
+            model, args, kwargs = MODELS[name](options)
         self.model = model.to(self.device.torch_device).train()
         self.args = tuple(value.to(self.device.torch_device) for value in args)
         self.kwargs = {key: value.to(self.device.torch_device) for key, value in kwargs.items()}

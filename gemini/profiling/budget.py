@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gemini.profiling.device import Device
 
-STEPS = 6.5
+STEPS = 8.0
 NOISY_STEPS = 9.0  # where readings differ much
 LEAST_MS = 50.0  # where a step takes next to nothing
 

@@ -80,6 +80,7 @@ class Profiling:
             mode=ANALYTIC,
             measurements=measurements,
             steps=[],
+            step_ms=0.0,
             unchecked="nothing was run",
             notes=notes,
         )
@@ -128,7 +129,7 @@ class Profiling:
         self.tell(1, 1, "done")
         return self._profile(
             device=device.describe(), mode=MEASURED, measurements={**known, **fresh}, steps=run.steps,
-            unchecked=run.unchecked, notes=(*notes, *run.notes),
+            step_ms=run.step_ms(), unchecked=run.unchecked, notes=(*notes, *run.notes),
         )  # fmt: skip
 
     def _rounds(self, run: Rounds, budget: Budget) -> None:
@@ -166,8 +167,8 @@ class Profiling:
         return found
 
     def _profile(
-        self, *, device: str, mode: str, measurements: dict[str, Measurement], steps: list[float], unchecked: str,
-        notes: tuple[str, ...],
+        self, *, device: str, mode: str, measurements: dict[str, Measurement], steps: list[float], step_ms: float,
+        unchecked: str, notes: tuple[str, ...],
     ) -> Profile:  # fmt: skip
         nodes = self.graph.compute_nodes
         found = [measurements[self.signatures[node.id]] for node in nodes]
@@ -178,7 +179,7 @@ class Profiling:
             signature = self.signatures[node.id]
             assembly.add(node, signature, len(self.classes[signature].members), measurement, ms)
         total = sum(cost.ms for cost in assembly.costs)
-        checked = Check(min(steps), total, summarize(steps).noise, len(steps)) if steps else None
+        checked = Check(step_ms, total, summarize(steps).noise, len(steps)) if steps else None
         return Profile(
             self.graph.model_name, device, mode, tuple(assembly.costs), assembly.parameters_mb,
             tuple(assembly.values_mb), "host" if limited_by_host else "device", checked, unchecked, notes,

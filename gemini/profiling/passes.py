@@ -71,7 +71,7 @@ class Pass(Walk):
 
     def measure(self) -> PassReading:
         """Time the nodes of the graph."""
-        with _no_garbage_collection():
+        with no_garbage_collection():
             self._run()
         spans = self.watch.read()
         spans.update({key: spans[key]._replace(host_ms=ms) for key, ms in self.turns.items() if key in spans})
@@ -215,7 +215,7 @@ class NodePass(Pass):
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Python's collector strikes one node in thousands, and that one hard."""
     before = gc.isenabled()
     gc.disable()

@@ -11,8 +11,9 @@ only ever add time, so the quickest pass is the least disturbed. Of what is left
 are summed up by their median.
 
 The calling thread of a GPU is another matter. Between the nodes of a pass it does what it never does in a step, and
-comes back to the next node with cold caches. What it needs for a step is therefore read from steps, and passes say how
-that is distributed over the nodes.
+comes back to the next node with cold caches. What it needs for a step is therefore read from steps. Passes say how that
+is distributed over the nodes or, where a step waits for the thread, runs of the graph in one piece (see `thread`).
+Forward and backward run in two threads, on two processors that are disturbed apart, so each is read for itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gemini.profiling.robust import Reading, summarize
 
 _LEAST = 0.05  # of a reading is left when the overhead is taken off: nothing takes no time
 DEVICE, HOST = ("forward", "backward"), ("forward_host", "backward_host")
+Readings = dict[int, Times]  # of nodes
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,13 @@ class ClassTimes:
         return (self.forward.ms * self.forward.noise + self.backward.ms * self.backward.noise) / total if total else 0.0
 
 
-def class_times(passes: Sequence[PassReading], classes: Iterable[NodeClass]) -> dict[str, ClassTimes]:
-    """The times of every class that was timed, by signature."""
+def class_times(
+    passes: Sequence[PassReading], classes: Iterable[NodeClass], threads: Sequence[Readings] = ()
+) -> dict[str, ClassTimes]:
+    """The times of every class that was timed, by signature; those of the calling thread from `threads`, if any."""
     clean = [{id_: _without(times, one.overhead) for id_, times in one.times.items()} for one in passes]
-    scales = {parts: _scales(clean, parts) for parts in (DEVICE, HOST)}
+    sources = {DEVICE: clean, HOST[:1]: threads or clean, HOST[1:]: threads or clean}
+    scales = {parts: _scales(source, parts) for parts, source in sources.items()}
     found = {}
     for one in classes:
         readings = {}
@@ -57,7 +62,7 @@ def class_times(passes: Sequence[PassReading], classes: Iterable[NodeClass]) -> 
             for part in parts:
                 values = [
                     getattr(times[id_], part) * factor
-                    for times, factor in zip(clean, scale, strict=True)
+                    for times, factor in zip(sources[parts], scale, strict=True)
                     for id_ in one.members
                     if id_ in times
                 ]
@@ -75,7 +80,7 @@ def _without(times: Times, overhead: Times) -> Times:
     return Times(*(less(part) for part in (*DEVICE, *HOST)))
 
 
-def _scales(passes: Sequence[dict[int, Times]], parts: tuple[str, str]) -> list[float]:
+def _scales(passes: Sequence[Readings], parts: tuple[str, ...]) -> list[float]:
     """What to multiply the readings of every pass with."""
     totals = [{id_: sum(getattr(times, part) for part in parts) for id_, times in one.items()} for one in passes]
     nodes: dict[int, list[float]] = {}
@@ -102,15 +107,20 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
 
 
 def as_in_steps(
-    found: dict[str, ClassTimes], counts: dict[str, int], step_ms: Sequence[tuple[float, float]]
+    found: dict[str, ClassTimes],
+    counts: dict[str, int],
+    step_ms: Sequence[tuple[float, float]],
+    *,
+    is_limit: bool = False,
 ) -> dict[str, ClassTimes]:
-    """Times of the calling thread that add up to those of steps (forward, backward); never longer than read, as a
-    thread that is ahead of its device is made to wait in a step. `counts` has the nodes of each class."""
+    """Times of the calling thread that add up to those of steps (forward, backward). `counts` has the nodes of each
+    class. Longer than read only where the thread is the limit: one that is ahead of its device is made to wait."""
     factors = {}
     for at, part in enumerate(HOST):
         total = sum(getattr(times, part).ms * counts[name] for name, times in found.items())
         least = min((step[at] for step in step_ms), default=0.0)
-        factors[part] = min(1.0, least / total) if total and least > 0 else 1.0
+        factor = least / total if total and least > 0 else 1.0
+        factors[part] = factor if is_limit else min(1.0, factor)
     return {
         name: replace(times, **{p: _scaled(getattr(times, p), factor) for p, factor in factors.items()})
         for name, times in found.items()

@@ -2,24 +2,31 @@
 
     survey │ pass │ step │ pass │ step │ …
 
-A device that runs behind the calling thread first has one pass more, from which it learns how long that thread takes.
+A device that runs behind the calling thread has a step first and, where the first pass shows that the thread takes
+longer than was guessed, one pass more. Where steps wait for the thread, that is read too, in turn with more steps.
 Where the model or a step does not fit on the device, passes go over single nodes.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gemini.profiling.classes import NodeClass, Survey
 from gemini.profiling.device import Device, Stopwatch, is_out_of_memory
-from gemini.profiling.passes import NodePass, Pass, PassReading, StepPass
-from gemini.profiling.readings import ClassTimes, as_in_steps, class_times
+from gemini.profiling.passes import NodePass, Pass, PassReading, StepPass, no_garbage_collection
+from gemini.profiling.readings import ClassTimes, Readings, as_in_steps, class_times
 from gemini.profiling.step import Step
+from gemini.profiling.thread import ThreadRun
 from gemini.profiling.unchanged import Unchanged
 from gemini.profiling.walk import Walk
 
 if TYPE_CHECKING:
     from gemini.profiling.job import Profiling
+
+THREAD_RUNS = 4  # where the thread is the limit: processors that run ahead of nothing vary
+_WAITS = 0.1  # a step waits for the thread if at its end the thread waits no longer than this share for the device
 
 
 class Rounds:
@@ -32,6 +39,7 @@ class Rounds:
         self.least = 1 if device.runs_behind else 2
         self.passes: list[PassReading] = []
         self.steps: list[float] = []
+        self.threads: list[Readings] = []
         self.earlier: Stopwatch | None = None
         self.step = Step(job.graph, device, job.inputs, job.call)
         self.notes: tuple[str, ...] = ()
@@ -49,11 +57,22 @@ class Rounds:
     def round(self, turn: int) -> None:
         """One pass and one step."""
         if self.pending:
-            if self.device.runs_behind and self.earlier is None:
-                self._pass(turn)
-            self.passes.append(self._pass(turn))
-        if self.job.check and self.whole:
-            self._steps()
+            is_first = self.earlier is None
+            if is_first and self.device.runs_behind and self._can_step:
+                self._steps(1)  # memory is taken from the system once
+            found = self._pass(turn)
+            if is_first and found.stopwatch.is_spoiled:
+                found.gradients.clear()
+                found = self._pass(turn)
+            self.passes.append(found)
+        if self._can_step:
+            self._steps(2 if self.device.runs_behind else 1)
+            if self.is_limited_by_thread and self.is_complete:
+                self._with_memory(self._thread_runs)
+
+    @property
+    def _can_step(self) -> bool:
+        return self.job.check and self.whole
 
     def _pass(self, turn: int) -> PassReading:
         """One pass. The gradients of the step before go just before it, as a training loop drops them."""
@@ -76,35 +95,72 @@ class Rounds:
             one.gradients.clear()
         return reading
 
-    def _steps(self) -> None:
+    def _steps(self, count: int) -> None:
         if self.passes:
             self.passes[-1].gradients.clear()
-        try:
-            for _ in range(2 if self.device.runs_behind else 1):
+
+        def run() -> None:
+            for _ in range(count):
                 self.steps.append(self.step.run())
+
+        self._with_memory(run)
+
+    def _with_memory(self, run: Callable[[], None]) -> None:
+        try:
+            run()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._does_not_fit()
+
+    def _thread_runs(self) -> None:
+        """Steps and runs of the graph in one piece, in turn."""
+        job = self.job
+        for _ in range(THREAD_RUNS):
+            self.steps += [self.step.run(), self.step.run()]
+            self.step.drop()
+            run = ThreadRun(job.graph, job.inputs, self.device.torch_device)
+            with no_garbage_collection():
+                self.threads.append(run.measure())
+            self.step.drop()
 
     def _does_not_fit(self) -> None:
         """From now on nodes run one at a time; what was read is dropped, so that all times are of one kind."""
         self.step.drop()
         self.device.release()
         self.whole = False
-        self.steps, self.passes, self.earlier, self.step.host_ms = [], [], None, []
+        self.steps, self.passes, self.threads, self.earlier = [], [], [], None
+        self.step.forget()
         self.unchecked = f"a whole step does not fit on {self.device.torch_device}"
         self.notes = ("nodes were measured one at a time, as a whole step does not fit",)
 
     # ── what was read ──────────────────────────────────────────────────────────────────────────────────────────
     def times(self) -> dict[str, ClassTimes]:
         """The times of all classes, by signature."""
-        found = class_times(self.passes, self.pending)
-        complete = len(self.of) == len(self.job.signatures)
-        if not (self.device.runs_behind and complete):
+        found = class_times(self.passes, self.pending, self.threads)
+        if not (self.device.runs_behind and self.is_complete):
             return found
         counts = {one.signature: len(one.members) for one in self.pending}
-        return as_in_steps(found, counts, self.step.host_ms)
+        return as_in_steps(found, counts, self.step.host_ms, is_limit=self.is_limited_by_thread)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all nodes are measured, none known from before."""
+        return len(self.of) == len(self.job.signatures)
+
+    @property
+    def is_limited_by_thread(self) -> bool:
+        """Whether steps wait for the calling thread, and not the thread for the device."""
+        shares = [wait / ms for wait, ms in zip(self.step.waits_ms, self.steps, strict=False) if ms]
+        return self.device.runs_behind and bool(shares) and statistics.median(shares) < _WAITS
+
+    def step_ms(self) -> float:
+        """A step that nothing disturbs, as the times of nodes are free of disturbances: of the quickest forward and the
+        quickest backward. Where the calling thread runs ahead of a device, only whole steps can be told apart."""
+        if not self.steps or (self.device.runs_behind and not self.is_limited_by_thread):
+            return min(self.steps, default=0.0)
+        forward, backward = zip(*self.step.host_ms, strict=True)
+        return float(min(forward) + min(backward) + statistics.median(self.step.waits_ms))
 
     def noise(self) -> float:
         """The noise of all classes, weighted by time."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,20 +22,27 @@ class Step:
         self.graph, self.device, self.inputs, self.call = graph, device, inputs, call
         self.model = graph.bound_model()
         self.host_ms: list[tuple[float, float]] = []  # of the calling thread, forward and backward
+        self.waits_ms: list[float] = []  # of the calling thread for the device, at the end
 
     def run(self) -> float:
         """One step (ms). Gradients are made anew, and stay as they do in training, until `drop`."""
         self.drop()
-        forward = self._forward()
+        forward, now = self._forward(), self.device.now_ms
 
         def step() -> None:
-            begin = time.perf_counter()
+            begin = now()
             output = forward()
-            middle = time.perf_counter()
-            _backward(output)
-            self.host_ms.append(((middle - begin) * 1e3, (time.perf_counter() - middle) * 1e3))
+            middle = now()
+            backward(output)
+            self.host_ms.append((middle - begin, now() - middle))
 
-        return self.device.time_step(step)
+        ms = self.device.time_step(step)
+        self.waits_ms.append(max(0.0, ms - sum(self.host_ms[-1])))
+        return ms
+
+    def forget(self) -> None:
+        """Forget all readings."""
+        self.host_ms, self.waits_ms = [], []
 
     def drop(self) -> None:
         """Drop the gradients of the last step."""
@@ -48,11 +54,11 @@ class Step:
         if self.call is not None:
             args, kwargs = self.call.arguments()
             return lambda: self.model(*args, **kwargs)
-        walk = _GraphRun(self.graph, self.inputs, self.device.torch_device)
+        walk = GraphRun(self.graph, self.inputs, self.device.torch_device)
         return walk.output
 
 
-class _GraphRun(Walk):
+class GraphRun(Walk):
     """The graph run as the model would run, with history."""
 
     def _source(self, node: Any) -> torch.Tensor:
@@ -72,7 +78,7 @@ class _GraphRun(Walk):
         return decode(self.graph.result, self.read)
 
 
-def _backward(output: Any) -> None:
+def backward(output: Any) -> None:
     """Backward from the scalars of an output, or from all of it where there are none."""
     found = [tensor for _, tensor in tensors(output) if tensor.requires_grad and tensor.grad_fn is not None]
     roots = list({id(tensor): tensor for tensor in found}.values())

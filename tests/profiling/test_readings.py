@@ -68,7 +68,25 @@ def test_host_times_add_up_to_a_step_and_never_grow(times, forward, backward):
         total = sum(getattr(one, part).ms for one in before.values())
         assert sum(getattr(one, part).ms for one in found.values()) == pytest.approx(min(step, total))
     assert all(found[name].forward == before[name].forward for name in found)
+    limit = as_in_steps(before, dict.fromkeys(before, 1), [(forward, backward)], is_limit=True)
+    assert sum(one.forward_host.ms for one in limit.values()) == pytest.approx(forward)
+    assert sum(one.backward_host.ms for one in limit.values()) == pytest.approx(backward)
     assert as_in_steps(before, dict.fromkeys(before, 1), []) == before
+
+
+@settings(deadline=None)
+@given(TIMES, st.lists(st.tuples(st.floats(1.0, 3.0), st.floats(1.0, 3.0)), max_size=5))
+def test_times_of_the_thread_come_from_its_own_runs_each_direction_for_itself(times, slowness):
+    classes = [NodeClass(str(id_), [id_]) for id_ in times]
+    runs = [
+        {id_: Times(0.0, 0.0, 2 * f * slow, 3 * b * slower) for id_, (f, b) in times.items()}
+        for slow, slower in ((1.0, 1.0), *slowness)
+    ]
+    found = class_times([reading(1.0, times)], classes, runs)
+    for id_, (forward, backward) in times.items():
+        assert found[str(id_)].forward.ms == pytest.approx(forward)
+        assert found[str(id_)].forward_host.ms == pytest.approx(2 * forward)
+        assert found[str(id_)].backward_host.ms == pytest.approx(3 * backward)
 
 
 def test_the_weighted_median_is_where_half_of_the_weight_is_reached():
