@@ -8,14 +8,19 @@ parts of the model run in them while the program's own forward runs here. The mo
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemini.config import GeminiConfig
 from gemini.errors import ConfigError, Fault
+from gemini.modes import Mode
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.overlap.kinds import Planner
 
 Model = TypeVar("Model", bound="nn.Module")
 
@@ -41,7 +46,7 @@ class GeminiCompiler:
         if settings.asks_for_workers:
             from gemini.runtime.start import start
 
-            start(model, settings)
+            start(model, settings, _planner(settings))
         elif not settings.quiet:
             print(
                 f"gemini: {type(model).__name__} runs in this process: no workers are asked for "
@@ -49,3 +54,22 @@ class GeminiCompiler:
                 file=sys.stderr,
             )
         return model
+
+
+def _planner(config: GeminiConfig) -> Planner | None:
+    """What makes plans of whole steps under a configuration; None where steps are not to run by one."""
+    from gemini.runtime.start import how_many
+
+    count, pieces = how_many(config), config.accum_degree or 1
+    if count < 2 or pieces < 2 or config.schedule == "none" or not (config.mode.pipelines or config.mode is Mode.AUTO):
+        return None
+
+    def plan(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
+        from gemini.planner.planning import Wish, plan_step
+
+        limit = None if config.memory_limit is None else config.memory_limit / 2**20
+        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        wish = Wish(count, pieces, threads, config.partitioner, config.schedule, limit, seed=config.seed)
+        return plan_step(model, args, kwargs, wish)
+
+    return plan

@@ -19,7 +19,6 @@ from torch import nn
 from gemini.capture.graph import Graph
 from gemini.errors import GeminiError
 from gemini.partition.options import Options, Worker
-from gemini.pipe.piped import Piped
 from gemini.planner.drawing import record_draws
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
@@ -56,8 +55,7 @@ class Wish:
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
-    from gemini.codegen import generate
-    from gemini.splitting import prove_graph
+    from gemini.splitting.graphs import prove_graph
 
     batch = find_samples(model, args, kwargs)
     if batch is None:
@@ -65,7 +63,7 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     sizes = piece_sizes(batch.size, wish.micro_batches)
     piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
     graph = _captured(model, *piece, wish)
-    forms = prove_graph(graph)
+    forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
     profile = _profiled(graph, *piece, wish)
@@ -73,11 +71,10 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     choice = choose(
         graph, profile, layouts(graph, profile, wish.workers, wish.partitioner, options), options, wish.schedule
     )
-    shares = {node: at for at, node in enumerate(sorted(forms.node_shares))}
-    codes = generate(graph, choice.partition, shares=shares)
-    piped = Piped(model, graph, profile, choice.partition, codes)
-    draws = record_draws(piped, args, kwargs, batch)
-    return StepPlan(piped, choice.plan, choice.name, len(sizes), choice.analysis, draws, forms, shares)
+    plan = StepPlan(
+        graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
+    )
+    return replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
 
 
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:

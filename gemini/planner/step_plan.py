@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gemini.capture.batches import BatchPlan
+    from gemini.capture.graph import Graph
     from gemini.partition.figures import Analysis
+    from gemini.partition.partition import Partition
     from gemini.pipe.piped import Piped
+    from gemini.profiling.result import Profile
     from gemini.randomness.recording import Pattern
     from gemini.schedule.schedplan import SchedPlan
-    from gemini.splitting.graph_forms import GraphForms
+    from gemini.splitting.graphs import GraphForms
 
 
 class UnplannableError(Exception):
@@ -21,28 +26,41 @@ class UnplannableError(Exception):
 class StepPlan:
     """All that is fixed for calls of one kind.
 
-    `draws` are the random numbers of each stage; `forms` say which values count samples; `shares` numbers the
-    reductions over samples, by node of the graph, as the generated stages do.
+    `batch` says which dimension of each tensor of the call counts samples, `forms` which values of the graph do;
+    `draws` are the random numbers of each stage.
     """
 
-    piped: Piped
+    graph: Graph
+    profile: Profile
+    partition: Partition
+    analysis: Analysis
     schedule: SchedPlan
     name: str  # of the schedule
     micro_batches: int
-    analysis: Analysis
-    draws: tuple[tuple[Pattern, ...], ...]
+    batch: BatchPlan
     forms: GraphForms
-    shares: dict[int, int]
+    draws: tuple[tuple[Pattern, ...], ...]
+    _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
     def step_ms(self) -> float:
         """How long a step is expected to take."""
         return self.analysis.step_ms
 
+    def build(self, shares: Iterable[int] = ()) -> Piped:
+        """The stages, with factors at these nodes, numbered in ascending order: their shares in a micro-batch."""
+        wanted = frozenset(shares)
+        if wanted not in self._built:
+            from gemini.codegen import generate
+            from gemini.pipe.piped import Piped
+
+            numbered = {node: at for at, node in enumerate(sorted(wanted))}
+            codes = generate(self.graph, self.partition, **({"shares": numbered} if numbered else {}))
+            self._built[wanted] = Piped(self.graph.bound_model(), self.graph, self.profile, self.partition, codes)
+        return self._built[wanted]
+
     def __str__(self) -> str:
-        stages = len(self.piped.stages)
-        balance = self.analysis.balance
         return (
-            f"{stages} stages on {self.schedule.ndevs} workers, balance {balance:.3f}, {self.name} with "
-            f"{self.micro_batches} micro-batches, {self.step_ms:.0f} ms a step expected"
+            f"{self.partition.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
+            f"{self.name} with {self.micro_batches} micro-batches, {self.step_ms:.0f} ms a step expected"
         )

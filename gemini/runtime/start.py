@@ -10,17 +10,20 @@ from pathlib import Path
 from torch import nn
 
 from gemini.config import GeminiConfig
+from gemini.report.journal import journal_of
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
 from gemini.runtime.devices.placing import devices_of, home_of
 from gemini.runtime.hosts.address import is_address
+from gemini.runtime.overlap.kinds import Planner
+from gemini.runtime.overlap.overlap import Overlap
 
 _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
 
 
-def start(model: nn.Module, config: GeminiConfig) -> None:
-    """Manage a model: from its second call on, parts of it run in workers."""
+def start(model: nn.Module, config: GeminiConfig, planner: Planner | None = None) -> None:
+    """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given."""
     if dispatch.find(model) is not None:
         return
     count = how_many(config)
@@ -33,6 +36,10 @@ def start(model: nn.Module, config: GeminiConfig) -> None:
     crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
     managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
+    if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
+        folder = Path(config.run_folder).resolve()
+        story = journal_of(folder).story(managed.name, count)
+        managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
 
 

@@ -88,11 +88,24 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
         if managed.observation is None or managed.observation.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
-    if managed.units:
-        give_back()
-        if managed.micro_batches > 1:
-            return with_hooks(model, args, kwargs, lambda forward, a, k: _split(model, managed, forward, a, k))
+    overlap = managed.overlap
+    if overlap is not None and torch.is_grad_enabled() and not is_running_backward():
+        return with_hooks(
+            model, args, kwargs,
+            lambda forward, a, k: overlap.call(model, lambda x, y: _eager(model, managed, forward, x, y), a, k),
+        )  # fmt: skip
+    if managed.units and managed.micro_batches > 1:
+        return with_hooks(model, args, kwargs, lambda forward, a, k: _eager(model, managed, forward, a, k))
+    give_back()
     return ORIGINAL_CALL(model, *args, **kwargs)
+
+
+def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
+    """A call of the model in which units run in their workers."""
+    give_back()
+    if managed.units and managed.micro_batches > 1:
+        return _split(model, managed, forward, args, kwargs)
+    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
 
 
 def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:

@@ -13,7 +13,7 @@ workers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -29,6 +29,9 @@ from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 from gemini.runtime.devices.placing import home_of
 from gemini.runtime.transport.packing import is_the_users
+
+if TYPE_CHECKING:
+    from gemini.runtime.overlap.overlap import Overlap
 
 _SLOW = 10  # times what a unit took when it was watched: then it hangs
 
@@ -50,6 +53,7 @@ class Managed:
         self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
         self.planned = False  # units are chosen, when the second call begins
         self.calls = 0
+        self.overlap: Overlap | None = None  # how whole steps run by a plan
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, Proof] = {}
 

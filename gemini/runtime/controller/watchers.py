@@ -52,4 +52,6 @@ def _saving() -> Any:
 
 
 def _is_harmless(mode: Any) -> bool:
+    if getattr(mode, "is_ours", False):  # looks at what the program does while calls are put off
+        return True
     return isinstance(mode, DeviceContext) and torch.device(mode.device).type == "cpu"

@@ -1,0 +1,56 @@
+"""Kinds of calls: calls that one plan serves differ in the number of samples and in contents only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.binding import Call
+from gemini.capture.regions import Region
+from gemini.runtime.deferred.work import Outline, Work
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.executor.executor import Executor
+    from gemini.runtime.overlap.losses import Prepared
+
+
+def kind_of(model: nn.Module, call: Call) -> Hashable:
+    """What calls of one kind have in common, whatever counts samples in them."""
+    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
+    return tensors, repr(call.form), Region.current(), tuple(module.training for module in model.modules())
+
+
+@dataclass
+class Kind:
+    """Calls of one kind: their plan, or why there is none."""
+
+    plan: StepPlan | None = None
+    reason: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors of the call it was planned for
+    outlines: dict[int, Outline] = field(default_factory=dict)  # by number of samples
+    works: dict[int, Work] = field(default_factory=dict)
+    executor: Executor | None = None
+    shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
+    prepared: dict[Hashable, Prepared] = field(default_factory=dict)
+
+    def samples(self, tensors: list[torch.Tensor]) -> int | None:
+        """How many samples a call has; None where it is not of these sizes."""
+        assert self.plan is not None
+        found: int | None = None
+        for tensor, shape, dim in zip(tensors, self.shapes, self.plan.batch.dims, strict=True):
+            for at, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
+                if at == dim:
+                    if found not in (None, size):
+                        return None
+                    found = size
+                elif size != wanted:
+                    return None
+        return found
+
+
+Planner = Callable[[nn.Module, Any, Any], "StepPlan"]

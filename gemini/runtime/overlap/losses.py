@@ -1,0 +1,115 @@
+"""Losses: from what the program recorded to what workers are told of it.
+
+A tape is looked at once: whether its root is a sum over micro-batches, which ops it needs, which operands are cut.
+Tapes that differ in contents only are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.deferred.pending import Pending
+from gemini.runtime.executor.request import Output, StepRequest, Whole
+from gemini.runtime.overlap.kinds import Kind
+from gemini.step.program import Loss
+from gemini.step.splitting import Constant, Partial, Sample, Splitting
+from gemini.step.tape import Tape
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How steps with one tape run; `reason` says why they cannot."""
+
+    reason: str = ""
+    splitting: Splitting = Splitting()
+    loss: Loss | None = None
+    keep: tuple[str, ...] = ()  # outputs of the model that stay in the workers
+    ops: tuple[int, ...] = ()  # places on the tape of the ops of the loss
+
+
+def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> Prepared:
+    """Look at a tape."""
+    from gemini.splitting.tapes import prove
+
+    splitting = prove(plan.forms, tape, root, sum(sizes))
+    if splitting.reason:
+        return Prepared(splitting.reason)
+    needed = tape.needed_for(root)
+    reason = _obstacle(tape, splitting, needed, sizes)
+    if reason:
+        return Prepared(reason)
+    names = port_names(plan)
+    read = {root, *(number for at in needed for number in tape.ops[at].reads())}
+    made = {number for at in needed for number in tape.ops[at].results}
+    loss = Loss(
+        tuple(splitting.op(at, tape.ops[at], sizes[0]) for at in needed),
+        {number: names[number] for number in range(tape.outputs)},
+        tuple(number for number in tape.operands if number in read),
+        root,
+        tuple(number for number in alive if number in made and number != root and _fetchable(splitting, number)),
+    )
+    kept = tuple(names[number] for number in alive if number < tape.outputs and _fetchable(splitting, number))
+    return Prepared("", splitting, loss, kept, tuple(needed))
+
+
+def _obstacle(tape: Tape, splitting: Splitting, needed: Sequence[int], sizes: Sequence[int]) -> str:
+    if len(set(sizes)) > 1 and any(at in splitting.sizes for at in needed):
+        return "the loss names the number of samples, and the micro-batches are not equal"
+    for at in needed:
+        for number in tape.ops[at].reads():
+            kind = splitting.outputs[number]
+            if number in tape.operands and isinstance(kind, Sample) and kind.outer > 1:
+                return "samples of an operand of the loss are not in order"
+    return ""
+
+
+def _fetchable(splitting: Splitting, number: int) -> bool:
+    kind = splitting.outputs[number]
+    return isinstance(kind, (Partial, Constant)) or (isinstance(kind, Sample) and kind.outer == 1)
+
+
+def port_names(plan: StepPlan) -> list[str]:
+    """The ports of the model's outputs, in the order of the tape."""
+    results = plan.build().wiring.results
+    return [results[ref].name for ref in plan.graph.outputs()]
+
+
+def fetched(splitting: Splitting, number: int, output: Output) -> Any:
+    """A value of the tape from the worker that has it."""
+    kind = splitting.outputs[number]
+    if isinstance(kind, Sample):
+        return output.concatenated(kind.dim)
+    return output.summed() if isinstance(kind, Partial) else output.first()
+
+
+def request_of(
+    kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
+) -> StepRequest:
+    """The step as the executor takes it."""
+    from gemini.runtime.executor.request import inputs_of
+    from gemini.splitting.foreseeing import Foreseen
+
+    plan, splitting = kind.plan, prepared.splitting
+    assert plan is not None
+    assert prepared.loss is not None
+    piped = plan.build(kind.shares)
+    dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
+    known = Foreseen(plan.graph, bound, pending.tape)
+    nodes, ops = splitting.weights(known, sizes)
+    operands = {
+        number: Whole(pending.tape.operands[number], splitting.operands[number]) for number in prepared.loss.operands
+    }
+    shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
+    return StepRequest(
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes),
+        tuple(sizes),
+        pending.region,
+        prepared.loss,
+        operands,
+        dict.fromkeys(range(len(piped.stages)), shares) if kind.shares else {},
+        {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
+        prepared.keep,
+    )

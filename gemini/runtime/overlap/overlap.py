@@ -1,0 +1,231 @@
+"""The overlapped path of one model.
+
+    call of a new kind     made here or by dispatch; a plan is made for its like
+    call of that kind      put off (`runtime.deferred`); nothing runs
+    backward()             the recorded loss is looked at, and the whole step runs in the workers by the plan
+                           (`runtime.executor`); where that cannot be, the call is made by dispatch
+
+Whatever goes wrong here before a step is done, dispatch makes it again from the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gemini.capture.binding import Call, bind
+from gemini.capture.values import UnsupportedValueError, decode
+from gemini.errors import GeminiError, WorkerError
+from gemini.planner.pieces import piece_sizes
+from gemini.planner.step_plan import UnplannableError
+from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
+from gemini.runtime.executor.executor import Executor
+from gemini.runtime.executor.request import StepResult as Ran
+from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
+from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
+from gemini.step.program import program_of
+from gemini.step.tape import Tape
+
+if TYPE_CHECKING:
+    from gemini.runtime.controller.managed import Managed
+
+_KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
+_SLOW = 10  # times what a step is expected to take: then it hangs
+
+
+class Overlap:
+    """Plans, and how calls come to run by them."""
+
+    def __init__(self, managed: Managed, planner: Planner, story: Story, trace: Path | None = None) -> None:
+        self.managed, self.planner, self.story, self.trace = managed, planner, story, trace
+        self.kinds: dict[Any, list[Kind]] = {}
+        self.steps = 0
+
+    def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
+        """A call of the model; `eager` makes it by dispatch."""
+        args, kwargs = placed(args, kwargs)
+        call = Call(args, kwargs)
+        kind, samples = self._kind(model, call)
+        reason = kind.reason
+        if not reason and samples is None:
+            reason = "its inputs have other sizes than those it was planned for"
+        if not reason:
+            assert kind.plan is not None
+            misfit = kind.plan.build(kind.shares)._fitting.misfit(bind(model, args, kwargs))
+            reason = "" if misfit is None else misfit.text
+        if reason or samples is None:
+            return self._dispatched(eager, args, kwargs, reason)
+        if samples not in kind.outlines:
+            output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
+            self._learn(kind, samples, output)
+            return output
+        return defer(self._work(model, kind, samples, eager), args, kwargs)
+
+    def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
+        self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
+        return eager(args, kwargs)
+
+    # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _kind(self, model: nn.Module, call: Call) -> tuple[Kind, int | None]:
+        key = kind_of(model, call)
+        found = self.kinds.setdefault(key, [])
+        for kind in found:
+            if kind.plan is None:
+                return kind, None
+            samples = kind.samples(call.tensors)
+            if samples is not None and min(samples, self.managed.micro_batches) == kind.plan.micro_batches:
+                return kind, samples
+        if sum(map(len, self.kinds.values())) >= _KINDS:
+            return Kind(reason=f"it is called in more than {_KINDS} ways"), None
+        found.append(self._planned(model, call))
+        made = found[-1]
+        return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _planned(self, model: nn.Module, call: Call) -> Kind:
+        from gemini.runtime.controller.dispatch import here
+
+        shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
+        began = time.perf_counter()
+        try:
+            with here():
+                plan = self.planner(model, *call.arguments())
+            self._check(plan)
+        except (UnplannableError, GeminiError) as error:
+            reason = str(error).partition("\n")[0]
+        except Exception as error:
+            self.managed.record.demote(f"planning {self.managed.name}", error)
+            reason = f"planning failed: {type(error).__name__}: {error}".partition("\n")[0]
+        else:
+            self.story.plan = str(plan)
+            self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
+            return Kind(plan, "", shapes)
+        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=reason)
+        return Kind(None, reason, shapes)
+
+    def _check(self, plan: Any) -> None:
+        sources = [ref for ref in plan.graph.outputs() if plan.graph.nodes[ref.node].is_source]
+        if sources:
+            raise UnplannableError("it returns one of its inputs or parameters as it is")
+        if plan.micro_batches < 2:
+            raise UnplannableError("there is only one sample")
+        port_names(plan)
+
+    def _learn(self, kind: Kind, samples: int, output: Any) -> None:
+        try:
+            outline = Outline.of(output)
+        except UnsupportedValueError as error:
+            kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
+            return
+        assert kind.plan is not None
+        if len(outline.metas) != len(kind.plan.graph.outputs()):
+            kind.plan, kind.reason = None, "it returns other tensors than its graph"
+            return
+        kind.outlines[samples] = outline
+
+    def _work(self, model: nn.Module, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]) -> Work:
+        assert kind.plan is not None
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        work = kind.works.get(samples)
+        if work is None or [*map(id, work.parameters)] != [*map(id, trained)]:
+
+            def overlapped(pending: Pending, tape: Tape, root: int) -> StepResult | None:
+                return self._run(kind, samples, pending, tape, root)
+
+            draws = any(kind.plan.draws)
+            work = Work(model, kind.outlines[samples], eager, overlapped, trained, draws, False, self._failed)
+            kind.works[samples] = work
+        work.eager = eager
+        return work
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, WorkerError):
+            raise error
+        self.managed.record.demote(f"a step of {self.managed.name}", error)
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def _run(self, kind: Kind, samples: int, pending: Pending, tape: Tape, root: int) -> StepResult | None:
+        assert kind.plan is not None
+        sizes = piece_sizes(samples, kind.plan.micro_batches)
+        alive = pending.alive()
+        key = (tape.signature(), root, tuple(alive), tuple(sizes))
+        prepared = kind.prepared.get(key)
+        if prepared is None:
+            prepared = kind.prepared[key] = prepare(kind.plan, tape, root, alive, sizes)
+            if prepared.reason:
+                self.managed.record.say(f"{self.managed.name} runs a batch as one: {prepared.reason}", prepared.reason)
+        if prepared.reason:
+            self.story.took(DISPATCHED, prepared.reason)
+            return None
+        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        bound = bind(kind.plan.graph.bound_model(), args, kwargs)
+        with Held():
+            executor = self._executor(kind, prepared)
+            request = request_of(kind, prepared, pending, bound, sizes)
+            request.patience = _SLOW * kind.plan.step_ms / 1e3
+            if any(kind.plan.draws):
+                request.generator = get_state()
+            began = time.perf_counter()
+            ran = executor.run(request)
+        self.story.took(OVERLAPPED)
+        self.steps += 1
+        self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
+        if any(kind.plan.draws) and ran.generator:
+            set_state(ran.generator)
+        return _result(kind, prepared, pending, bound, ran)
+
+    def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
+        """The stages in the workers, with the factors that this loss needs."""
+        assert kind.plan is not None
+        wanted = set(prepared.splitting.node_shares)
+        if kind.executor is None or not wanted <= set(kind.shares):
+            kind.shares = tuple(sorted(wanted | set(kind.shares)))
+            piped = kind.plan.build(kind.shares)
+            program = program_of(piped, kind.plan.schedule, draws=kind.plan.draws)
+            kind.executor = Executor(self.managed.crew, self.managed.household, program)
+            where = f"<stages of {type(piped.model).__name__}>"
+            kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+        return kind.executor
+
+    def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
+        if self.trace is None or self.steps not in (3, 10):  # once warm, and once more
+            return
+        from gemini.runtime.overlap.tracing import save_trace
+
+        assert kind.plan is not None
+        files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
+        self.story.traces += [str(path) for path in files]
+
+
+def _result(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], ran: Ran) -> StepResult:
+    """What a step gave, in the words of the deferred call."""
+    from gemini.capture.forms import Ref
+    from gemini.capture.values import follow
+
+    plan = kind.plan
+    assert plan is not None
+    assert prepared.loss is not None
+    assert ran.root is not None
+    by_identity = {id(parameter): gradient for parameter, gradient in ran.gradients}
+    parameters = [by_identity.get(id(parameter)) for parameter in pending.work.parameters]
+    ran.gradients = []
+    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
+    inputs = {}
+    for port in plan.build(kind.shares).wiring.from_call:
+        if port.name in ran.input_gradients and isinstance(port.value, Ref):
+            inputs[places[id(follow(bound, plan.graph.inputs[port.value.node]))]] = ran.input_gradients[port.name]
+    names = {number: f"#{number}" for number in prepared.loss.keep}
+    names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
+    outputs = ran.outputs
+
+    def fetch(number: int) -> Any:
+        return fetched(prepared.splitting, number, outputs[names[number]])
+
+    kept = frozenset(number for number, name in names.items() if name in outputs)
+    return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
