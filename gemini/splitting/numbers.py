@@ -11,6 +11,7 @@ from gemini.splitting.calls import Count, Fixed, Odd, Value
 from gemini.step.splitting import Constant, Positions, Sample
 
 _LINEAR = ("add", "sub")
+_COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
 
 
 def number_kind(expr: Any, values: Mapping[Hashable, Value]) -> Any:
@@ -54,9 +55,12 @@ def _arithmetic(op: str, parts: list[Any]) -> Any:
     if any(isinstance(part, Fixed) for part in parts):
         return Odd()
     plain = ARITHMETIC[op](*(int(part) if isinstance(part, Count) else part for part in parts))
+    rest = [part for part, count in zip(parts, counts, strict=True) if not count]
+    if op in _COMPARE and all(part == 0 for part in rest):
+        return plain  # the number of samples, which is not 0, cancels out
     if op == "neg" or (op in _LINEAR and all(counts)):
         return Count(plain)
-    if op in _LINEAR and 0 in [part for part in parts if not isinstance(part, Count)]:
+    if op in _LINEAR and 0 in rest:
         return Count(plain) if op == "add" or counts[0] else Odd()
     if op == "mul" and counts.count(True) == 1 and isinstance(plain, int):
         return Count(plain)

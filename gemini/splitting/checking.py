@@ -1,0 +1,181 @@
+"""Checking: a proof held against numbers. It may overrule a proof, never replace one.
+
+Two comparisons of the whole batch with its micro-batches: the loss and its derivatives by the model's outputs, in double
+precision with made-up outputs; and the model's own outputs, with the random numbers of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemini.capture.binding import Call, bind
+from gemini.capture.executor import Execution, GuardBroken, NodeFailed
+from gemini.capture.forms import Ref
+from gemini.capture.graph import Graph
+from gemini.capture.regions import RegionSwitch
+from gemini.capture.state import Saved
+from gemini.splitting.foreseeing import Foreseen
+from gemini.splitting.graphs import GraphForms
+from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
+from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Share, Splitting
+from gemini.step.tape import Tape
+
+_EXACT = 1e-7  # in double precision
+_CLOSE = 2e-3  # of the model's own type
+
+
+def check(
+    forms: GraphForms, tape: Tape, root: int, splitting: Splitting, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    """Why a splitting is to be refused after all; '' if nothing speaks against it."""
+    call = Call(args, kwargs)
+    sizes = _sizes(call, splitting)
+    if splitting.reason or len(sizes) < 2:  # noqa: PLR2004
+        return splitting.reason
+    graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
+    known = Foreseen(graph, bound, tape)
+    nodes, ops = splitting.weights(known, sizes)
+    try:
+        return _check_tape(tape, root, splitting, sizes, ops) or _check_graph(forms, splitting, call, sizes, nodes)
+    except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
+        return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
+
+
+def _sizes(call: Call, splitting: Splitting) -> list[int]:
+    """Two uneven micro-batches."""
+    for tensor, dim in zip(call.tensors, splitting.inputs, strict=False):
+        if dim is not None:
+            samples = tensor.shape[dim]
+            return [samples - samples // 3, samples // 3] if samples > 2 else [1] * samples  # noqa: PLR2004
+    return []
+
+
+# ── the tape ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any) -> str:
+    if root < tape.outputs:
+        return ""
+    total = sum(sizes)
+    generator = torch.Generator().manual_seed(0)
+    parts = [[_made(tape, at, splitting.outputs[at], size, total, generator) for at in range(tape.outputs)] for size in sizes]
+    for one in parts[1:]:  # what is the same in all micro-batches
+        for at in range(tape.outputs):
+            one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
+    whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes) for at in range(tape.outputs)]
+    operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
+    loss = run_tape(tape, whole, operands)[root]
+    gathered = torch.zeros_like(loss)
+    doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
+    for index, (start, length) in enumerate(pieces(sizes)):
+        given = split_operands(doubled, splitting, start, length, total)
+        ops = {at: weight[index] for at, weight in weights.items()}
+        gathered = gathered + run_tape(tape, parts[index], given, splitting, length, ops)[root]
+    if not _near(loss, gathered, _EXACT):
+        return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
+    leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
+    if not leaves or not loss.requires_grad:
+        return ""
+    ways = [torch.autograd.grad(value, leaves, allow_unused=True) for value in (loss, gathered)]
+    same = all(a is None and b is None or _near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True))
+    return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
+
+
+def _made(tape: Tape, at: int, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
+    """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
+    meta = tape.metas[at]
+    shape = list(meta.shape)
+    if isinstance(kind, Sample):
+        shape[kind.dim] = shape[kind.dim] // total * size
+    if not meta.dtype.is_floating_point:
+        return torch.zeros(shape, dtype=meta.dtype)
+    made = torch.rand(shape, dtype=torch.float64, generator=generator) * 0.9 + 0.05
+    return made.requires_grad_(meta.requires_grad)
+
+
+def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int]) -> torch.Tensor:
+    if isinstance(kind, Sample):
+        return kind.join(parts)
+    if isinstance(kind, Partial):
+        return torch.stack(parts).sum(0)
+    if isinstance(kind, Mean):  # by any shares that add up to one
+        weights = Share().weights(None, sizes)  # type: ignore[arg-type]
+        return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
+    return parts[0]
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
+
+
+def _or_zero(one: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tensor:
+    return one if one is not None else torch.zeros_like(like)  # type: ignore[arg-type]
+
+
+def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
+    if one.shape != two.shape:
+        return False
+    if not one.is_floating_point():
+        return bool(torch.equal(one, two))
+    finite = one.nan_to_num(0.0, 0.0, 0.0).abs()
+    scale = float(finite.max()) if one.numel() else 0.0
+    return bool(torch.allclose(one, two, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True))
+
+
+# ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any) -> str:
+    graph, model = forms.graph, forms.graph.bound_model()
+    saved = Saved(model)
+    try:
+        with torch.no_grad():
+            return _compare_graph(forms, splitting, call, sizes, weights)
+    finally:
+        saved.restore()
+
+
+def _compare_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any) -> str:
+    graph, model = forms.graph, forms.graph.bound_model()
+    args, kwargs = call.arguments()
+    whole, drawn = _whole_run(graph, bind(model, args, kwargs))
+    found = []
+    for index, (start, length) in enumerate(pieces(sizes)):
+        given = [
+            tensor if dim is None else tensor.narrow(dim, start, length)
+            for tensor, dim in zip(call.tensors, splitting.inputs, strict=True)
+        ]
+        args, kwargs = call.arguments(given)
+        noise = {}
+        for node, tensor in drawn.items():
+            kind = forms.kind(Ref(node))
+            noise[node] = kind.take(tensor, start, length, sum(sizes)) if isinstance(kind, Sample) else tensor
+        factors = {node: weight[index] for node, weight in weights.items()}
+        found.append(run_graph(graph, bind(model, args, kwargs), factors, noise))
+    return _differ(graph, splitting, whole, found)
+
+
+def _differ(graph: Graph, splitting: Splitting, whole: dict[Ref, torch.Tensor], found: list[dict[Ref, torch.Tensor]]) -> str:
+    for at, ref in enumerate(graph.outputs()):
+        kind = splitting.outputs[at] if at < len(splitting.outputs) else Opaque("")
+        if isinstance(kind, (Opaque, Mean)):
+            continue
+        parts = [one[ref] for one in found]
+        joined = _joined(parts, kind, [1] * len(parts))
+        if not _near(whole[ref], joined, _CLOSE):
+            return f"the output {graph.nodes[ref.node].name} differs between whole batch and micro-batches"
+    return ""
+
+
+def _whole_run(graph: Graph, bound: dict[str, Any]) -> tuple[dict[Ref, torch.Tensor], dict[int, torch.Tensor]]:
+    """The outputs on the whole batch, and what nodes that draw random numbers gave."""
+    execution = Execution(graph, graph.bound_model(), bound)
+    drawn: dict[int, torch.Tensor] = {}
+    with RegionSwitch() as regions:
+        for node in graph.nodes:
+            if not node.is_source and node.region is not None:
+                regions.to(node.region)
+            execution.step(node)
+            result = execution.results[node.id]
+            if node.random and isinstance(result, torch.Tensor):
+                drawn[node.id] = result.clone()
+    return {ref: execution.read(ref) for ref in graph.outputs()}, drawn
