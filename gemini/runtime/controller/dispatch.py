@@ -89,7 +89,7 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
     overlap = managed.overlap
-    if overlap is not None and torch.is_grad_enabled() and not is_running_backward():
+    if overlap is not None and not is_running_backward():
         return with_hooks(
             model, args, kwargs,
             lambda forward, a, k: overlap.call(model, lambda x, y: _eager(model, managed, forward, x, y), a, k),

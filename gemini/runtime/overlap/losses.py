@@ -49,9 +49,9 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
         {number: names[number] for number in range(tape.outputs)},
         tuple(number for number in tape.operands if number in read),
         root,
-        tuple(number for number in alive if number in made and number != root and _fetchable(splitting, number)),
+        tuple(number for number in alive if number in made and number != root and fetchable(splitting, number)),
     )
-    kept = tuple(names[number] for number in alive if number < tape.outputs and _fetchable(splitting, number))
+    kept = tuple(names[number] for number in alive if number < tape.outputs and fetchable(splitting, number))
     return Prepared("", splitting, loss, kept, tuple(needed))
 
 
@@ -66,7 +66,8 @@ def _obstacle(tape: Tape, splitting: Splitting, needed: Sequence[int], sizes: Se
     return ""
 
 
-def _fetchable(splitting: Splitting, number: int) -> bool:
+def fetchable(splitting: Splitting, number: int) -> bool:
+    """Whether a value can be had from those of the micro-batches."""
     kind = splitting.outputs[number]
     return isinstance(kind, (Partial, Constant)) or (isinstance(kind, Sample) and kind.outer == 1)
 

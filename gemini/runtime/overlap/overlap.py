@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
@@ -28,6 +29,7 @@ from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, p
 from gemini.runtime.executor.executor import Executor
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.generator import get_state, set_state
+from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
 from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
 from gemini.step.program import program_of
@@ -38,6 +40,16 @@ if TYPE_CHECKING:
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SLOW = 10  # times what a step is expected to take: then it hangs
+
+
+class _Asked(NamedTuple):
+    """A call of the program."""
+
+    model: nn.Module
+    eager: Callable[[Any, Any], Any]
+    call: Call
+    args: Any
+    kwargs: Any
 
 
 class Overlap:
@@ -66,7 +78,9 @@ class Overlap:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
             self._learn(kind, samples, output)
             return output
-        return defer(self._work(model, kind, samples, eager), args, kwargs)
+        if torch.is_grad_enabled():
+            return defer(self._work(model, kind, samples, eager), args, kwargs)
+        return self._evaluated(_Asked(model, eager, call, args, kwargs), kind, samples)
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
@@ -148,6 +162,36 @@ class Overlap:
         if isinstance(error, WorkerError):
             raise error
         self.managed.record.demote(f"a step of {self.managed.name}", error)
+
+    # ── without gradients ──────────────────────────────────────────────────────────────────────────────────────────
+    def _evaluated(self, asked: _Asked, kind: Kind, samples: int) -> Any:
+        plan, outline = kind.plan, kind.outlines[samples]
+        assert plan is not None
+        sizes = piece_sizes(samples, plan.micro_batches)
+        prepared = kind.prepared.get(samples)
+        if prepared is None:
+            prepared = kind.prepared[samples] = prepare_outputs(plan, outline.metas, sizes)
+        if prepared.reason:
+            return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
+        bound = bind(asked.model, asked.args, asked.kwargs)
+        before = get_state()
+        try:
+            with Held():
+                executor = self._executor(kind, prepared)
+                request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes)
+                request.patience = _SLOW * plan.step_ms / 1e3
+                if any(plan.draws):
+                    request.generator = before
+                ran = executor.run(request)
+                found = outputs_of(prepared, ran.outputs)
+        except Exception as error:
+            self._failed(error)
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return self._dispatched(asked.eager, asked.args, asked.kwargs, reason)
+        if any(plan.draws) and ran.generator:
+            set_state(ran.generator)
+        self.story.took(OVERLAPPED)
+        return outline.build(found)
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self, kind: Kind, samples: int, pending: Pending, tape: Tape, root: int) -> StepResult | None:

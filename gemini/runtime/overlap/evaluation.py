@@ -1,0 +1,63 @@
+"""Evaluation: a call without gradients, by micro-batches through the workers, done at once.
+
+Outputs that count samples are put together, constants taken from the first micro-batch, and a loss that the model takes
+of its batch is summed up by shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gemini.capture.regions import Region
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.executor.request import StepRequest, inputs_of
+from gemini.runtime.overlap.kinds import Kind
+from gemini.runtime.overlap.losses import Prepared, fetchable, fetched, port_names
+from gemini.step.splitting import Mean
+from gemini.step.tape import Meta, Tape
+
+
+def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int]) -> Prepared:
+    """How the outputs of a call are had from its micro-batches; `reason` says why not."""
+    from gemini.splitting.tapes import prove
+
+    tape = Tape(len(metas), list(metas))
+    kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
+    means = [at for at, kind in enumerate(kinds) if isinstance(kind, Mean)]
+    root = means[0] if means else next((at for at, meta in enumerate(metas) if meta.is_scalar()), 0)
+    splitting = prove(plan.forms, tape, root, sum(sizes))
+    if means and splitting.reason:
+        return Prepared(splitting.reason)
+    wrong = [at for at in range(len(metas)) if not fetchable(splitting, at)]
+    if wrong or len(splitting.outputs) < len(metas):
+        return Prepared(splitting.reason or f"output {wrong[0]} does not come from micro-batches")
+    return Prepared("", splitting, None, tuple(port_names(plan)))
+
+
+def request_outputs(
+    kind: Kind, prepared: Prepared, tensors: Sequence[torch.Tensor], bound: dict[str, Any], sizes: Sequence[int]
+) -> StepRequest:
+    """The forward as the executor takes it."""
+    from gemini.splitting.foreseeing import Foreseen
+
+    plan = kind.plan
+    assert plan is not None
+    piped = plan.build(kind.shares)
+    dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
+    nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, [])), sizes)
+    shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
+    return StepRequest(
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes),
+        tuple(sizes),
+        Region.current(),
+        stage_shares=dict.fromkeys(range(len(piped.stages)), shares) if kind.shares else {},
+        keep=tuple(dict.fromkeys(prepared.keep)),
+    )
+
+
+def outputs_of(prepared: Prepared, outputs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of the model's output."""
+    return [fetched(prepared.splitting, at, outputs[name]) for at, name in enumerate(prepared.keep)]
