@@ -34,6 +34,7 @@ class FarWorker(Worker):
     """One worker, named as in a device mapping; the model is on the device `home` here."""
 
     is_far = True
+    messages_are = "on its host"
     process: FarProcess  # type: ignore[assignment]
 
     def __init__(self, place: int, patience: float, team: list[Worker], name: str, home: str) -> None:

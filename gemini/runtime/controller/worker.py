@@ -68,6 +68,7 @@ class Worker:
     """One worker process of a team. Made started; `greet` waits until it is up."""
 
     is_far = False  # it shares the memory of this host
+    messages_are = "above"
 
     def __init__(self, place: int, threads: int, patience: float, team: list[Worker], device: str = "cpu") -> None:
         self.place, self.patience, self.team = place, patience, team
@@ -251,7 +252,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             how = "has closed its connection"
         remedy = (
-            "out of memory shows as SIGKILL: see the system's log" if "SIGKILL" in how else "see its messages above"
+            "out of memory shows as SIGKILL: see the system's log"
+            if "SIGKILL" in how
+            else f"see its messages {self.messages_are}"
         )
         trace = self._read_stacks()
         return self._lose(

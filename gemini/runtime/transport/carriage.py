@@ -1,7 +1,7 @@
 """The carriage: tensors of all devices that cross a link, each through the memory of its own device.
 
 A link carries main memory, and the memory of the device that its worker computes on. A tensor goes through slabs of the
-first of its lines that owns it, and arrives on the same device. To another host it goes inside the frame.
+first of its lines that owns it, and arrives on the same device.
 
     line 0    the worker's device       pool ──► slabs ──► window
     line 1    main memory, if that is another one
@@ -39,8 +39,8 @@ class News(NamedTuple):
 class Carriage:
     """Both directions of one end."""
 
-    def __init__(self, device: Device | None = None, far: bool = False) -> None:
-        self.device, self.far = device or Cpu(), far
+    def __init__(self, device: Device | None = None) -> None:
+        self.device = device or Cpu()
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
         self.lines = [Line(one, Pool(one), Window(one)) for one in devices]
         self._is_plain = type(devices[0]) is Cpu
@@ -48,10 +48,10 @@ class Carriage:
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
         """Put a tensor on its way: its line and its header, which are plain data."""
         if self._is_plain and tensor.is_cpu:
-            return 0, tensors.write(None if self.far else self.lines[0].pool, tensor)
+            return 0, tensors.write(self.lines[0].pool, tensor)
         for at, line in enumerate(self.lines):
             if line.device.owns(tensor):
-                return at, tensors.write(None if self.far else line.pool, tensor)
+                return at, tensors.write(line.pool, tensor)
         raise Unsendable(f"a tensor on {tensor.device}")
 
     def read(self, header: tuple[int, Any]) -> torch.Tensor:

@@ -27,8 +27,6 @@ class ChannelClosed(Exception):
 class Channel:
     """One end of a connection. Any thread may send; one at a time may receive."""
 
-    is_far = False  # both ends are on one host, and can share memory
-
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._sending = threading.Lock()

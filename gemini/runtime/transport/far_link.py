@@ -18,7 +18,6 @@ from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.lanes import Lane
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.slabs import Slab
-from gemini.runtime.transport.tensors import Unsendable
 
 
 class FarPool:
@@ -28,6 +27,8 @@ class FarPool:
         self.lane, self.device = lane, device
         self._waiting: dict[int, torch.Tensor] = {}
         self._numbers = itertools.count()
+
+    has_news = False  # nothing is shared
 
     def take(self, size: int) -> Slab:
         """Room for a tensor."""
@@ -59,6 +60,8 @@ class FarWindow:
     def __init__(self, lane: Lane, device: Device) -> None:
         self.lane, self.device, self.where = lane, device, device.where
 
+    has_news = False  # nothing is shared
+
     def look(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
         """The bytes that come next."""
         try:
@@ -80,19 +83,10 @@ class FarWindow:
 class FarCarriage(Carriage):
     """Both directions of one end, where no memory is shared."""
 
-    has_news = False
-
     def __init__(self, device: Device, lane: Lane) -> None:
         super().__init__(device)
         lines: list[Any] = [Line(line.device, *_ends(lane, line.device)) for line in self.lines]
         self.lines = lines
-
-    def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
-        """Put a tensor on its way; it leaves when the frame has been sent."""
-        for at, line in enumerate(self.lines):
-            if line.device.owns(tensor):
-                return at, tensors.write(line.pool, tensor)
-        raise Unsendable(f"a tensor on {tensor.device}")
 
     def ship(self, headers: list[tuple[int, Any] | None]) -> None:
         """The frame has been sent: now the contents of its tensors."""

@@ -2,8 +2,9 @@
 
 A frame is plain data: the message's kind and fields, the headers of its tensors and, where there are any, the news
 about slabs and classes. Frequent messages are such data but for their tensors; any other value is pickled, with its
-tensors taken out. Both processes are ours and of one run: a link is made over a socket pair that a worker inherits, and
-never reads from anything else. Tensors of the model that live in shared memory are only named.
+tensors taken out. Both processes are ours and of one run: a link is made over a socket pair that a worker inherits, or
+a connection whose every frame is proven, and never reads from anything else. Tensors of the model that live in shared
+memory are only named.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Link:
 
     def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
-        self.carriage = Carriage(far=channel.is_far)
+        self.carriage = Carriage()
         self.classes = Classes(side)
         self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number

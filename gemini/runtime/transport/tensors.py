@@ -26,8 +26,8 @@ class Unsendable(Exception):
     """A tensor that cannot cross: the caller keeps the work at home."""
 
 
-def write(pool: Pool | None, tensor: torch.Tensor) -> Header:
-    """Put a tensor on its way; the header is plain data, and holds the contents too where there is no pool."""
+def write(pool: Pool, tensor: torch.Tensor) -> Header:
+    """Put a tensor on its way; the header is plain data, and holds the contents too where they are small."""
     if type(tensor) in _OURS and tensor.is_cpu and _is_plain(tensor) and tensor.nbytes <= INLINE:
         contents = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
         return ("inline", contents, _name(tensor.dtype), tuple(tensor.shape), (), tensor.requires_grad)
@@ -46,7 +46,7 @@ def write(pool: Pool | None, tensor: torch.Tensor) -> Header:
     size = _span(plain.shape, strides) * plain.element_size()
     if not size:
         return ("inline", b"", *facts)
-    if pool is None or (size <= INLINE and plain.is_cpu):
+    if size <= INLINE and plain.is_cpu:
         memory = torch.zeros(size, dtype=torch.uint8) if strides else torch.empty(size, dtype=torch.uint8)
         _fill(memory, plain, strides)
         return ("inline", memory.numpy().tobytes(), *facts)
