@@ -1,0 +1,247 @@
+"""Programs: steps as people write them. Each takes a model, an optimizer and the number of the step, and returns what
+it has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.overlap.models import CLASSES, LENGTH, WORDS, Normed, Plain, Text, TimeFirst, TwoHeads
+
+Seen = list[Any]
+Step = Callable[[nn.Module, torch.optim.Optimizer, int], Seen]
+
+
+class Program(NamedTuple):
+    make: Callable[[], nn.Module]
+    step: Step
+    path: str = "overlapped"
+
+
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(make: Callable[[], nn.Module], path: str = "overlapped") -> Callable[[Step], Step]:
+    def add(step: Step) -> Step:
+        PROGRAMS[step.__name__] = Program(make, step, path)
+        return step
+
+    return add
+
+
+def batch(step: int, samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(step)
+    x = torch.randn(samples, 9, generator=chance, dtype=torch.float64)
+    return x, torch.randint(0, CLASSES, (samples,), generator=chance)
+
+
+def text(step: int, samples: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(step)
+    ids = torch.randint(0, WORDS, (samples, LENGTH), generator=chance)
+    labels = ids.clone()
+    labels[torch.rand(labels.shape, generator=chance) < 0.3] = -100
+    return ids, labels
+
+
+def finish(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> Seen:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return [loss.item()]
+
+
+@program(Plain)
+def cross_entropy(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    return finish(F.cross_entropy(model(x), y), optimizer)
+
+
+@program(lambda: Plain(0.3))
+def dropout(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
+
+
+@program(Plain)
+def read_early(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
+    seen = [loss.item(), bool(torch.isnan(loss))]
+    return [*seen, *finish(loss / 2, optimizer)]
+
+
+@program(Plain)
+def metrics(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    logits = model(x)
+    loss = F.cross_entropy(logits, y)
+    seen = finish(loss, optimizer)
+    return [*seen, (logits.argmax(1) == y).float().mean().item(), logits.detach().clone(), float(loss.exp())]
+
+
+@program(Text)
+def loss_inside(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    ids, labels = text(step)
+    return finish(model(ids, labels=labels)["loss"], optimizer)
+
+
+@program(lambda: Text(0.2))
+def loss_inside_with_dropout(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    ids, labels = text(step)
+    return finish(model(labels=labels, ids=ids)["loss"], optimizer)
+
+
+@program(Text)
+def uneven_batches(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    seen = []
+    for samples in (8, 7, 3):
+        ids, labels = text(step, samples)
+        seen += finish(model(ids, labels)["loss"], optimizer)
+    return seen
+
+
+@program(Plain)
+def accumulation(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    optimizer.zero_grad()
+    seen = []
+    for part in range(3):
+        x, y = batch(10 * step + part)
+        loss = F.cross_entropy(model(x), y) / 3
+        loss.backward()
+        seen.append(loss.item())
+    seen.append(nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())
+    optimizer.step()
+    return seen
+
+
+@program(TwoHeads)
+def two_losses(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    first, second = model(x)
+    loss = F.mse_loss(first, x[:, :3]) + 0.3 * F.cross_entropy(second, y, reduction="sum") / len(y)
+    return finish(loss, optimizer)
+
+
+@program(Plain)
+def decay_in_the_loss(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x), y)
+    loss = loss + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
+    return finish(loss, optimizer)
+
+
+@program(Plain)
+def class_weights_and_masks(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    weight = torch.linspace(0.5, 2, CLASSES, dtype=torch.float64)
+    mask = (y != 2).double()
+    logits = model(x)
+    each = F.cross_entropy(logits, y, reduction="none")
+    loss = F.cross_entropy(logits, y, weight=weight) + (each * mask).sum() / mask.sum()
+    return finish(loss, optimizer)
+
+
+@program(TimeFirst)
+def samples_second(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    chance = torch.Generator().manual_seed(step)
+    x = torch.randn(LENGTH, 8, 9, generator=chance, dtype=torch.float64)
+    y = torch.randint(0, CLASSES, (LENGTH, 8), generator=chance)
+    return finish(F.cross_entropy(model(x).flatten(0, 1), y.flatten()), optimizer)
+
+
+@program(Plain)
+def changed_after_the_call(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    logits = model(x)
+    x.zero_()
+    loss = F.cross_entropy(logits, y)
+    y.zero_()
+    return finish(loss, optimizer)
+
+
+@program(Plain)
+def gradient_of_the_input(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    x.requires_grad_()
+    seen = finish(F.cross_entropy(model(x * 2), y), optimizer)
+    return [*seen, x.grad]
+
+
+@program(Plain)
+def hooks_and_frozen(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    seen: Seen = []
+    model.enter.weight.requires_grad_(step % 2 == 0)
+    handle = model.leave.weight.register_hook(lambda gradient: seen.append(gradient.norm().item()) or gradient * 0.5)
+    seen += finish(F.cross_entropy(model(x), y), optimizer)
+    handle.remove()
+    return seen
+
+
+@program(Plain)
+def scaled(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return [loss.item(), scaler.get_scale()]
+
+
+@program(Plain)
+def evaluated_between(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    seen = finish(F.cross_entropy(model(x), y), optimizer)
+    model.eval()
+    with torch.no_grad():
+        seen.append(model(x).clone())
+    model.train()
+    return seen
+
+
+# ── what must not be split ─────────────────────────────────────────────────────────────────────────────────────────
+@program(Plain, "dispatched")
+def contrastive(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, _ = batch(step)
+    found = F.normalize(model(x), dim=1)
+    return finish(F.cross_entropy(found @ found.T / 0.1, torch.arange(len(x))), optimizer)
+
+
+@program(Normed, "dispatched")
+def batch_norm(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    return finish(F.cross_entropy(model(x), y), optimizer)
+
+
+@program(Plain, "")
+def gradient_penalty(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    x.requires_grad_()
+    loss = F.cross_entropy(model(x), y)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return finish(loss + gradient.pow(2).sum(), optimizer)
+
+
+@program(Plain, "")
+def twice(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    return [loss.item()]
+
+
+@program(Plain, "")
+def two_calls(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x), y) + 0.1 * F.mse_loss(model(x + 0.1), model(x - 0.1).detach())
+    return finish(loss, optimizer)

@@ -1,0 +1,70 @@
+"""Programs train with whole steps in workers as they do in one process: losses, what they print, weights, generator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.planner.planning import Wish, plan_step
+from gemini.report.journal import Story
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap.overlap import Overlap
+from tests.overlap.programs import PROGRAMS, Program
+
+STEPS, PIECES = 5, 4
+
+
+@pytest.fixture(scope="module")
+def crew() -> Iterator[Crew]:
+    made = Crew(2, 1)
+    yield made
+    made.stop()
+
+
+def manage(model: nn.Module, crew: Crew, schedule: str = "auto") -> Story:
+    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
+    story = Story(type(model).__name__, len(crew.workers))
+    wish = Wish(len(crew.workers), PIECES, schedule=schedule, cache=False)
+    managed.overlap = Overlap(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
+    dispatch.manage(model, managed)
+    return story
+
+
+def train(model: nn.Module, program: Program) -> list[Any]:
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    seen: list[Any] = []
+    for step in range(STEPS):
+        seen += program.step(model, optimizer, step)
+    return [*seen, torch.get_rng_state()]
+
+
+def made(program: Program) -> nn.Module:
+    torch.manual_seed(1)
+    return program.make().double()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_trains_as_one_process(name: str, crew: Crew) -> None:
+    program = PROGRAMS[name]
+    reference = made(program)
+    model = copy.deepcopy(reference)
+    expected = train(reference, program)
+    story = manage(model, crew)
+    found = train(model, program)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for (key, one), other in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+    if program.path:
+        assert story.steps.get(program.path, 0) >= STEPS - 2, str(story)
+    if program.path == "dispatched":
+        assert "overlapped" not in story.steps, str(story)
