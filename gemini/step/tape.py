@@ -7,17 +7,21 @@
 Every tensor has a number. Operands are real tensors that the program had; ops name the values they read, and their
 results get numbers in turn, so a tape is in order of execution. Running the ops again on real outputs gives what the
 program would have computed: an op keeps the region it was called in.
+
+An op that writes to a value in place is recorded only where nothing else shares that value's memory, so the ops that a
+value needs can be told from numbers alone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from gemini.capture.forms import Form, refs
+from gemini.capture.forms import Form, Literal, leaves, refs
 from gemini.capture.regions import Region
 
 
@@ -29,11 +33,16 @@ class Meta:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    strides: tuple[int, ...] | None = None  # None: contiguous
 
     @staticmethod
     def of(tensor: torch.Tensor) -> Meta:
         """Of a tensor."""
-        return Meta(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad)
+        return Meta(tuple(tensor.shape), tensor.dtype, tensor.device, tensor.requires_grad, tensor.stride())
+
+    def is_scalar(self) -> bool:
+        """Whether `backward()` can begin here."""
+        return self.requires_grad and math.prod(self.shape) == 1
 
 
 @dataclass(frozen=True)
@@ -57,12 +66,15 @@ class Tape:
 
     outputs: int  # how many tensors the model's output holds: values 0 … outputs - 1
     metas: list[Meta]  # of every value
-    operands: dict[int, torch.Tensor] = field(default_factory=dict)  # as they were when they were used
+    # As they were when they were used: copies, but for parameters, which cannot change before the step is done. One
+    # that requires a gradient stands for the program's own tensor in the program's graph.
+    operands: dict[int, torch.Tensor] = field(default_factory=dict)
     ops: list[Op] = field(default_factory=list)
 
     def signature(self) -> Hashable:
         """Equal for tapes that differ in nothing but contents of operands."""
-        ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in self.ops)
+        # Python holds 1, 1.0 and True for equal, torch does not: the kinds of literals are part of it.
+        ops = tuple((op.function, op.form, tuple(_kinds(op.form)), op.region, op.results, op.writes) for op in self.ops)
         return self.outputs, tuple(self.metas), tuple(self.operands), ops
 
     def needed_for(self, root: int) -> list[int]:
@@ -74,3 +86,11 @@ class Tape:
                 found.append(at)
                 wanted |= set(op.reads())
         return found[::-1]
+
+    def makers(self) -> dict[int, int]:
+        """The op that made each value that is no output and no operand."""
+        return {result: at for at, op in enumerate(self.ops) for result in op.results}
+
+
+def _kinds(form: Form) -> Iterator[type]:
+    return (type(leaf.value) for leaf in leaves(form) if isinstance(leaf, Literal))

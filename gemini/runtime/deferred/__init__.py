@@ -1,0 +1,72 @@
+"""The deferred step: a model's call is put off until its loss and backward are known, to be run together with them.
+
+    output = defer(work, args, kwargs)     the output of the call, with deferred tensors
+    loss = criterion(output, y)            recorded
+    loss.backward()                        work.overlapped(pending, tape, root), once; gradients arrive as always
+    flush(model)                           calls of a model, or of all, are made now
+
+`Work` says how the call can be run and what its output will look like (`Outline.of` an output that was seen).
+`Pending` is the call, with copies of what it was given (`inputs`, `region`, `surroundings`), the values that are
+still wanted (`alive()`), and `tape`, what the program has done with the outputs. `StepResult` is what an overlapped run
+gives back.
+
+Whatever the program does, the tensors it holds are, when it looks, what they would have been: where a step cannot be
+run overlapped, or more is asked of it than gradients of one loss, the call is made eagerly, from copies of its inputs,
+and the recorded ops are done with its outputs.
+
+| file         | what                                                            |
+|--------------|-----------------------------------------------------------------|
+| work         | what must be known of a call; what a run gives back             |
+| tensor       | the deferred tensor                                             |
+| recording    | ops on deferred tensors become ops of the tape                  |
+| facts        | what the results of an op look like, without running it         |
+| memory       | copies of inputs and operands                                   |
+| sharing      | which values share memory                                       |
+| pending      | the call: waiting, run overlapped, or made eagerly              |
+| replay       | the tape on real tensors                                        |
+| surroundings | modes, buffers and generators of the time of the call           |
+| node         | the step in the program's graph                                 |
+| backward     | `backward()` and `torch.autograd.grad` from deferred tensors    |
+| queue        | calls that wait, and which must come first                      |
+| watching     | what the program does meanwhile                                 |
+| doors        | custom functions, compiled functions, seeds, optimizers         |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gemini.runtime.deferred import queue
+from gemini.runtime.deferred.doors import Applied, open_doors
+from gemini.runtime.deferred.pending import Pending
+from gemini.runtime.deferred.tensor import Deferred, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.work import Outline, StepResult, Work
+
+
+def defer(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Put a call off; its output, with deferred tensors. Deferred tensors among its arguments are made real first."""
+    open_doors()
+    args, kwargs = placed(args, kwargs)
+    pending = Pending(work, args, kwargs)
+    queue.add(pending)
+    return pending.outputs()
+
+
+def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments with real tensors in the place of deferred ones."""
+    for one in [*deferred_in((args, kwargs))]:
+        place_of(one)
+    found: tuple[Any, Any] = replaced((args, kwargs), real_of)
+    return found
+
+
+def flush(model: nn.Module | None = None) -> None:
+    """Have the calls of a model made, or all: its buffers, and the generator, are as if it had never been put off."""
+    for one in queue.waiting():
+        if model is None or one.work.model is model:
+            one.settle()
+
+
+__all__ = ["Applied", "Deferred", "Outline", "Pending", "StepResult", "Work", "defer", "flush", "placed"]

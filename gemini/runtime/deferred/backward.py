@@ -1,0 +1,81 @@
+"""Backward: from a deferred tensor, the step is run; then torch does the rest with real tensors.
+
+The usual case is one loss: its call, its tape and its backward run overlapped, with that loss as the root. Roots of
+several calls are run one after the other. What asks for more of the graph than its gradients (`create_graph`, gradients
+of deferred tensors, several roots of one call) needs the call to be made eagerly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemini.runtime.deferred.pending import WAITING, Pending
+from gemini.runtime.deferred.tensor import SPECIAL, deferred_in, place_of, real_of, replaced
+
+_backward: Any = torch.autograd.backward
+_grad: Any = torch.autograd.grad
+
+
+def install() -> None:
+    """Have torch's own entry points know deferred tensors."""
+    if torch.autograd.backward is _backward:
+        torch.autograd.backward = backward
+        SPECIAL[torch.Tensor.backward] = _method
+        SPECIAL[_grad] = grad
+
+
+def backward(  # noqa: PLR0917
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """`torch.autograd.backward`, from deferred tensors too."""
+    given = (tensors, grad_tensors, grad_variables, inputs)
+    if any(True for _ in deferred_in(given)):
+        _prepare(tensors, (grad_tensors, grad_variables), inputs, create_graph)
+        tensors, grad_tensors, grad_variables, inputs = replaced(given, real_of)
+    _backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`torch.autograd.grad` of deferred tensors."""
+    _prepare(outputs, grad_outputs, inputs, create_graph)
+    outputs, inputs, grad_outputs = replaced((outputs, inputs, grad_outputs), real_of)
+    return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+
+
+def _method(
+    self: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
+    """Make what is named real, in the way in which it is needed."""
+    for one in [*deferred_in(inputs)]:
+        place_of(one)
+    by_call: dict[int, tuple[Pending, list[int]]] = {}
+    for one in deferred_in(roots):
+        pending = one._pending
+        if one._real is None and pending is not None and pending.state == WAITING:
+            by_call.setdefault(id(pending), (pending, []))[1].append(one._value)
+    for pending, values in by_call.values():
+        if create_graph or len(values) > 1 or not pending.tape.metas[values[0]].is_scalar():
+            pending.resolve()
+        else:
+            pending.run(values[0])
+    for one in [*deferred_in((roots, factors))]:
+        real_of(one)

@@ -1,0 +1,90 @@
+"""The node of a step in the program's autograd graph.
+
+The workers have computed the gradients of the root already. When the program's own backward arrives here, they are
+handed over, times the gradient that came: so accumulation, parameter hooks, loss scaling and clipping are torch's own.
+
+    parameters, inputs, operands ──► Step ──► loss ──► / 4 ──► scaler.scale ──► backward()
+                                      ▲ gradients, kept              │ 16384.0
+                                      └──────────────────────────────┘
+
+Anything else that is asked of it (gradients of another value, of the gradients themselves, a second time) is answered
+by running the step again, eagerly, from what the call was given.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini.runtime.controller.remote import token
+
+if TYPE_CHECKING:
+    from gemini.runtime.deferred.pending import Pending
+
+
+class Answer:
+    """A value of a step that has run, on its way into the graph, with the gradients that are known of it."""
+
+    def __init__(self, pending: Pending, value: int, contents: torch.Tensor, gradients: list[Any] | None) -> None:
+        self.pending: Pending | None = pending
+        self.value, self.contents, self.gradients = value, [contents], gradients
+
+    def connect(self) -> torch.Tensor:
+        """The value as a tensor of the program's graph."""
+        assert self.pending is not None
+        with torch.inference_mode(False), torch.enable_grad():
+            made: torch.Tensor = Step.apply(self, *self.pending.differentiable())
+        return made
+
+    def take(self, keep: bool) -> list[Any]:
+        """The gradients; whoever takes them has the only reference, unless they are kept."""
+        assert self.gradients is not None
+        if keep:
+            return [None if one is None else one.clone() for one in self.gradients]
+        found, self.gradients = self.gradients, None
+        return found
+
+
+class Step(torch.autograd.Function):  # type: ignore[misc]
+    """One value of a step that has run."""
+
+    @staticmethod
+    def forward(ctx: Any, answer: Answer, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        """The contents."""
+        ctx.set_materialize_grads(False)
+        ctx.answer = answer
+        # When the graph is freed, all that would be needed to run it again is freed too.
+        ctx.save_for_backward(token(0, partial(vars(answer).update, {"gradients": None, "pending": None})))
+        return answer.contents.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """Gradients of parameters, inputs and operands."""
+        _ = ctx.saved_tensors  # raises as always where the graph has been freed
+        answer: Answer = ctx.answer
+        count = len(ctx.needs_input_grad) - 1
+        if gradient is None:
+            return (None,) * (count + 1)
+        pending = answer.pending
+        assert pending is not None
+        if torch.is_grad_enabled() or answer.gradients is None or pending.has_graph() or _is_batched(gradient):
+            keep = torch._C._autograd._get_current_graph_task_keep_graph()
+            return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled(), keep))
+        found = answer.take(torch._C._autograd._get_current_graph_task_keep_graph())
+        factor = gradient.item()
+        if factor != 1:
+            found = [None if one is None else one.mul_(factor) for one in found]
+        return (None, *_given_away(found))
+
+
+def _is_batched(gradient: torch.Tensor) -> bool:
+    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._functorch.is_batchedtensor(gradient)
+
+
+def _given_away(found: list[Any]) -> tuple[Any, ...]:
+    """As a tuple, with no reference left in the list: AccumulateGrad then keeps the tensors, and copies nothing."""
+    given = tuple(found)
+    found.clear()
+    return given

@@ -1,0 +1,372 @@
+"""A pending call: a call of a model that has been made by the program, and not yet by anybody else.
+
+    waiting    the tape grows
+       │ run(root)     call, tape and backward overlapped ──►  ran    the root is real, gradients wait in its node;
+       │                                                              other values are fetched when they are read
+       │ resolve()     call made eagerly, tape replayed   ──►  done   everything is real
+       ▼
+    Reading a value while waiting: if there is a loss, the step is run for it, and the value fetched (most programs
+    that read their loss differentiate it next); else the call is resolved.
+
+The call is made under the region, the modes of modules and the state of the generator of the time when it was made by
+the program. Reruns (see `node`) leave buffers and generators as they find them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import torch
+
+from gemini.capture.binding import Call
+from gemini.capture.regions import Region
+from gemini.capture.values import decode
+from gemini.errors import GeminiError
+from gemini.runtime.deferred import queue
+from gemini.runtime.deferred.memory import Copies
+from gemini.runtime.deferred.node import Answer
+from gemini.runtime.deferred.recording import record
+from gemini.runtime.deferred.replay import Failure, replay
+from gemini.runtime.deferred.sharing import Groups
+from gemini.runtime.deferred.surroundings import Surroundings, memory_of
+from gemini.runtime.deferred.tensor import CLEAN, Deferred, become, real_of
+from gemini.runtime.deferred.work import StepResult, Work, taken_apart
+from gemini.step.tape import Meta, Tape
+
+WAITING, RAN, DONE = "waiting", "ran", "done"
+
+
+class Pending:
+    """One call, and what the program has done with its outputs so far."""
+
+    def __init__(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.work, self.state = work, WAITING
+        self.region = Region.current()
+        self._copies = Copies()
+        self._copies.watch(work.parameters)
+        self.call = Call(args, kwargs)
+        self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
+        self.call.tensors = self.inputs
+        self.surroundings = Surroundings(work)
+        outline = work.outline
+        self.tape = Tape(len(outline.metas), list(outline.metas))
+        self._groups = Groups(outline.shared)
+        self._made: dict[int, weakref.ref[Deferred]] = {}
+        self._operands: dict[int, int] = {}  # numbers of operands, by identity of the copy
+        # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
+        self._contents: dict[int, torch.Tensor] = {}
+        self._graph: dict[int, Any] | None = None  # all values in a graph of their own, from a rerun
+        self._failures: dict[int, Failure] = {}
+        self._result: StepResult | None = None
+        self._ran_for = -1
+        self._error: Exception | None = None
+
+    # ── recording ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def outputs(self) -> Any:
+        """What the program gets: the output of its model with deferred tensors."""
+        made: list[torch.Tensor] = [self.make(at, meta) for at, meta in enumerate(self.work.outline.metas)]
+        return self.work.outline.build(made)
+
+    def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
+        return record(self, function, args, kwargs) if self.state == WAITING and not queue.is_busy() else None
+
+    def make(self, number: int, meta: Meta) -> Deferred:
+        """The deferred tensor of a value."""
+        made = Deferred.make(self, number, meta)
+        self._made[number] = weakref.ref(made)
+        return made
+
+    def rename(self, tensor: Deferred, number: int) -> None:
+        """Its contents are those of another value from now on: it has been written to."""
+        del self._made[tensor._value]
+        tensor._value = number
+        self._made[number] = weakref.ref(tensor)
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number of a deferred tensor, or of an operand as it is now."""
+        if isinstance(tensor, Deferred):
+            return tensor._value
+        copy = self._copies.of(tensor)
+        if id(copy) not in self._operands:
+            number = self._operands[id(copy)] = self.new_value(Meta.of(copy), ())
+            self.tape.operands[number] = copy
+        return self._operands[id(copy)]
+
+    def new_value(self, meta: Meta, shares: Iterable[int]) -> int:
+        """A number for a value that shares memory with these."""
+        self.tape.metas.append(meta)
+        number = len(self.tape.metas) - 1
+        self._groups.add(number, shares)
+        return number
+
+    def is_alone(self, number: int) -> bool:
+        """Whether no other value shares its memory."""
+        return self._groups.is_alone(number)
+
+    def guarded(self) -> set[int]:
+        """The memory that nobody may write to before the call is made."""
+        used = {memory_of(one) for one in self.tape.operands.values() if isinstance(one, torch.nn.Parameter)}
+        return self.surroundings.memory() | used
+
+    def uses(self, parameters: set[int]) -> bool:
+        """Whether it depends on one of these parameters, by identity."""
+        used = (*self.work.parameters, *self.work.model.parameters(), *self.tape.operands.values())
+        return any(id(one) in parameters for one in used)
+
+    def alive(self) -> list[int]:
+        """The values that the program can still read and that are not real yet."""
+        found = ((number, ref()) for number, ref in self._made.items())
+        return [number for number, one in found if type(one) is Deferred and one._real is None]
+
+    # ── becoming real ──────────────────────────────────────────────────────────────────────────────────────────────
+    def read(self, value: int) -> None:
+        """Have the contents of a value."""
+        if self.state == WAITING:
+            root = self._root(value)
+            with CLEAN():
+                self.resolve() if root is None else self.run(root)
+        if self.state == RAN:
+            self._show(value)
+        self._raise_for(value)
+
+    def join(self, tensor: Deferred) -> None:
+        """Have a tensor as a part of the graph in which the root is computed."""
+        value = tensor._value
+        if self.state == WAITING:
+            if self.tape.metas[value].is_scalar() and self._root(value) == value:
+                self.run(value)
+            else:
+                self.resolve()
+        elif self.state == RAN and self._graph is None:
+            self._graph = self._again()
+            for number in {*self.alive(), value}:
+                self._give(number, self._graph[number])
+        self._raise_for(value)
+
+    def run(self, root: int) -> None:
+        """Run call, tape and backward from a root together; eagerly where that cannot be done."""
+        if self.state != WAITING:
+            return
+        with queue.running(self):
+            self._check()
+            self.surroundings.begin()
+            result: StepResult | None = None
+            try:
+                result = self.work.overlapped(self, self.tape, root)
+            except Exception as error:
+                self.surroundings.undo()
+                self.work.failed(error)
+            if result is not None:
+                self.state, self._result, self._ran_for = RAN, result, root
+        if result is None:
+            self.resolve()
+            return
+        queue.has_run(self)
+        self._contents[root] = result.root
+        self._give(root, Answer(self, root, result.root, self._gradients(result)).connect())
+
+    def resolve(self) -> None:
+        """Make the call eagerly; every value becomes real."""
+        if self.state == RAN:
+            for value in self.alive():
+                self._show(value)
+        if self.state != WAITING:
+            return
+        with queue.running(self):
+            self._check()
+            self.surroundings.begin()
+            try:
+                values = self._eager()
+            except Exception as error:
+                self.state, self._error = DONE, error
+                raise
+            self.state = DONE
+            replay(self.tape, range(len(self.tape.ops)), values)
+        for number in list(self._made):
+            self._give(number, values[number])
+        self._release()
+
+    def settle(self) -> None:
+        """Have it done, in whatever way."""
+        root = self._root(-1)
+        if root is not None:
+            self.run(root)
+        else:
+            self.resolve()
+
+    def finish(self) -> None:
+        """Have every value real, and every deferred tensor an ordinary one: somebody looks who does not ask."""
+        self.resolve()
+        for ref in self._made.values():
+            one = ref()
+            if type(one) is Deferred and one._real is not None:
+                become(one, one._real)
+
+    def secure(self) -> None:
+        """Parameters are about to change: have all that can only be computed with those of now."""
+        if self.state == WAITING:
+            self.resolve()
+        elif self.state == RAN:
+            for value in self.alive():
+                if not self._can_wait(value):
+                    self._show(value)
+
+    # ── differentiating again ──────────────────────────────────────────────────────────────────────────────────────
+    def differentiable(self) -> list[torch.Tensor]:
+        """What gradients are given to: parameters, inputs, operands."""
+        operands = [one for one in self.tape.operands.values() if one.requires_grad]
+        return [*self.work.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
+
+    def has_graph(self) -> bool:
+        """Whether values of it are in a graph of their own, with the program's hooks."""
+        return self._graph is not None
+
+    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, keep: bool) -> list[Any]:
+        """Gradients of what is differentiable, from a graph made for it."""
+        self.work.misled.add(hash(self.tape.signature()))
+        values = self._graph
+        if values is None or create_graph:
+            values = self._again()
+        wanted = self.differentiable()
+        return list(
+            torch.autograd.grad(
+                [values[value]],
+                wanted,
+                [gradient],
+                allow_unused=True,
+                create_graph=create_graph,
+                retain_graph=keep or None,
+            )
+        )
+
+    def _again(self) -> dict[int, Any]:
+        with queue.running(self), self.surroundings.again(), torch.enable_grad():
+            self._check()
+            values = self._eager()
+            replay(self.tape, range(len(self.tape.ops)), values)
+            return values
+
+    # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _eager(self) -> dict[int, Any]:
+        args, kwargs = decode(self.call.form, lambda ref: self.inputs[ref.node])
+        with ExitStack() as stack:
+            stack.enter_context(self.surroundings.modes_of_then())
+            self.region.enter(stack, Region.current())
+            form, found = taken_apart(self.work.eager(args, kwargs))
+        expected = self.work.outline
+        metas = tuple(map(Meta.of, found))
+        if form != expected.form or metas != expected.metas:
+            raise GeminiError(
+                f"{type(self.work.model).__name__} has returned something else than the call of this kind before\n"
+                "    → run it with eager dispatch: its output depends on more than the kinds of its inputs"
+            )
+        return dict(enumerate(found))
+
+    def _root(self, value: int) -> int | None:
+        """The value to run the step for when `value` is read; None: the call is to be made first."""
+        if any(dtype == "float16" for _, _, dtype in self.region.autocast):
+            return None  # gradients of a loss that is not scaled yet would vanish
+        if hash(self.tape.signature()) in self.work.misled:
+            return None
+        if value >= 0 and self.tape.metas[value].is_scalar():
+            return value
+        found = [one for one in self.alive() if self.tape.metas[one].is_scalar()]
+        return max(found, default=None)
+
+    def _gradients(self, result: StepResult) -> list[Any]:
+        inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]
+        operands = [result.operands.get(number) for number, one in self.tape.operands.items() if one.requires_grad]
+        found = [*result.parameters, *inputs, *operands]
+        # The only references from now on: see Answer.take.
+        result.parameters, result.inputs, result.operands = [], {}, {}
+        return found
+
+    def _show(self, value: int) -> None:
+        """Make a value of a step that has run real."""
+        found = self._graph[value] if self._graph is not None else self._find(value)
+        if found is None:
+            with torch.no_grad():
+                values = self._again()
+            self._contents.update(
+                (one, values[one].detach()) for one in {*self.alive(), value, *range(self.tape.outputs)}
+            )
+            found = self._find(value)
+        self._give(value, found)
+
+    def _find(self, value: int) -> Any:
+        """A value of a step that has run; None where only a rerun can tell."""
+        result, tensor = self._result, self._made[value]() if value in self._made else None
+        assert result is not None
+        if tensor is not None and (type(tensor) is not Deferred or tensor._real is not None):
+            return real_of(tensor)
+        if value in self.tape.operands:
+            return self.tape.operands[value]
+        if value in result.kept and value not in self._contents:
+            assert result.fetch is not None
+            self._contents[value] = result.fetch(value)
+        if value in self._contents:
+            contents = self._contents[value]
+            is_differentiable = self.tape.metas[value].requires_grad
+            return Answer(self, value, contents.detach(), None).connect() if is_differentiable else contents
+        at = self.tape.makers().get(value)
+        if at is None or any(op.writes is not None for op in self.tape.ops):
+            return None
+        known = {one: self._find(one) for one in self.tape.ops[at].reads()}
+        if any(one is None for one in known.values()):
+            return None
+        replay(self.tape, [at], known)
+        return known[value]
+
+    def _can_wait(self, value: int) -> bool:
+        """Whether contents can be had without any parameter."""
+        assert self._result is not None
+        if value in self._result.kept or value in self._contents:
+            return True
+        if value in self.tape.operands:
+            return not isinstance(self.tape.operands[value], torch.nn.Parameter)
+        at = self.tape.makers().get(value)
+        if at is None or any(op.writes is not None for op in self.tape.ops):
+            return False
+        return all(self._can_wait(one) for one in self.tape.ops[at].reads())
+
+    def _give(self, value: int, real: Any) -> None:
+        """A value is known: what the program has of it becomes real."""
+        if isinstance(real, Failure):
+            self._failures[value] = real
+            return
+        tensor = self._made[value]() if value in self._made else None
+        if type(tensor) is Deferred:
+            # Other values of a step that has run keep a way back: they may be wanted as a part of the root's graph.
+            for_good = self.state == DONE or self._graph is not None or value == self._ran_for
+            real = become(tensor, real, for_good=for_good)
+        if self._graph is not None:
+            self._graph[value] = real
+
+    def _raise_for(self, value: int) -> None:
+        if self._error is not None:
+            _raise(self._error)
+        if value in self._failures:
+            _raise(self._failures[value].error)
+
+    def _check(self) -> None:
+        if (one := self._copies.changed()) is not None:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a parameter of shape {list(one.shape)}, since the call of {type(self.work.model).__name__}"
+            )
+
+    def _release(self) -> None:
+        """Nothing of it is needed any more but what went wrong."""
+        self.inputs, self._copies, self._operands = [], Copies(), {}
+        self.tape = Tape(0, [])
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+__all__ = ["DONE", "RAN", "WAITING", "Pending"]

@@ -1,0 +1,27 @@
+"""Which values of a tape share memory: what is written to one of them shows in the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Groups:
+    """Values by the memory they are in."""
+
+    def __init__(self, shared: Iterable[frozenset[int]]) -> None:
+        self._members: dict[int, set[int]] = {}
+        for group in shared:
+            members = set(group)
+            self._members.update(dict.fromkeys(group, members))
+
+    def add(self, value: int, shares: Iterable[int]) -> None:
+        """A value that shares memory with others; a negative number stands for memory that no value is."""
+        members = {value}
+        for other in shares:
+            members |= self._members.get(other, {other})
+        for one in members:
+            self._members[one] = members
+
+    def is_alone(self, value: int) -> bool:
+        """Whether no other value shares its memory."""
+        return len(self._members.get(value, ())) <= 1

@@ -1,0 +1,244 @@
+"""A deferred tensor: shape, dtype and device are known, contents are not yet.
+
+To the program it is a tensor. What it does with it is written down (`recording`) until contents are needed:
+
+    pending    ──►  an op is recorded; its results are deferred tensors again
+        │ read, backward, flush
+        ▼
+    real       ──►  the object itself becomes the ordinary tensor it stood for, where torch lets it (see `become`);
+                    else it hands every use on to that tensor
+
+Ops on deferred tensors come to `__torch_function__`. What gets past that (a C++ extension) arrives at
+`__torch_dispatch__`, which works on the real contents; gradients that reach the deferred object are sent on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from gemini.runtime.deferred.pending import Pending
+    from gemini.step.tape import Meta
+
+
+def _of_tensor(names: str) -> set[Any]:
+    """Attributes (as `.name`) and methods of Tensor, as far as this torch has them."""
+    found = set()
+    for name in names.split():
+        one = getattr(torch.Tensor, name.removeprefix("."), None)
+        if one is not None:
+            found.add(one.__get__ if name.startswith(".") else one)
+    return found
+
+
+# Answered from what is known of it.
+_KNOWN = _of_tensor(
+    ".shape .dtype .device .layout .ndim .requires_grad .is_cuda .is_cpu .is_sparse .is_sparse_csr .is_quantized "
+    ".is_meta .is_nested .is_mkldnn .is_mps .is_xpu .itemsize .nbytes .names size dim numel nelement stride "
+    "element_size is_floating_point is_complex is_signed __len__ ndimension is_contiguous get_device is_inference"
+) | {torch.is_floating_point, torch.is_complex, torch.numel}
+_IS_LEAF = torch.Tensor.is_leaf.__get__
+# Uses of its place in the graph: contents alone will not do.
+_PLACE = _of_tensor(
+    ".grad_fn .grad .retains_grad .output_nr ._version ._backward_hooks ._base _is_view register_hook retain_grad "
+    "requires_grad_ register_post_accumulate_grad_hook detach_"
+)
+_READS = _of_tensor(
+    ".data .__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
+    "__repr__ __format__ __array__ __reduce_ex__ __deepcopy__ __contains__ untyped_storage storage share_memory_ "
+    "is_shared pin_memory is_pinned __dlpack__ storage_offset equal"
+) | {torch.equal}
+
+
+# How torch dispatches ops when nothing is going on.
+CLEAN = functools.partial(
+    torch._C._ForceDispatchKeyGuard,
+    torch._C._dispatch_tls_local_include_set(),
+    torch._C._dispatch_tls_local_exclude_set(),
+)
+
+
+class Deferred(torch.Tensor):  # type: ignore[misc]
+    """A tensor whose contents are still to be computed."""
+
+    _pending: Pending | None
+    _value: int
+    _real: torch.Tensor | None
+    _held: bool  # code in C++ has this very object: it cannot become another
+    _routed: bool  # gradients that come to it are sent on
+
+    @staticmethod
+    def make(pending: Pending, value: int, meta: Meta) -> Deferred:
+        """The tensor for a value of a pending call's tape."""
+        made: Deferred = torch.Tensor._make_wrapper_subclass(
+            Deferred,
+            meta.shape,
+            strides=meta.strides,
+            dtype=meta.dtype,
+            device=meta.device,
+            requires_grad=meta.requires_grad,
+        )
+        made._pending, made._value, made._real = pending, value, None
+        made._held = made._routed = False
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer, record, or compute on real tensors."""
+        kwargs = kwargs or {}
+        if func in _KNOWN and args and isinstance(args[0], Deferred) and args[0]._real is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is _IS_LEAF or func == _IS_LEAF:
+            return _is_leaf(args[0])
+        if special := SPECIAL.get(func):
+            return special(*args, **kwargs)
+        found = list(deferred_in((args, kwargs)))
+        if func in _PLACE:
+            for one in found:
+                place_of(one)
+            return on_real(func, args, kwargs)
+        waiting = {id(one._pending): one._pending for one in found if one._real is None}
+        if len(waiting) == 1 and func not in _READS and _may_record(types, func):
+            (pending,) = waiting.values()
+            assert pending is not None
+            recorded = pending.record(func, args, kwargs)
+            if recorded is not None:
+                return recorded[0]
+        for one in found:
+            real_of(one)
+        return on_real(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What did not come to `__torch_function__`: on contents; autograd has the deferred object for an input."""
+        args, kwargs = replaced((args, kwargs or {}), _contents)
+        return func(*args, **kwargs)
+
+
+def real_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor it stands for, for its contents. No method: names of ours would hide those of Tensor."""
+    if type(tensor) is Deferred and tensor._real is None:
+        assert tensor._pending is not None
+        tensor._pending.read(tensor._value)
+    if type(tensor) is not Deferred:
+        return tensor  # it has become an ordinary one
+    assert tensor._real is not None
+    return tensor._real
+
+
+def place_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor it stands for, as the one in the graph."""
+    if type(tensor) is Deferred and tensor._pending is not None:
+        tensor._pending.join(tensor)
+    return real_of(tensor)
+
+
+def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
+    """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
+    if for_good and not tensor._held and type(real) is torch.Tensor and not real._backward_hooks:
+        try:
+            torch._C._swap_tensor_impl(tensor, real)
+        except RuntimeError:  # something in C++ has a hold of it
+            pass
+        else:
+            del tensor._pending, tensor._value, tensor._real, tensor._held, tensor._routed
+            tensor.__class__ = torch.Tensor
+            return tensor
+    tensor._real = real
+    if for_good:
+        tensor._pending = None
+    return real
+
+
+def _contents(tensor: Deferred) -> torch.Tensor:
+    """Contents for code below autograd, which has the deferred object itself for an input."""
+    tensor._held = True
+    with CLEAN():  # here torch has switched off what a call of the model needs
+        real_of(tensor)
+    if type(tensor) is not Deferred:
+        return tensor
+    _route(tensor)
+    assert tensor._real is not None
+    return tensor._real.detach()
+
+
+def _route(tensor: Deferred) -> None:
+    """Send on the gradients that come to the object, which autograd takes for a leaf."""
+    real = tensor._real
+    if tensor._routed or real is None or not real.requires_grad:
+        return
+    tensor._routed = True
+
+    def send_on(leaf: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient, leaf.grad = leaf.grad, None
+        torch.autograd.backward([real], [gradient], retain_graph=True)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor.register_post_accumulate_grad_hook(send_on)
+
+
+# Functions with a way of their own to treat deferred tensors: `backward` adds itself.
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+
+
+_USUAL = (Deferred, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _may_record(types: Any, func: Any) -> bool:
+    if getattr(func, "__name__", "") in ("__set__", "__delete__"):
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    return all(one in _USUAL for one in types)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, Deferred) and tensor._real is None:
+        return not tensor.requires_grad
+    return bool((tensor._real if isinstance(tensor, Deferred) else tensor).is_leaf)
+
+
+def on_real(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with the real tensors; one that returns a tensor it was given returns the program's object."""
+    objects: dict[int, Deferred] = {}
+
+    def real(one: Deferred) -> torch.Tensor:
+        found = real_of(one)
+        objects[id(found)] = one
+        return found
+
+    args, kwargs = replaced((args, kwargs), real)
+    result = func(*args, **kwargs)
+    return objects.get(id(result), result) if isinstance(result, torch.Tensor) else result
+
+
+def deferred_in(value: Any) -> Iterator[Deferred]:
+    """All deferred tensors in a nest of sequences and dictionaries."""
+    if isinstance(value, Deferred):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from deferred_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from deferred_in(part)
+
+
+def replaced(value: Any, new: Callable[[Deferred], Any]) -> Any:
+    """The nest with other objects in the place of its deferred tensors."""
+    if isinstance(value, Deferred):
+        return new(value)
+    if type(value) in (list, tuple):
+        return type(value)(replaced(part, new) for part in value)
+    if type(value) is dict:
+        return {key: replaced(part, new) for key, part in value.items()}
+    if isinstance(value, (list, tuple)) and any(True for _ in deferred_in(value)):
+        parts = [replaced(part, new) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # type: ignore[call-arg]
+    return value

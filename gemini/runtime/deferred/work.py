@@ -1,0 +1,101 @@
+"""Work: what the controller must say of a call before it may be put off, and what a run of it gives back.
+
+Work          how the call can be run: eagerly, or overlapped with its loss and backward
+Outline       what its output will look like: structure and metadata, as seen in an earlier call
+StepResult    what an overlapped run has computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.forms import Form, Ref
+from gemini.capture.values import Encoder, UnsupportedValueError, decode
+from gemini.step.tape import Meta, Tape
+
+if TYPE_CHECKING:
+    from gemini.runtime.deferred.pending import Pending
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The output of a call without its contents."""
+
+    form: Form
+    metas: tuple[Meta, ...]
+    shared: tuple[frozenset[int], ...] = ()  # tensors of it that share memory
+
+    @staticmethod
+    def of(output: Any) -> Outline:
+        """Of an output that was seen; raises UnsupportedValueError where it cannot be made again."""
+        form, found = taken_apart(output)
+        memory: dict[int, set[int]] = {}
+        for at, tensor in enumerate(found):
+            if tensor.layout is not torch.strided:
+                raise UnsupportedValueError(f"a {tensor.layout} tensor")
+            memory.setdefault(tensor.untyped_storage()._cdata, set()).add(at)
+        shared = tuple(frozenset(group) for group in memory.values() if len(group) > 1)
+        return Outline(form, tuple(map(Meta.of, found)), shared)
+
+    def build(self, tensors: list[torch.Tensor]) -> Any:
+        """The output with these tensors."""
+        return decode(self.form, lambda ref: tensors[ref.node])
+
+
+def taken_apart(output: Any) -> tuple[Form, list[torch.Tensor]]:
+    """The form of an output, and its tensors in order; the same tensor in two places is one."""
+    found: list[torch.Tensor] = []
+    place: dict[int, int] = {}
+
+    def collect(tensor: torch.Tensor) -> Ref:
+        at = place.setdefault(id(tensor), len(found))
+        if at == len(found):
+            found.append(tensor)
+        return Ref(at)
+
+    return Encoder(collect, lambda _: None)(output), found
+
+
+@dataclass
+class StepResult:
+    """What an overlapped run has computed. Gradients are of the root, and belong to whoever takes them."""
+
+    root: torch.Tensor
+    parameters: list[torch.Tensor | None]  # in the order of Work.parameters
+    inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by place among Pending.inputs
+    operands: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by number on the tape
+    kept: frozenset[int] = frozenset()  # values of the tape that can be fetched
+    fetch: Callable[[int], torch.Tensor] | None = None
+
+
+def _nothing(error: Exception) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass
+class Work:
+    """How calls of a model can be run.
+
+    `eager(args, kwargs)` is the call as the program wrote it, with autograd. `overlapped(pending, tape, root)` runs
+    call, tape and backward from `root` together; None: it cannot. It publishes buffers and the generator's state
+    when, and only when, it succeeds; an exception is told to `failed`, and the call is made eagerly.
+
+    `draws`: the call takes random numbers; `writes`: it writes to buffers. Calls that write to their arguments, or
+    return them, are not to be put off.
+    """
+
+    model: nn.Module
+    outline: Outline
+    eager: Callable[[Any, Any], Any]
+    overlapped: Callable[[Pending, Tape, int], StepResult | None]
+    parameters: list[torch.Tensor] = field(default_factory=list)  # those that are trained
+    draws: bool = False
+    writes: bool = False
+    failed: Callable[[Exception], None] = _nothing
+    # Tapes of earlier calls on which a run that was begun for an early read turned out to be for the wrong root.
+    misled: set[int] = field(default_factory=set)
