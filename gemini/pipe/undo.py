@@ -79,6 +79,12 @@ class Undo:
 
     @staticmethod
     def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
-        if sources:
-            with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
+        """All at once: of tensors of one kind a GPU copies any number in one kernel, of mixed ones each by itself."""
+        kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for source, target in zip(sources, targets, strict=True):
+            froms, tos = kinds.setdefault((source.dtype, source.device), ([], []))
+            froms.append(source)
+            tos.append(target)
+        with torch.no_grad():
+            for froms, tos in kinds.values():
+                torch._foreach_copy_(tos, froms)
