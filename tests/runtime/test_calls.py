@@ -142,6 +142,29 @@ def test_a_backward_that_draws_is_run_here(crew: Crew) -> None:
     assert not found.demotions
 
 
+class Switching(Part):
+    """Turns a switch of the whole process."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.use_deterministic_algorithms(bool(x.sum() > 0))
+        return x @ self.weight
+
+
+def test_a_unit_that_turns_switches_is_run_here(crew: Crew) -> None:
+    x = torch.ones(8, 16)
+    model, _, found = managed(nn.Sequential(Part(), Switching(), Switching()).eval(), crew, -x)
+    with torch.no_grad():
+        for part in model:
+            part.weight.copy_(torch.eye(16))
+    try:
+        for sign in (1, -1, 1, -1):
+            model(sign * x)
+            assert torch.are_deterministic_algorithms_enabled() == (sign > 0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sorted(found.refused) == ["1"]  # the other one turns it to where it is
+
+
 def test_outputs_without_gradient_need_no_graph(crew: Crew) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

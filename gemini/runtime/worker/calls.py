@@ -50,6 +50,10 @@ def entered(leaf: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 class UnitRaised(Exception):
     """The code of a unit raised, in forward or backward; every other exception here is a fault of ours."""
 
@@ -154,7 +158,7 @@ class Calls:
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
-        sent = [tensor.detach() if at is None else None for tensor, at in zip(tensors, same, strict=True)]
+        sent = [_plain(tensor) if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         news = b"" if drawn == self._generator else drawn
         has_objects = bool(unit.audit.given.objects)
         unit.audit.given = self._nothing  # it holds inputs, and so slabs
@@ -166,10 +170,15 @@ class Calls:
         set_state(self._generator, self.device)
         ambient = Region.current()
         if self._region == ambient:
-            return unit.audit.watch(unit.run, args, kwargs, inputs)
-        with ExitStack() as stack:
-            self._region.enter(stack, ambient)
-            return unit.audit.watch(unit.run, args, kwargs, inputs)
+            result = unit.audit.watch(unit.run, args, kwargs, inputs)
+        else:
+            with ExitStack() as stack:
+                self._region.enter(stack, ambient)
+                result = unit.audit.watch(unit.run, args, kwargs, inputs)
+        if settings.current() != self._switches:
+            unit.audit.undo()
+            raise Refusal("it turns switches of torch that hold for the whole process")
+        return result
 
     def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""
