@@ -168,6 +168,7 @@ class Forward(NamedTuple):
     generator: bytes  # b"": the state that the last call named, whatever has been drawn since
     state: Any  # of the unit: training flags, frozen parameters; None: as before
     dropped: list[int]
+    absent: list[Any]  # facts of tensors that stay at home, None among the tensors
     tensors: list[Any]
 
 

@@ -23,6 +23,7 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.errors import WorkerError
+from gemini.runtime.absent import TOUCHED, Facts, facts_of
 from gemini.runtime.controller.faults import surfaced
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import saves_elsewhere
@@ -56,6 +57,7 @@ class Call:
         self.region = Region.current()
         self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
         self.generator = get_state(self.device, self.seeded)
+        self.absent: list[Facts] = []  # tensors inside objects, which stay here
         self.has_changed = False  # objects among its arguments
         self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
@@ -64,9 +66,10 @@ class Call:
         classes = self.unit.worker.link.classes
         with ours("its arguments cannot be sent"):
             self.body, given = pack(self.arguments, classes)
+            args, kwargs = self.arguments  # type: ignore[misc]
+            self.absent = [] if self.unit.needs_all else facts_of(args, kwargs, given)
         there, here = self.device.where, self.unit.household.outside
-        # To another device and back by ordinary operations, so that gradients come the same way.
-        self.inputs = [t.to(there) if t.device == here else t for t in given] if self.away else given
+        self.inputs = self._carried(given)
         outputs = self.forward()
         if any(outputs.differentiable):
             made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
@@ -77,6 +80,14 @@ class Call:
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         with ours("its result cannot be read"):
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
+
+    def _carried(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
+        if not self.away:
+            return given
+        there, here = self.device.where, self.unit.household.outside
+        stays = {at for at, *_ in self.absent}
+        return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
 
     def _read(self, tensors: list[torch.Tensor]) -> Any:
         """The result of a unit that was given objects; what it has changed of them is changed here."""
@@ -96,6 +107,8 @@ class Call:
             unit.untell(dropped)
             raise
         if isinstance(reply, Refused):
+            if reply.reason == TOUCHED and self.absent:
+                return self._again_with_all()
             raise (OurFault if reply.is_fault else RefusedError)(reply.reason)
         if not isinstance(reply, Outputs):
             if generator := getattr(reply, "generator", b""):
@@ -114,6 +127,13 @@ class Call:
         self.outputs = reply
         return reply
 
+    def _again_with_all(self) -> Outputs:
+        """The unit uses tensors inside objects: it gets them, from now on."""
+        self.unit.needs_all, self.absent = True, []
+        self.number = self.unit.worker.next_number()
+        self.inputs = self._carried(self.inputs)
+        return self.forward()
+
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
         """Raise what the unit's own code has raised."""
         error = surfaced(reply, self.unit, action)
@@ -129,7 +149,12 @@ class Call:
         self.modes = unit.modes
         if unit.writes is not False:
             self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
-        return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.inputs)
+        sent: list[Any] = self.inputs
+        if self.absent:
+            sent = list(sent)
+            for at, *_ in self.absent:
+                sent[at] = None
+        return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.absent, sent)
 
     def undo(self) -> None:
         """Everything as it was before the call."""
@@ -259,7 +284,8 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         if saved.numel():
             call.number = int(saved)  # another one where a checkpoint has run the call again
         needed = ctx.needs_input_grad[2:]
-        inputs = [at for at in range(ctx.count) if needed[at]]
+        absent = {at for at, *_ in call.absent}  # took no part
+        inputs = [at for at in range(ctx.count) if needed[at] and at not in absent]
         parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
         if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
             found = call.backward_here(_all_outputs(call, gradients), inputs, parameters, create_graph=True)

@@ -30,6 +30,7 @@ class Unit:
         self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
         self.record = household.record
         self.refused = ""  # why it is not a unit any more
+        self.needs_all = False  # it uses tensors inside objects that it is given
         self.is_our_fault = False  # that it is none: not a matter of the module itself
         self.patience = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet

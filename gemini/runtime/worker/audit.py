@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.runtime.absent import TOUCHED, Touches
 from gemini.runtime.given import Contents, Given
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.packing import Classes
@@ -62,7 +63,7 @@ class Audit:
             self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
             self.suspects = {at for at, _ in self._saved} if failure is None else None
         has_drawn = draws.have_been_made()
-        reason = self._fault(inputs, versions, failure)
+        reason = TOUCHED if Touches.have_been_made() else self._fault(inputs, versions, failure)
         if reason or has_drawn:
             self.undo()
             raise Refusal(reason) if reason else Drew("it draws from Python's or NumPy's random numbers")

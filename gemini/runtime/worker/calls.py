@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gemini.capture.regions import Region
 from gemini.runtime import settings
+from gemini.runtime.absent import Absent, placed
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
@@ -140,7 +141,8 @@ class Calls:
         unit = self.units[request.unit]
         unit.follow(request.state)
         leaves = request.tensors
-        inputs = [entered(leaf) for leaf in leaves]
+        placed(leaves, request.absent)
+        inputs = [leaf if type(leaf) is Absent else entered(leaf) for leaf in leaves]
         try:
             result = self._run(unit, request, inputs)
         except Drew:
@@ -153,7 +155,7 @@ class Calls:
         body, tensors = unit.audit.given.parcel(result, unit.audit.changes)
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         same = [place.get(id(tensor)) for tensor in tensors]
-        graded = [tensor.requires_grad and at is None for tensor, at in zip(tensors, same, strict=True)]
+        graded = [at is None and tensor.requires_grad for tensor, at in zip(tensors, same, strict=True)]
         if any(graded):
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
