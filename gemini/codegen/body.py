@@ -17,11 +17,10 @@ from gemini.capture.node import MODULES
 from gemini.capture.regions import Region
 from gemini.codegen.headings import Paragraph
 from gemini.codegen.liveness import STRIDE, Liveness
-from gemini.codegen.loop_text import loop_header
+from gemini.codegen.loop_text import loop_header, turns
 from gemini.codegen.naming import scope_word, unique
 from gemini.codegen.program import Item, Loop, Statement
 from gemini.codegen.regions import base_region, contexts
-from gemini.codegen.skeleton import join
 from gemini.codegen.statements import Statements
 
 _INDENT = "    "
@@ -66,7 +65,7 @@ class Body:
             if isinstance(item, Statement):
                 run.append(item)
             if run and (isinstance(item, Loop) or end == items[-1][1]):
-                self._paragraphs(run, space, "", item.start if isinstance(item, Loop) else end)
+                self._paragraphs(run, space, item.start if isinstance(item, Loop) else end)
                 run = []
             if isinstance(item, Loop):
                 self._loop(item, space, region)
@@ -79,9 +78,10 @@ class Body:
         return space + _INDENT
 
     # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
-    def _paragraphs(self, run: Sequence[Statement], space: str, inside: str, end: int, turn: int = -1) -> None:
-        """Statements up to a position `end`; a loop turns at `turn`."""
-        paragraphs = Paragraph.split(run, inside)
+    def _paragraphs(self, run: Sequence[Statement], space: str, end: int, loop: Loop | None = None) -> None:
+        """Statements up to a position `end`, of the body of a loop if one is given."""
+        turn = -1 if loop is None else loop.end
+        paragraphs = Paragraph.split(run, {} if loop is None else self._headings(loop))
         starts = [paragraph.statements[0].position for paragraph in paragraphs]
         for at, paragraph in enumerate(paragraphs):
             if paragraph.heading:
@@ -94,6 +94,11 @@ class Body:
             following = starts[at + 1] if at + 1 < len(starts) else end
             until = starts[at + 2] if at + 2 < len(starts) else max(end, following + STRIDE if end != turn else end)
             self._drop(paragraph.statements[0].position, following, until, space)
+
+    def _headings(self, loop: Loop) -> dict[str, str]:
+        """How headings name the layers of a loop: the only one of a turn not at all."""
+        local = self.statements.paths.local
+        return {path: local[path] if loop.width > 1 else "" for path in loop.layers}
 
     @contextmanager
     def _alias(self, paragraph: Paragraph, space: str) -> Iterator[None]:
@@ -134,7 +139,7 @@ class Body:
 
     # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
     def _loop(self, loop: Loop, space: str, region: Region | None) -> None:
-        before, header, name = loop_header(loop, self.statements, self.liveness)
+        before, header, names = loop_header(loop, self.statements, self.liveness)
         self._blank()
         self.lines += [space + line for line in before]
         begin = len(self.lines)
@@ -143,28 +148,35 @@ class Body:
         for collected in loop.collected:
             listed = self.statements.bindings.list_of(collected).name
             self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
-        template = join(loop.prefix, str(loop.template))
-        self.statements.paths.local[template] = name
-        self.statements.write.taken.add(name)
-        self._turn(loop, space + _INDENT, template, region)
-        del self.statements.paths.local[template]
+        self.statements.paths.local |= names
+        self.statements.write.taken |= set(names.values())
+        self._turn(loop, space + _INDENT, region)
+        for path in names:
+            del self.statements.paths.local[path]
         for carried in loop.carried:
             inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
             if inside != made:
                 self.lines.append(f"{space}{_INDENT}{inside} = {made}")
-        if not any(re.search(rf"\b{name}\b", line) for line in self.lines[begin + len(header) :]):
-            # Only glue of the layers is in this stage, not the layers.
-            self.lines[begin : begin + len(header)] = [f"{space}for _ in range({len(loop.indices)}):"]
+        self._shorten(loop, space, begin, begin + len(header), list(names.values()))
         self._drop(loop.end, loop.end + 1, loop.end + STRIDE, space)
         self._blank()
 
-    def _turn(self, loop: Loop, space: str, template: str, region: Region | None) -> None:
+    def _shorten(self, loop: Loop, space: str, begin: int, body: int, names: list[str]) -> None:
+        """Leave out of a header what the body has no use for: of some layers, only glue may be in this stage."""
+        unused = [name for name in names if not any(re.search(rf"\b{name}\b", line) for line in self.lines[body:])]
+        if len(unused) == len(names):
+            self.lines[begin:body] = [space + turns(loop)]
+        elif unused:
+            kept = [line for line in self.lines[begin:body] if line.partition(" = ")[0].strip() not in unused]
+            self.lines[begin:body] = kept
+
+    def _turn(self, loop: Loop, space: str, region: Region | None) -> None:
         """The body of a loop, in regions where they differ from that around the loop."""
         ends = [*(statement.position for statement in loop.body[1:]), loop.end]
         for inner, group in _grouped(zip(loop.body, ends, strict=True), self._region):
             run = list(group)
             at = space if inner == region else self._enter(inner, space)
-            self._paragraphs([statement for statement, _ in run], at, template, run[-1][1], loop.end)
+            self._paragraphs([statement for statement, _ in run], at, run[-1][1], loop)
 
     def _blank(self) -> None:
         if self.lines and self.lines[-1] not in ("", self.header) and not self.lines[-1].endswith(":"):

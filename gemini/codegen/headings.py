@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gemini.codegen.program import Statement
@@ -20,10 +20,10 @@ class Paragraph:
     statements: list[Statement] = field(default_factory=list)
 
     @staticmethod
-    def split(run: Sequence[Statement], inside: str) -> list[Paragraph]:
+    def split(run: Sequence[Statement], inside: Mapping[str, str]) -> list[Paragraph]:
         """Paragraphs of a run; a few statements of an outer scope after an inner one stay with it.
 
-        Scopes are named relative to `inside`, the layer that a loop stands for.
+        Scopes are named relative to `inside`: the layers of a turn of a loop, and what they are called there.
         """
         groups: list[Paragraph] = []
         for statement in run:
@@ -62,7 +62,10 @@ def _returns(inner: str, outer: str) -> bool:
     return inner.startswith(f"{outer}.") or (not outer and bool(inner))
 
 
-def _relative(scope: str, inside: str) -> str:
-    if inside and scope == inside:
-        return ""
-    return scope.removeprefix(f"{inside}.") if inside else scope
+def _relative(scope: str, inside: Mapping[str, str]) -> str:
+    for layer, name in inside.items():
+        if scope == layer:
+            return name
+        if scope.startswith(f"{layer}."):
+            return f"{name}{'.' if name else ''}{scope.removeprefix(f'{layer}.')}"
+    return scope

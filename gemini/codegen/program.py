@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gemini.capture.forms import Path, Ref
+from gemini.codegen.skeleton import join
 from gemini.codegen.steps import Step
+
+ANYWHERE = -1  # the index of no layer in particular
 
 
 @dataclass(eq=False)
@@ -66,17 +69,24 @@ class Collected:
 
 @dataclass(eq=False)
 class Loop:
-    """Alike layers: `prefix.first`, `prefix.first + 1` …"""
+    """Alike layers: `prefix.first`, `prefix.first + 1` …, `width` of them a turn; or a module called repeatedly."""
 
     prefix: str
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  # of the first layer of each turn; ANYWHERE where every turn is of the same modules
     template: int  # the index whose steps are the body
     steps: list[Step]
+    width: int = 1
     carried: list[Carried] = field(default_factory=list)
     collected: list[Collected] = field(default_factory=list)
     body: list[Statement] = field(default_factory=list)
     start: int = 0
     end: int = 0
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers whose steps are the body."""
+        count = 0 if self.template == ANYWHERE else self.width
+        return tuple(join(self.prefix, str(self.template + at)) for at in range(count))
 
 
 Item = Statement | Loop
