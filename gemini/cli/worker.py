@@ -1,7 +1,7 @@
 """Serve a program on another host: parts of its model run in worker processes on this one.
 
 (umask 077; head -c 32 /dev/urandom | base64 > secret)           once; the same file on both hosts
-gemini worker --secret-file secret                               listens at 127.0.0.1:9000, for a tunnel or a test
+gemini worker --secret-file secret                               listens at 127.0.0.1:9000, for programs of this host
 gemini worker --secret-file secret --listen 10.0.0.2:9000        for other hosts of a network that you trust
 
 The program names it in its device mapping, as "10.0.0.2:9000/cpu", and finds the secret by GEMINI_SECRET_FILE.

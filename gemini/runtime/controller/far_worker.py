@@ -19,7 +19,7 @@ from gemini.runtime.hosts.connect import FarProcess, connect
 from gemini.runtime.hosts.sources import sources_of
 from gemini.runtime.memory.homes import Astray
 from gemini.runtime.memory.ledger import Ledger
-from gemini.runtime.protocol import Backward, Done, Fill, Forget, Forward, Install, Lodge
+from gemini.runtime.protocol import Backward, Done, Fill, Forget, Forward, Install, Lodge, Outputs
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.far_link import FarLink
 from gemini.runtime.transport.lanes import Lane
@@ -88,9 +88,12 @@ class FarWorker(Worker):
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
         """As always, after what the request relies on."""
-        return super().ask(
+        reply = super().ask(
             lambda: self._prepared(request() if callable(request) else request), what, descriptors, patience
         )
+        if not isinstance(reply, Outputs) or not any(reply.differentiable):  # nobody will ask for its backward
+            self._unit_of.pop(getattr(reply, "number", 0), None)
+        return reply
 
     def _prepared(self, request: Any) -> Any:
         """Tell what is new. The thread has the right to send, and goes on to send the request."""
@@ -100,6 +103,8 @@ class FarWorker(Worker):
             self._refresh(request.unit)
         elif isinstance(request, Backward):
             self._refresh(self._unit_of.get(request.call, -1))
+        elif isinstance(request, Lodge):
+            self._unit_of = {call: one for call, one in self._unit_of.items() if one in self.copies}
         elif isinstance(request, Install):
             for unit in request.units:
                 first, ledger = self.copies[unit]

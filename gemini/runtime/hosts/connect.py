@@ -19,7 +19,7 @@ from gemini.runtime.hosts.address import Address
 from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
 from gemini.runtime.transport.channel import ChannelClosed
 
-PATIENCE = 4.0  # seconds for each step of the meeting
+PATIENCE = 5.0  # seconds for each step of the meeting
 
 
 def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
@@ -35,7 +35,7 @@ def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[S
     try:
         session = prove(connection, secret, 0, PATIENCE)
         session.say({"versions": versions(), **request})
-        answer = session.hear(2 * PATIENCE)
+        answer = session.hear(PATIENCE)
         connection.settimeout(None)
     except Unproven as error:
         connection.close()

@@ -32,7 +32,7 @@ from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove
 from gemini.runtime.transport.channel import ChannelClosed
 
 ENTRY = "gemini.runtime.hosts.session"
-_PATIENCE = 4.0  # seconds for a stranger to prove itself
+_PATIENCE = 5.0  # seconds for a stranger to prove itself
 _AT_ONCE = 32  # strangers
 _FAREWELL = 3.0  # seconds in which a session may end by itself, and in which its controller may ask how it did
 _STACKS = 20_000  # characters
