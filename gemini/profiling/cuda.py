@@ -7,14 +7,12 @@ the host to get ahead, without waiting for each other anywhere else:
     host   │ pause │ calls 1…n │ pause │ calls n+1… │
     GPU            │ ·· pause ··│ 1 │ 2 │ … │ n │ ·· pause ··│ n+1 │ …       an event at each │
 
-How long the host needs, it learns from an earlier run of the same calls, or in the first from the calls so far; a host
-that needed longer than a pause has spoiled what came after it, and the run is to be repeated. The queue of a GPU holds
-about a thousand launches, and a full one stops the host; so a pause is followed by few enough calls.
+How long the host needs, it learns from an earlier run of the same calls. The queue of a GPU holds about a thousand
+launches, and a full one stops the host; so a pause is followed by few enough calls.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -29,8 +27,6 @@ _CYCLES_A_MS = 2_000_000  # of torch.cuda._sleep: at least a millisecond on ever
 _LONGEST_PAUSE = 200.0  # ms
 _QUEUE = 300  # launches after a pause, events included; an op may be two or three kernels
 _MARGIN = 1.3  # the pause over what the host needed before
-_GUESS = 0.1  # ms that the host takes for a launch, where nothing is known; with a margin of its own
-_GUESS_MARGIN = 1.6
 
 
 class CudaDevice(Device):
@@ -93,21 +89,11 @@ class CudaStopwatch(Stopwatch):
         self.entries: list[_Entry] = []
         self.places: dict[Hashable, int] = {}
         self.left = 0  # launches until the next pause
-        self.rate = _GUESS  # ms a launch
-        self.paused = 0.0  # s, when the last pause began
-        self.pause_ms = math.inf  # its length
-        self.late = False
-
-    @property
-    def is_spoiled(self) -> bool:
-        """Whether the host was late, so that the device has waited for it within a call."""
-        self._end_of_calls()
-        return self.late
 
     def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
         """Run a call between two events."""
-        if self.left <= 0:
-            self._pause(key)
+        if self.earlier is not None and self.left <= 0:
+            self._pause(self.earlier, key)
         self.left -= launches + 2
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(self.stream)
@@ -119,34 +105,20 @@ class CudaStopwatch(Stopwatch):
         self.entries.append(_Entry(key, begin, end, started, host_ms, launches))
         return result
 
-    def _pause(self, key: Hashable) -> None:
-        """Keep the device waiting for as long as the host is about to take for the next calls."""
-        self._end_of_calls()
+    def _pause(self, earlier: CudaStopwatch, key: Hashable) -> None:
+        """Keep the device waiting for as long as the host took for the next calls."""
+        first = last = earlier.places.get(key, -1)
+        if first < 0:
+            return
         self.left = _QUEUE
-        pause = min(_LONGEST_PAUSE, _MARGIN * self._needed(self.earlier, key))
-        self.paused, self.pause_ms = time.perf_counter(), pause
-        with torch.cuda.device(self.device):
-            torch.cuda._sleep(int(pause * _CYCLES_A_MS))
-
-    def _needed(self, earlier: CudaStopwatch | None, key: Hashable) -> float:
-        """The time of the host for the next calls (ms)."""
-        first = last = -1 if earlier is None else earlier.places.get(key, -1)
-        if earlier is None or first < 0:
-            return _GUESS_MARGIN * self.rate * _QUEUE
         total = 0
         while last + 1 < len(earlier.entries) and total < _QUEUE:
             total += earlier.entries[last].launches + 2
             last += 1
-        return (earlier.entries[last].started - earlier.entries[first].started) * 1e3 + earlier.entries[last].host_ms
-
-    def _end_of_calls(self) -> None:
-        """What was learnt from the calls since the last pause."""
-        if not self.entries or not self.paused:
-            return
-        taken = (self.entries[-1].started - self.paused) * 1e3 + self.entries[-1].host_ms
-        self.late |= taken > self.pause_ms
-        self.rate = taken / max(1, _QUEUE - self.left)
-        self.paused = 0.0
+        taken = (earlier.entries[last].started - earlier.entries[first].started) * 1e3
+        pause = min(_LONGEST_PAUSE, _MARGIN * (taken + earlier.entries[last].host_ms))
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(int(pause * _CYCLES_A_MS))
 
     def read(self) -> dict[Hashable, Span]:
         """Wait for the device, then read the events."""

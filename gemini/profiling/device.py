@@ -41,11 +41,6 @@ class Times:
 class Stopwatch(ABC):
     """Times calls, one after the other, with as little as possible between them."""
 
-    @property
-    def is_spoiled(self) -> bool:
-        """Whether the calls are to be timed again, with this stopwatch as the earlier one."""
-        return False
-
     @abstractmethod
     def time(self, key: Hashable, call: Callable[[], Result], launches: int = 1) -> Result:
         """Run a call and time it; on a device with a queue it makes about so many `launches`."""
@@ -78,8 +73,8 @@ class Device(ABC):
 
     @abstractmethod
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:
-        """A new stopwatch. On a device that runs behind an `earlier` one, of the same calls, tells how long the calling
-        thread takes; without it that is guessed, and may be guessed wrong."""
+        """A new stopwatch. A device that runs behind needs an `earlier` one, of the same calls, to know how long the
+        calling thread takes; without it only times of the calling thread are right."""
 
     @abstractmethod
     def watch(self) -> AbstractContextManager[MemoryWatch]:

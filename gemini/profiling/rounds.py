@@ -2,8 +2,8 @@
 
     survey │ pass │ step │ pass │ step │ …
 
-A device that runs behind the calling thread has a step first and, where the first pass shows that the thread takes
-longer than was guessed, one pass more. Where steps wait for the thread, that is read too, in turn with more steps.
+A device that runs behind the calling thread first has one pass more, from which it learns how long that thread takes.
+Where steps wait for the thread, that is read too, in turn with more steps.
 Where the model or a step does not fit on the device, passes go over single nodes.
 """
 
@@ -25,7 +25,7 @@ from gemini.profiling.walk import Walk
 if TYPE_CHECKING:
     from gemini.profiling.job import Profiling
 
-THREAD_RUNS = 4  # where the thread is the limit: processors that run ahead of nothing vary
+THREAD_RUNS, MOST_THREAD_RUNS, THREAD_MS = 4, 16, 600.0  # where the thread is the limit
 _WAITS = 0.1  # a step waits for the thread if at its end the thread waits no longer than this share for the device
 
 
@@ -57,14 +57,9 @@ class Rounds:
     def round(self, turn: int) -> None:
         """One pass and one step."""
         if self.pending:
-            is_first = self.earlier is None
-            if is_first and self.device.runs_behind and self._can_step:
-                self._steps(1)  # memory is taken from the system once
-            found = self._pass(turn)
-            if is_first and found.stopwatch.is_spoiled:
-                found.gradients.clear()
-                found = self._pass(turn)
-            self.passes.append(found)
+            if self.device.runs_behind and self.earlier is None:
+                self._pass(turn).gradients.clear()
+            self.passes.append(self._pass(turn))
         if self._can_step:
             self._steps(2 if self.device.runs_behind else 1)
             if self.is_limited_by_thread and self.is_complete:
@@ -114,9 +109,10 @@ class Rounds:
             self._does_not_fit()
 
     def _thread_runs(self) -> None:
-        """Steps and runs of the graph in one piece, in turn."""
-        job = self.job
-        for _ in range(THREAD_RUNS):
+        """Steps and runs of the graph in one piece, in turn; for a while, as processors are slow for a while."""
+        job, begin, count = self.job, self.device.now_ms(), 0
+        while count < THREAD_RUNS or (count < MOST_THREAD_RUNS and self.device.now_ms() - begin < THREAD_MS):
+            count += 1
             self.steps += [self.step.run(), self.step.run()]
             self.step.drop()
             run = ThreadRun(job.graph, job.inputs, self.device.torch_device)
