@@ -116,9 +116,16 @@ class Rounds:
             self.steps += [self.step.run(), self.step.run()]
             self.step.drop()
             run = ThreadRun(job.graph, job.inputs, self.device.torch_device)
-            with no_garbage_collection():
-                self.threads.append(run.measure())
-            self.step.drop()
+            try:
+                with no_garbage_collection():
+                    self.threads.append(run.measure())
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self.threads.clear()  # a graph that does not run in one piece: then passes must do
+                return
+            finally:
+                self.step.drop()
 
     def _does_not_fit(self) -> None:
         """From now on nodes run one at a time; what was read is dropped, so that all times are of one kind."""

@@ -42,9 +42,9 @@ class ThreadRun(GraphRun):
         self.results.clear()
         backward(output)
         del output
-        ends = [begin for begin, _ in self.begins[1:]] + [time.perf_counter()]
+        ends = [*(begin for begin, _ in self.begins[1:]), time.perf_counter()]
         back = dict.fromkeys(self.spent, 0.0)
-        for (begin, node), end in zip(self.begins, ends, strict=True):
+        for (begin, node), end in zip(self.begins, ends, strict=False):  # without a backward there is no beginning
             back[node] += end - begin
         return {node: Times(0.0, 0.0, ms * 1e3, back[node] * 1e3) for node, ms in self.spent.items()}
 

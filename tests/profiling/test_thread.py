@@ -95,6 +95,24 @@ def _taken(model: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
+def test_a_model_without_a_backward_has_forward_times() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).requires_grad_(False)
+    _, found = measured(model, (torch.randn(4, 4),))
+    assert all(times.forward_host > 0 and times.backward_host == 0 for times in found.values())
+    costs = profile(capture(model, (x := torch.randn(4, 4),)), (x,), device=QuickDevice(), cache=False)
+    assert costs.backward_ms == 0
+
+
+def test_a_graph_that_does_not_run_in_one_piece_is_read_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: ThreadRun) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(ThreadRun, "measure", fails)
+    model, args = Wide().train(), (torch.randn(64, 8),)
+    costs = profile(capture(model, args), args, device=QuickDevice(), cache=False)
+    assert all(node.source == "measured" and node.ms > 0 for node in costs if node.name in ("first", "dear", "last"))
+
+
 def test_where_the_thread_is_the_limit_its_times_add_up_to_a_step() -> None:
     torch.manual_seed(0)
     model, args = Wide().train(), (torch.randn(64, 8),)
