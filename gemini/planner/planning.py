@@ -63,7 +63,8 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     sizes = piece_sizes(batch.size, wish.micro_batches)
     piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
     graph = _captured(model, *piece, wish)
-    forms = prove_graph(graph, *piece)
+    with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
+        forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
     profile = _profiled(graph, *piece, wish)

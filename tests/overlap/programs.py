@@ -156,10 +156,11 @@ def samples_second(model: nn.Module, optimizer: torch.optim.Optimizer, step: int
 @program(Plain)
 def changed_after_the_call(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
-    logits = model(x)
+    scale = torch.ones(8, CLASSES, dtype=torch.float64)
+    logits = model(x.clone())
+    loss = F.cross_entropy(logits, y.clone()) + (logits.detach() * scale).sum()
     x.zero_()
-    loss = F.cross_entropy(logits, y)
-    y.zero_()
+    scale.numpy()[:] = 7
     return finish(loss, optimizer)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.deferred.pending import Pending
 from gemini.runtime.executor.request import Output, StepRequest, Whole
@@ -34,7 +36,8 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     """Look at a tape."""
     from gemini.splitting.tapes import prove
 
-    splitting = prove(plan.forms, tape, root, sum(sizes))
+    with torch.random.fork_rng(devices=[]):
+        splitting = prove(plan.forms, tape, root, sum(sizes))
     if splitting.reason:
         return Prepared(splitting.reason)
     needed = tape.needed_for(root)
