@@ -285,6 +285,23 @@ def several_reads(s: Session) -> None:
 
 
 @program()
+def parts_read_before_the_sum_is_differentiated(s: Session) -> None:
+    out = s.model(s.x)
+    ce, reg = F.cross_entropy(out, s.y), out.pow(2).mean()
+    loss = ce + 0.1 * reg
+    s.saw(ce.item(), reg.item(), loss.item())
+    step(s, loss)
+
+
+@program()
+def something_of_the_loss_read(s: Session) -> None:
+    loss = F.cross_entropy(s.model(s.x), s.y)
+    perplexity = loss.exp()
+    s.saw(perplexity.item())
+    step(s, loss)
+
+
+@program()
 def other_root_than_read(s: Session) -> None:
     out = s.model(s.x)
     s.saw(out.pow(2).mean().item())

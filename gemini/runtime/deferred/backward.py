@@ -7,22 +7,26 @@ of deferred tensors, several roots of one call) needs the call to be made eagerl
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.pending import WAITING, Pending
-from gemini.runtime.deferred.tensor import SPECIAL, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.tensor import SPECIAL, Deferred, deferred_in, place_of, real_of, replaced
 
 _backward: Any = torch.autograd.backward
 _grad: Any = torch.autograd.grad
+_of_tensor: Any = torch.Tensor.backward
 
 
 def install() -> None:
     """Have torch's own entry points know deferred tensors."""
     if torch.autograd.backward is _backward:
         torch.autograd.backward = backward
-        SPECIAL[torch.Tensor.backward] = _method
+        # Not by `__torch_function__`: modes are out of the way there, and ours could not be taken away.
+        torch.Tensor.backward = _method
         SPECIAL[_grad] = grad
 
 
@@ -57,10 +61,19 @@ def grad(
     return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
 
 
-def _method(
-    self: torch.Tensor, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+@functools.wraps(_of_tensor)
+def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    queue.tidy()
+    if isinstance(self, Deferred):
+        _from_deferred(self, *args, **kwargs)
+    else:
+        _of_tensor(self, *args, **kwargs)
+
+
+def _from_deferred(
+    tensor: Deferred, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
-    torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+    backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:

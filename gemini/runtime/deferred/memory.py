@@ -53,7 +53,10 @@ class Copies:
 
 def version_of(tensor: torch.Tensor) -> int:
     """How often it was written to, as far as torch knows."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # made in inference mode: nobody counts
+        return 0
 
 
 def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

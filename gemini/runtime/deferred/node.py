@@ -69,10 +69,12 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
             return (None,) * (count + 1)
         pending = answer.pending
         assert pending is not None
-        if torch.is_grad_enabled() or answer.gradients is None or pending.has_graph() or _is_batched(gradient):
-            keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        is_usual = not (torch.is_grad_enabled() or pending.has_graph() or _is_batched(gradient))
+        pending.arrived(answer.value, is_usual)
+        if answer.gradients is None or not is_usual:
             return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled(), keep))
-        found = answer.take(torch._C._autograd._get_current_graph_task_keep_graph())
+        found = answer.take(keep)
         factor = gradient.item()
         if factor != 1:
             found = [None if one is None else one.mul_(factor) for one in found]

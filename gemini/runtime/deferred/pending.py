@@ -62,6 +62,7 @@ class Pending:
         self._failures: dict[int, Failure] = {}
         self._result: StepResult | None = None
         self._ran_for = -1
+        self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
 
     # ── recording ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -137,7 +138,7 @@ class Pending:
         """Have a tensor as a part of the graph in which the root is computed."""
         value = tensor._value
         if self.state == WAITING:
-            if self.tape.metas[value].is_scalar() and self._root(value) == value:
+            if self._root(value) == value:
                 self.run(value)
             else:
                 self.resolve()
@@ -221,13 +222,19 @@ class Pending:
         operands = [one for one in self.tape.operands.values() if one.requires_grad]
         return [*self.work.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
 
+    def arrived(self, value: int, is_usual: bool) -> None:
+        """A gradient has come to a value of a step that has run: learn for which one it should have been run."""
+        self._arrived.add(value)
+        if self._arrived != {self._ran_for} or not is_usual:
+            is_single = is_usual and len(self._arrived) == 1 and self.tape.metas[value].is_scalar()
+            self.work.roots[hash(self.tape.signature())] = value if is_single else None
+
     def has_graph(self) -> bool:
         """Whether values of it are in a graph of their own, with the program's hooks."""
         return self._graph is not None
 
     def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, keep: bool) -> list[Any]:
         """Gradients of what is differentiable, from a graph made for it."""
-        self.work.misled.add(hash(self.tape.signature()))
         values = self._graph
         if values is None or create_graph:
             values = self._again()
@@ -270,12 +277,10 @@ class Pending:
         """The value to run the step for when `value` is read; None: the call is to be made first."""
         if any(dtype == "float16" for _, _, dtype in self.region.autocast):
             return None  # gradients of a loss that is not scaled yet would vanish
-        if hash(self.tape.signature()) in self.work.misled:
+        found = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
+        if not found:
             return None
-        if value >= 0 and self.tape.metas[value].is_scalar():
-            return value
-        found = [one for one in self.alive() if self.tape.metas[one].is_scalar()]
-        return max(found, default=None)
+        return self.work.roots.get(hash(self.tape.signature()), max(found))
 
     def _gradients(self, result: StepResult) -> list[Any]:
         inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]

@@ -47,7 +47,7 @@ def add(pending: Pending) -> None:
     if work.draws and not any(one.work.draws for one in waiting()):
         _state.generators = states()
     has_effects = work.draws or work.writes
-    _state.entries.append((lambda: pending) if has_effects else weakref.ref(pending, _tidy))
+    _state.entries.append((lambda: pending) if has_effects else weakref.ref(pending, tidy))
     _tell(True)
 
 
@@ -85,14 +85,14 @@ def running(pending: Pending) -> Iterator[None]:
     if is_first and work.draws:
         _check(pending)
     _state.busy += 1
+    _tell(False)
     try:
         yield
     finally:
         _state.busy -= 1
-        if is_first:
-            if work.draws:
-                _state.generators = states()
-            _tidy()
+        if is_first and work.draws:
+            _state.generators = states()
+        tidy()
 
 
 def _check(pending: Pending) -> None:
@@ -108,7 +108,7 @@ def _tell(are_waiting: bool) -> None:
         listener(are_waiting)
 
 
-def _tidy(_: object = None) -> None:
+def tidy(_: object = None) -> None:
     """Forget calls that have been made or dropped."""
     kept = []
     for entry in _state.entries:
@@ -116,5 +116,4 @@ def _tidy(_: object = None) -> None:
         if one is not None and one.state == "waiting":
             kept.append(entry)
     _state.entries = kept
-    if not kept:
-        _tell(False)
+    _tell(bool(kept) and not is_busy())

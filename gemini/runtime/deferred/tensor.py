@@ -201,7 +201,7 @@ def _may_record(types: Any, func: Any) -> bool:
 def _is_leaf(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, Deferred) and tensor._real is None:
         return not tensor.requires_grad
-    return bool((tensor._real if isinstance(tensor, Deferred) else tensor).is_leaf)
+    return bool(real_of(tensor).is_leaf)
 
 
 def on_real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -240,5 +240,5 @@ def replaced(value: Any, new: Callable[[Deferred], Any]) -> Any:
         return {key: replaced(part, new) for key, part in value.items()}
     if isinstance(value, (list, tuple)) and any(True for _ in deferred_in(value)):
         parts = [replaced(part, new) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)  # type: ignore[call-arg]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

@@ -97,5 +97,6 @@ class Work:
     draws: bool = False
     writes: bool = False
     failed: Callable[[Exception], None] = _nothing
-    # Tapes of earlier calls on which a run that was begun for an early read turned out to be for the wrong root.
-    misled: set[int] = field(default_factory=set)
+    # For tapes, by hash of their signature, on which a step was run for the wrong root when a value was read early:
+    # the root that was meant, or None where there was no single one.
+    roots: dict[int, int | None] = field(default_factory=dict)
