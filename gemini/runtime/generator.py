@@ -6,6 +6,7 @@ The state of the CPU's generator comes first and has always the same size; that 
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import torch
 
@@ -21,16 +22,17 @@ def get_state(device: Device | None = None, at: torch.device | None = None) -> b
 
 def set_state(state: bytes, device: Device | None = None, at: torch.device | None = None) -> None:
     """Put the generators of this process in a state."""
+    torch.default_generator.set_state(_tensor(state))
     size = _size()
-    torch.set_rng_state(torch.frombuffer(bytearray(state[:size]), dtype=torch.uint8))
     if device is not None and len(state) > size:
         device.set_generator(at or device.where, state[size:])
 
 
-_sizes: list[int] = []
+@functools.lru_cache(maxsize=4)  # call after call is made in one state, where nothing is drawn
+def _tensor(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state[: _size()]), dtype=torch.uint8)
 
 
+@functools.lru_cache(maxsize=1)
 def _size() -> int:
-    if not _sizes:
-        _sizes.append(len(torch.get_rng_state()))
-    return _sizes[0]
+    return len(torch.get_rng_state())

@@ -72,7 +72,6 @@ class Snapshot:
             return "an object in an attribute has changed"
         return ""
 
-
     def _are_modules_alike(self) -> bool:
         """Whether attributes, parameters and buffers are what they were, for certain."""
         try:
