@@ -236,3 +236,27 @@ def test_strict_raises_where_a_unit_is_refused_for_a_fault_of_ours(leg: str, is_
             assert torch.equal(model(x), expected)
     assert bool(managed.units) != is_ours
     assert set(managed.refused) == ({"1"} if leg else set())
+
+
+class Counts(nn.Module):
+    """Cannot run elsewhere, and has no modules inside that could."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.ones(4)), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.weight * self.calls
+
+
+def test_a_model_with_nothing_to_run_elsewhere_says_why(crew: Crew, capsys: Any) -> None:
+    model, x = nn.Sequential(Counts(), Counts()), torch.randn(2, 4)
+    managed = Managed(model, crew)
+    dispatch.manage(model, managed)
+    found = [model(x).detach() for _ in range(4)]
+    assert [float((one / x).mean().round()) for one in found] == [1.0, 4.0, 9.0, 16.0]
+    assert not managed.units
+    lines = [line for line in capsys.readouterr().err.splitlines() if "runs in this process" in line]
+    assert lines == [f"gemini: Sequential runs in this process: 1: {managed.refused['1']}"]
+    assert "attributes of a Counts have changed" in lines[0]

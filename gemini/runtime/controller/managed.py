@@ -77,7 +77,8 @@ class Managed:
             found.update(self._install(seen, place))
         used = {unit.worker.place for unit in found.values()}
         if not found:
-            self.say(f"{self.name} runs in this process: it calls no module that can run elsewhere")
+            reasons = [f"{name}: {why}" for name, why in self.refused.items()]
+            self.say(f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run elsewhere'][0]}")
         else:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
@@ -113,7 +114,11 @@ class Managed:
         """Units in the place of one that a worker has refused."""
         self.units.pop(unit.number, None)
         unit.leave()
-        return self._inside(unit, reason)
+        found = self._inside(unit, reason)
+        if not self.units:
+            first = reason.partition("\n")[0]
+            self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="no units")
+        return found
 
     def _inside(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
         self.refused[unit.name] = reason
