@@ -91,6 +91,7 @@ class Call:
     results: list[Result]
     traced: bool  # sizes of the batch are `Count`, not plain numbers
     random: bool = False
+    index: Hashable = None  # of the statement
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
 
     def given(self, at: int, name: str, default: Any = None) -> Any:

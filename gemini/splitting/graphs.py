@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
+from gemini.capture.assignments import TARGET as ASSIGN
 from gemini.capture.binding import Call, bind
 from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Node, TensorMeta
-from gemini.capture.values import follow
-from gemini.splitting.calls import Refused, Result, Value, leaves
+from gemini.capture.values import decode, follow
+from gemini.splitting.calls import Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.interpreter import Interpreter, Statement
 from gemini.splitting.rules.registry import short_name
 from gemini.step.splitting import Constant, Kind, Opaque, Sample
@@ -56,7 +57,19 @@ def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[
         return forms
     forms.interpreter.extend([statement_of(graph, node, forms.memo) for node in graph.nodes])
     settle_guards(forms.interpreter, graph)
+    _settle_assignments(forms.interpreter, graph)
     return forms
+
+
+def _settle_assignments(interpreter: Interpreter, graph: Graph) -> None:
+    """Attributes that the glue sets: the last micro-batch must leave what the whole batch would."""
+    for node in graph.nodes:
+        if node.target != ASSIGN:
+            continue
+        for leaf in leaves(decode(node.args, interpreter.read)):
+            varies = isinstance(leaf, (Count, Odd)) or (isinstance(leaf, Value) and not leaf.is_constant)
+            if varies and not interpreter.blocked:
+                interpreter.blocked = f"{node.name} keeps something of the batch in an attribute"
 
 
 def _order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
@@ -87,7 +100,7 @@ def _obstacle(graph: Graph) -> str:
 def _effects(graph: Graph) -> str:
     """What a run leaves behind: M runs would leave it M times."""
     for node in graph.nodes:
-        if node.changes and not _is_batch_norm(graph, node):
+        if node.changes and node.target != ASSIGN and not _is_batch_norm(graph, node):
             return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
         for ref in node.mutates:
             source = graph.nodes[ref.node]
@@ -98,7 +111,7 @@ def _effects(graph: Graph) -> str:
 
 def _is_batch_norm(graph: Graph, node: Node) -> bool:
     """Its own rule says what is wrong with it."""
-    if node.kind != "module":
+    if node.kind not in MODULES:
         return False
     return isinstance(graph.bound_model().get_submodule(node.target), torch.nn.modules.batchnorm._NormBase)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from gemini.capture.values import decode
 from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Result, Value, leaves
+from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
     Constant,
@@ -168,12 +169,13 @@ class Interpreter:
     def arguments(self, statement: Statement) -> tuple[Any, Any]:
         """(args, kwargs) with values in place of tensors."""
         if isinstance(statement.form, tuple):
-            args, kwargs = (decode(form, self._read) for form in statement.form)
+            args, kwargs = (decode(form, self.read) for form in statement.form)
         else:
-            args, kwargs = decode(statement.form, self._read)
+            args, kwargs = decode(statement.form, self.read)
         return args, kwargs
 
-    def _read(self, form: Any) -> Any:
+    def read(self, form: Any) -> Any:
+        """The value of a reference or a number."""
         from gemini.capture.forms import Number, Ref
         from gemini.splitting.numbers import number_kind
 
@@ -189,7 +191,7 @@ class Interpreter:
             return _spread(statement.run(self, statement), len(statement.results))
         args, kwargs = self.arguments(statement)
         call = Call(statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced)
-        call.random = statement.random
+        call.random, call.index = statement.random, statement.index
         found = self._judged(statement, call)
         if call.sizes:
             self.sizes[statement.index] = call.sizes
@@ -207,11 +209,11 @@ class Interpreter:
             raise Inherited(opaque.kind.reason)  # type: ignore[union-attr]
         rule = find_rule(statement.name)
         try:
-            if rule is None:
+            if rule is None and not concerns_order(call):
                 raise Refused("no rule says what it does with samples")
             if numbers and statement.name not in COUNTING:
                 raise Refused("it uses the number of samples")
-            found = rule(call)
+            found = arranged(call, rule) if concerns_order(call) else rule(call)
             _no_draws_apart(call, found)
             return found
         except Demand as demand:

@@ -6,6 +6,7 @@ anew in every run, so branches on contents or on the number of samples are no pr
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from gemini.capture.traces import Subject, first_mismatch, mark_batch, trace
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, leaves
 from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
-from gemini.step.splitting import Constant, Counted, Kind, Mean, Opaque
+from gemini.step.splitting import Arranged, Constant, Counted, Kind, Mean, Opaque
 
 _POINTWISE = (
     nn.Dropout, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU, nn.LeakyReLU,
@@ -37,6 +39,7 @@ _KNOWN: dict[type, str] = {
     nn.Embedding: "embedding", **dict.fromkeys(_POINTWISE, "relu"),
 }  # fmt: skip
 _SIZES = (2, 3)
+_HARMLESS = ("__new__", "__getattribute__", "__doc__", "__repr__", "__sizeof__", "__getnewargs__", "__format__")
 
 
 def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
@@ -52,6 +55,8 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
             raise _inherited(value.kind.reason)
     if module._forward_hooks or module._forward_pre_hooks:
         raise Refused("its hooks are not followed")
+    if any(isinstance(value.kind, Arranged) for value in varying):
+        return _row_by_row(graph, node, interpreter, statement, memo)
     found = _known(module, args, kwargs, statement)
     if found is not None:
         return found
@@ -59,6 +64,24 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
     if key not in memo:
         memo[key] = _attempt(graph, node, module, interpreter)
     return _outer(memo[key], given)
+
+
+def _row_by_row(
+    graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]
+) -> list[Kind]:
+    """Rows of a sort, each seen as a sample of its own."""
+    keys = {ref for form in (node.args, node.kwargs) for ref in refs(form)}
+    before = {key: interpreter.values[key] for key in keys}
+    rows = as_rows([value for value in before.values() if not value.is_constant])
+    results = [(key, row_result(result, rows.entries)) for key, result in statement.results]
+    try:
+        for key, value in before.items():
+            interpreter.values[key] = row_value(value)
+        found = open_leaf(graph, node, interpreter, replace(statement, results=results), memo)
+    finally:
+        interpreter.values.update(before)
+    kinds = found if isinstance(found, list) else [found] * len(results)
+    return [back(kind, rows) for kind in kinds]
 
 
 def _inherited(reason: str) -> Exception:
@@ -135,6 +158,7 @@ def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
 
     order: list[Value] = []
     calls = [ModelCall(*_arguments(node, interpreter, size, order)) for size in _SIZES]
+    Watched.used = False
     saved = Saved(module)
     region = node.region
     traces = []
@@ -145,6 +169,8 @@ def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
                 traces.append(trace(subject, call.tensors, make_granularity(module, None, ())))
     finally:
         saved.restore()
+    if Watched.used:
+        raise Refused("it is given the number of samples, and uses it")
     mismatch = first_mismatch(traces[0], traces[1])
     if mismatch is not None:
         raise Refused(f"inside {mismatch[0].name}: {mismatch[1]}")
@@ -161,13 +187,14 @@ def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
             made.known = outer.known
             inside.alias[Ref(one.id)] = str(places[one.id])
         inside.extend([made])
+    found = _results(inner, inside)
     _guards(inner, inside)
     for effect in tracer.nodes:
         if effect.changes or any(tracer.nodes[ref.node].is_source for ref in effect.mutates):
             raise Refused(f"inside it, {effect.name} writes what is not its own")
     if inside.blocked:
         raise Refused(f"inside it, {inside.blocked}")
-    return _results(inner, inside)
+    return found
 
 
 def _entered(region: Any) -> Any:
@@ -181,8 +208,30 @@ def _entered(region: Any) -> Any:
     return stack
 
 
+class Watched(int):
+    """A number of samples that a leaf is given. It may be handed on; using it is noticed."""
+
+    used = False
+
+
+def _noticing(name: str) -> Any:
+    original = getattr(int, name)
+
+    def method(self: Watched, *rest: Any) -> Any:
+        Watched.used = True
+        return original(self, *rest)
+
+    return method
+
+
+for _name in vars(int):
+    if _name not in _HARMLESS and callable(getattr(int, _name)):
+        setattr(Watched, _name, _noticing(_name))
+
+
 def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
     """Arguments like those of the node, for a number of samples."""
+    from gemini.splitting.graphs import SAMPLES
     from gemini.splitting.numbers import number_kind
 
     order.clear()
@@ -194,7 +243,9 @@ def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Valu
             return _made(value, size)
         if isinstance(form, Number):
             number = number_kind(form.expr, interpreter.values)
-            if isinstance(number, (int, float)) and not isinstance(number, Count):
+            if isinstance(number, Count):
+                return Watched(number // SAMPLES * size)
+            if isinstance(number, (int, float)):
                 return number
         raise Refused("it is given a number, or an object of the model, that depends on the batch")
 

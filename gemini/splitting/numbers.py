@@ -8,7 +8,7 @@ from typing import Any
 from gemini.capture.forms import refs
 from gemini.capture.numbers import ARITHMETIC, Expr
 from gemini.splitting.calls import Count, Fixed, Odd, Value
-from gemini.step.splitting import Constant, Positions, Sample
+from gemini.step.splitting import Arranged, Constant, Positions, Sample
 
 _LINEAR = ("add", "sub")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
@@ -43,6 +43,8 @@ def _read(expr: Expr, value: Value) -> Any:
 def _batch_dim(value: Value) -> Any:
     if isinstance(value.kind, (Sample, Positions)):
         return value.kind.dim
+    if isinstance(value.kind, Arranged):
+        return 0 if value.kind.role not in ("tally", "offsets") else None
     return None if not hasattr(value.kind, "reason") else value.sized
 
 

@@ -10,6 +10,7 @@ Every value of a step is one of these, seen from its micro-batches:
 | Constant   | that of any micro-batch                                                               |
 | Sample     | those of the micro-batches, one after the other in a dimension                        |
 | Positions  | 0, 1, 2 … : each run numbers its own samples                                          |
+| Arranged   | sorted, each run for itself, and not yet put back in order                            |
 | Partial    | their sum                                                                             |
 | Mean       | their sum, each times its share of the batch; the shares add up to one                |
 | Opaque     | not to be had from them                                                               |
@@ -73,6 +74,20 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Arranged:
+    """Part of a run in which rows of all samples are sorted, worked on, and put back (experts).
+
+    `role`: `keys` and `rows` are in sorted order; `order` says where they were; `inverse` where they went; `numbers` are
+    0, 1, 2 …; `tally` and `offsets` say how many rows there are of each key.
+    """
+
+    role: str
+    order: Hashable
+    entries: int  # rows a sample
+    divisor: int = 1  # an order of rows, of which so many share a source
+
+
+@dataclass(frozen=True)
 class Partial:
     """Additive over micro-batches."""
 
@@ -91,7 +106,7 @@ class Opaque:
     reason: str
 
 
-Kind = Constant | Sample | Positions | Partial | Mean | Opaque
+Kind = Constant | Sample | Positions | Arranged | Partial | Mean | Opaque
 
 
 class Known(Protocol):

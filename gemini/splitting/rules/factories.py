@@ -7,7 +7,7 @@ from typing import Any
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Positions, Sample
+from gemini.step.splitting import Arranged, Kind, Positions, Sample
 
 
 def _from_sizes(call: Call, sizes: list[Any]) -> Kind:
@@ -72,7 +72,8 @@ def arange(call: Call) -> Kind:
         numbers.append(call.kwargs["end"])
     end = numbers[-1] if len(numbers) <= 2 else None  # noqa: PLR2004
     start = numbers[0] if len(numbers) == 2 else call.kwargs.get("start", 0)  # noqa: PLR2004
-    plain = isinstance(end, Count) and end == call.samples and not isinstance(start, (Count, Odd)) and start == 0
+    plain = isinstance(end, Count) and end % call.samples == 0 and not isinstance(start, (Count, Odd)) and start == 0
     if not plain or call.kwargs.get("step", 1) != 1:
         raise Refused("arange up to a number that depends on the number of samples")
-    return Positions(0)
+    entries = end // call.samples
+    return Positions(0) if entries == 1 else Arranged("numbers", None, entries)

@@ -10,22 +10,29 @@ from typing import Any
 
 import torch
 
-from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Value, axis, leaves
+from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis, leaves
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import Kind, Mean, Partial, Positions, Sample
+from gemini.step.splitting import Constant, Kind, Positions, Sample
 
 
 def _items(index: Any, rank: int) -> list[Any]:
     """The index with its ellipsis written out: an item a dimension, None for new ones."""
-    items = list(index) if isinstance(index, tuple) else [index]
-    if any(isinstance(item, list) for item in items):
-        raise Refused("indexing by a list")
+    items = [_listed(item) for item in (index if isinstance(index, tuple) else (index,))]
     used = sum(_consumed(item) for item in items if item is not None and item is not Ellipsis)
     at = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
     rest = [item for item in items[at + 1 :]]
     return [*items[:at], *[slice(None)] * (rank - used), *rest]
+
+
+def _listed(item: Any) -> Any:
+    """A list of numbers is a constant tensor."""
+    if not isinstance(item, list):
+        return item
+    if not all(type(part) is int for part in item):
+        raise Refused("indexing by a list")
+    return Value("list", Constant(), (len(item),), torch.int64)
 
 
 def _consumed(item: Any) -> int:

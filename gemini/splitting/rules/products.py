@@ -98,7 +98,10 @@ def rmatmul(call: Call) -> Kind:
 @rule("baddbmm", "addmm", "addbmm_", "addmv")
 def added(call: Call) -> Kind:
     """`c + a @ b`."""
-    extra, left, right = call.args[:3]
+    extra = call.first
+    left = call.given(1, "batch1", call.kwargs.get("mat1", call.kwargs.get("mat")))
+    right = call.given(2, "batch2", call.kwargs.get("mat2", call.kwargs.get("vec")))
+    call.constant((call.kwargs.get("beta"), call.kwargs.get("alpha")))
     kind = _product(call, left, right) if not (left.is_constant and right.is_constant) else None
     rank = len(call.out().shape)
     if kind is None:

@@ -133,7 +133,7 @@ def unfold(call: Call) -> Kind:
     """Windows along a dimension (a method of Tensor), or the patches of images (a function)."""
     value = call.first
     kind = call.sample(value)
-    if "kernel_size" in call.kwargs or isinstance(call.given(1, "kernel_size"), (tuple, list)) or len(call.args) < 4:  # noqa: PLR2004
+    if "dimension" not in call.kwargs and (len(call.args) < 4 or isinstance(call.args[1], (tuple, list))):  # noqa: PLR2004
         if kind.dim == 0 and value.rank == 4:  # noqa: PLR2004
             return kind
         raise Refused("unfold of images whose first dimension is not the samples")
