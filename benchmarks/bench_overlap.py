@@ -6,8 +6,8 @@ Two workers of one thread each; the optimizer's step is excluded on all sides; r
 machine is noisy for everybody. The ceiling: two processes, each with half of the micro-batches of the unsplit model.
 torch gets stages of equal layer counts, as its users cut them.
 
-Limits, on a quiet machine: gpt no slower than the best of torch's schedules and within 1.10 of the ceiling; head, t5 and
-unet at least 1.2 times as fast as torch's best; the controller's own work under 3 ms a step.
+Limits, on a quiet machine: gpt no slower than the best of torch's schedules and within 1.10 of the ceiling; head, t5
+and unet at least 1.2 times as fast as torch's best; the controller's own work under 3 ms a step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from overlap_models import WORKLOADS, Workload
+from overlap_models import WORKLOADS
 from overlap_peers import CHAINS, Pair, half, torch_ranks
 
 from gemini.capture.binding import bind
@@ -75,9 +75,7 @@ class Ours:
 
     def _request(self, piped: Piped) -> StepRequest:
         sizes = (1,) * self.count
-        inputs = inputs_of(
-            piped.wiring, self.model, bind(self.model, (self.batch,), {}), {id(self.batch): 0}, sizes
-        )
+        inputs = inputs_of(piped.wiring, self.model, bind(self.model, (self.batch,), {}), {id(self.batch): 0}, sizes)
         (port,) = (port.name for port in piped.wiring.results.values())
         region = Region.current()
         ops, logits = [], 0

@@ -1,12 +1,14 @@
+# ruff: noqa: D101, D102
 """Models of the overlap benchmark, each a list of blocks that hand a tuple of tensors on.
 
-So the same model can be cut by anyone: by us wherever its graph allows, by the user of a chain of stages between blocks.
+So the same model can be cut by anyone: by us wherever its graph allows, by users of a chain of stages between blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -182,7 +184,7 @@ def in_equal_parts(model: Blocks, count: int) -> list[Part]:
     """Stages with as many layers each, as users of a chain cut; what is before and after goes to the ends."""
     first, *layers, last = model.blocks
     cuts = [round(at * len(layers) / count) for at in range(count + 1)]
-    parts = [list(layers[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    parts = [list(layers[begin:end]) for begin, end in pairwise(cuts)]
     parts[0].insert(0, first)
     parts[-1].append(last)
     return [Part(part) for part in parts]

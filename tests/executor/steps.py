@@ -158,7 +158,9 @@ def eager(model: nn.Module, args: tuple[Any, ...], script: Script, kwargs: Any =
     return loss.detach(), found
 
 
-def compare(result: StepResult, model: nn.Module, loss: torch.Tensor, wanted: dict[str, Any], within: float = 1e-9) -> None:
+def compare(
+    result: StepResult, model: nn.Module, loss: torch.Tensor, wanted: dict[str, Any], within: float = 1e-9
+) -> None:
     """Assert that a step gave the same loss and the same gradients."""
     assert result.root is not None
     torch.testing.assert_close(result.root, loss, rtol=within, atol=within)
@@ -173,5 +175,7 @@ def compare(result: StepResult, model: nn.Module, loss: torch.Tensor, wanted: di
             assert gradient is None or not gradient.any(), name
             continue
         assert gradient is not None, f"{name} has no gradient"
-        torch.testing.assert_close(gradient, want.to_dense(), rtol=within, atol=within, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            gradient, want.to_dense(), rtol=within, atol=within, msg=lambda m, n=name: f"{n}: {m}"
+        )
     assert not found

@@ -121,7 +121,11 @@ def classes(*shape: int, of: int = 3) -> torch.Tensor:
 
 def cross(targets, dims: tuple[int, int] | None = None) -> Script:
     def body(outputs, operand, call):
-        logits = call(torch.Tensor.movedim, outputs[0], -1, 1) if dims is None else call(torch.Tensor.movedim, outputs[0], *dims)
+        logits = (
+            call(torch.Tensor.movedim, outputs[0], -1, 1)
+            if dims is None
+            else call(torch.Tensor.movedim, outputs[0], *dims)
+        )
         return call(F.cross_entropy, logits, operand(targets), mean=True)
 
     return Script(body)

@@ -101,7 +101,10 @@ def test_recomputation(made, crew: Crew, recompute) -> None:
 
 def test_orders_of_actions(made, crew: Crew) -> None:
     """A plan need not be a SchedPlan, nor have a stage always in the same place among its neighbours."""
-    rows = [["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B1", "0B0"], ["1F0", "2F0", "1F1", "2F1", "2B0", "2B1", "1B1", "1B0"]]
+    rows = [
+        ["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B1", "0B0"],
+        ["1F0", "2F0", "1F1", "2F1", "2B0", "2B1", "1B1", "1B0"],
+    ]
     check(made, crew, rows, 4, (4, 4))
 
 

@@ -3,8 +3,8 @@
     install    connections between workers, generated text, live stages; tensors of the model are in shared memory
     run        inputs to the workers that read them ─► all workers at once ─► loss, gradients, handles of outputs
 
-A step is a transaction: where a stage raises or a worker fails, nothing has changed. What a stage raises is raised here,
-with a note of stage, micro-batch, module and generated line.
+A step is a transaction: where a stage raises or a worker fails, nothing has changed. What a stage raises is raised
+here, with a note of stage, micro-batch, module and generated line.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemini.capture.regions import Region
-from gemini.errors import InvalidPlanError, WorkerError
+from gemini.errors import InvalidPlanError
 from gemini.runtime import settings
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import annotated
@@ -31,11 +32,34 @@ from gemini.runtime.executor.lowering import Lowered, lower
 from gemini.runtime.executor.mesh import connect
 from gemini.runtime.executor.messages import Abandon, Fetch, Retire, Sources, Stages, Step, Stepped, Tasks
 from gemini.runtime.executor.request import Each, Event, Output, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.transport.modules import bare
 from gemini.step.program import Loss, StepProgram
 
+# Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
+_retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
+
+
+class _Part:
+    """What the controller knows of the part of a program that one worker has."""
+
+    def __init__(self, program: StepProgram, place: int, stages: Sequence[nn.Module]) -> None:
+        self.numbers = program.stages_of(place)
+        interfaces = [program.interfaces[at] for at in self.numbers]
+        self.reads = dict.fromkeys(port.name for one in interfaces for port in one.inputs if port.source is None)
+        self.makes = {port.name for one in interfaces for port in one.outputs}
+        self._held = [(at, list(stages[at].modules()), list(stages[at].parameters())) for at in self.numbers]
+        self.told: Any = None
+
+    def news(self) -> Any:
+        """Training flags and frozen parameters, if the worker does not know them yet."""
+        now = [(at, [m.training for m in modules], [p.requires_grad for p in own]) for at, modules, own in self._held]
+        if now == self.told:
+            return None
+        self.told = now
+        return now
 
 
 class Executor:
@@ -50,22 +74,25 @@ class Executor:
         self.crew, self.household, self.program = crew, household, program
         self.workers = crew.workers[: program.nworkers]
         self.number = next(_numbers)
-        self._lowered: dict[Hashable, tuple[int, Lowered, frozenset[str]]] = {}
-        self._told: dict[int, Any] = {}
+        self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
+        self._parts: dict[int, _Part] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
-        weakref.finalize(self, _retire, list(self.workers), self.number).atexit = False
+        self._retired = _retired.setdefault(crew, deque())
+        when_gone(self, partial(self._retired.append, self.number))
 
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
     def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
         """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
         self.stages = list(stages)
         self._lowered.clear()
-        self._told.clear()
+        gone = [self._retired.popleft() for _ in range(len(self._retired))]
+        for worker in self.crew.workers if gone else ():
+            done(worker, Retire(worker.next_number(), gone), "forget stages")
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
-            held = [t for at in numbers for t in (*stages[at].parameters(), *stages[at].buffers())]
-            self.household.bring_home(held, worker.device)
+            tensors = [t for at in numbers for t in (*stages[at].parameters(), *stages[at].buffers())]
+            self.household.bring_home(tensors, worker.device)
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
             done(worker, Sources(worker.next_number(), texts), "take generated text")
@@ -74,14 +101,14 @@ class Executor:
             done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws
             ), "take stages")  # fmt: skip
-        for stage in stages:
-            for parameter in stage.parameters():
-                for worker in self.workers:
-                    number = worker.link.held.get(id(parameter))
-                    if number is not None:
-                        self._parameters[number] = parameter
+        held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
+        for worker in self.workers:
+            self._parameters.update(
+                (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
+            )
+            self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
 
-    def _kind(self, loss: Loss | None) -> tuple[int, Lowered, frozenset[str]]:
+    def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
         """What workers do in steps with such a loss; they are told once."""
         key: Hashable = None
         if loss is not None:
@@ -97,8 +124,7 @@ class Executor:
                     worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
                     lowered.loss_stage,
                 ), "take a plan")  # fmt: skip
-            made = {port.name for each in self.program.interfaces for port in each.outputs}
-            self._lowered[key] = number, lowered, frozenset(made)
+            self._lowered[key] = number, lowered
         return self._lowered[key]
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -111,9 +137,8 @@ class Executor:
             )
         if request.loss is None and self.program.is_training:
             raise InvalidPlanError("a plan with backward actions needs a loss\n    → use program.forward_only()")
-        key, lowered, made = self._kind(request.loss)
-        step = next(_numbers)
-        requests = {worker: self._request(worker, request, key, step, lowered, made) for worker in self.workers}
+        kind, step = self._kind(request.loss), next(_numbers)
+        requests = {worker: self._request(worker, request, kind, step) for worker in self.workers}
         replies = Chorus(self.workers).ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
             lambda number: Abandon(number, step), request.patience,
@@ -121,58 +146,38 @@ class Executor:
         self._check(replies)
         return self._result(replies, request, step)
 
-    def _request(
-        self, worker: Worker, request: StepRequest, key: int, step: int, lowered: Lowered, made: frozenset[str]
-    ) -> Step:
+    def _request(self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int) -> Step:
         """The step for one worker: only what its stages read."""
-        stages = self.program.stages_of(worker.place)
-        read = dict.fromkeys(
-            port.name for at in stages for port in self.program.interfaces[at].inputs if port.source is None
-        )
-        inputs, numbers, operands, tensors = [], [], [], []
-        for name in read:
+        part, (key, lowered) = self._parts[worker.place], kind
+        inputs, numbers, operands = [], [], []
+        tensors: list[torch.Tensor] = []
+        for name in part.reads:
             value = request.inputs[name]
             if isinstance(value, Each):
                 numbers.append((name, list(value.values)))
             else:
                 inputs.append((name, value.dim, len(tensors)))
                 tensors.append(value.tensor)
-        if any(task.has_loss for task in lowered.tasks[worker.place]) and request.loss is not None:
+        if request.loss is not None and lowered.loss_stage in part.numbers:
             for number in request.loss.operands:
                 whole: Whole = request.operands[number]
                 operands.append((number, whole.dim, len(tensors)))
                 tensors.append(whole.tensor)
-        keep = [
-            name
-            for name in request.keep
-            if name in made and any(port.name == name for at in stages for port in self.program.interfaces[at].outputs)
-        ]
         dropped = self._dropped[worker.place]
         return Step(
-            worker.next_number(), step, key, _told_region(request.region), self._state(worker, stages),
-            tuple(request.sizes), inputs, numbers, operands,
-            {at: shares for at, shares in request.stage_shares.items() if at in stages}, request.op_shares, keep,
-            request.generator, [dropped.popleft() for _ in range(len(dropped))], tensors,
+            worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
+            numbers, operands, {at: each for at, each in request.stage_shares.items() if at in part.numbers},
+            request.op_shares, [name for name in request.keep if name in part.makes], request.generator,
+            [dropped.popleft() for _ in range(len(dropped))], tensors,
         )  # fmt: skip
-
-    def _state(self, worker: Worker, stages: list[int]) -> Any:
-        """Training flags and frozen parameters that the worker does not know yet."""
-        now = []
-        for at in stages:
-            stage = self.stages[at]
-            training = [module.training for module in stage.modules()]
-            now.append((at, training, [parameter.requires_grad for parameter in stage.parameters()]))
-        if self._told.get(worker.place) == now:
-            return None
-        self._told[worker.place] = now
-        return now
 
     def _check(self, replies: dict[Worker, Any]) -> None:
         """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
         failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
         if not failed and len(replies) == len(self.workers):
             return
-        self._told.clear()
+        for part in self._parts.values():
+            part.told = None
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
                 text = f"in worker {worker.place}, {reply.scope}"
@@ -234,7 +239,7 @@ class Executor:
 
     def _places(self, name: str) -> list[int]:
         if name.startswith("#"):
-            stages = {lowered.loss_stage for _, lowered, _ in self._lowered.values() if lowered.loss is not None}
+            stages = {lowered.loss_stage for _, lowered in self._lowered.values() if lowered.loss is not None}
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
         return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
@@ -259,12 +264,3 @@ def _summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
     for _, part in parts[1:]:
         total = total.add_(part) if total.layout is part.layout is torch.strided else total + part
     return total
-
-
-def _retire(workers: list[Worker], number: int) -> None:
-    for worker in workers:
-        if not worker.loss:
-            try:
-                worker.ask(Retire(worker.next_number(), [number]), "forget stages")
-            except (WorkerError, OurFault):
-                continue

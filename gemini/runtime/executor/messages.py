@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gemini.runtime import protocol
+import gemini.runtime.protocol  # noqa: F401 - its messages first
 from gemini.runtime.transport.link import Link
 
 
@@ -150,4 +150,4 @@ class Parcel(NamedTuple):
     tensors: list[Any]
 
 
-Link.plain = protocol.Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, Parcel)}
+Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, Parcel)}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gemini.capture.binding import Call
 from gemini.capture.regions import Region
+from gemini.capture.values import decode
 from gemini.pipe.wiring import Caller
 from gemini.runtime.memory.gone import when_gone
 from gemini.step.program import Loss
@@ -90,13 +92,7 @@ class Stay:
 
     def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
         self.step = step
-        when_gone(self, *(_appender(one, step) for one in dropped))
-
-
-def _appender(where: deque[int], step: int) -> Callable[[], Any]:
-    import functools
-
-    return functools.partial(where.append, step)
+        when_gone(self, *(partial(one.append, step) for one in dropped))
 
 
 @dataclass
@@ -110,16 +106,14 @@ class StepResult:
     outputs: dict[str, Output]  # by port; values of the tape as '#number'
     generator: bytes
     trace: list[Event]
-    stay: weakref.ref[Stay] | None = None
 
 
 def inputs_of(
     wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int]
 ) -> dict[str, Whole | Each]:
     """The values of all ports that come with a call; `dims` by identity of its tensors."""
-    from gemini.capture.values import tensors
-
-    total, found = sum(sizes), {}
+    total = sum(sizes)
+    found: dict[str, Whole | Each] = {}
     caller = Caller(wiring, model, bound)
     numbers = []
     for port in wiring.from_call:
@@ -138,14 +132,10 @@ def inputs_of(
                 each[port.name].append(one.read_port(port))
             start += size
         found.update({name: Each(tuple(values)) for name, values in each.items()})
-    del tensors
     return found
 
 
 def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
-    from gemini.capture.binding import Call
-    from gemini.capture.values import decode
-
     call = Call((), bound)
 
     def piece(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@
     B   gradients of outputs ─► autograd ─► gradients of inputs, sent at once ─► weight gradients
     I   the same without the weight gradients, which wait for W
 
-A backward action leaves weight gradients in the store and sends what an earlier stage waits for before it computes them,
-so a whole backward is I and W in one, too.
+A backward action leaves weight gradients in the store and sends what an earlier stage waits for before it computes
+them, so a whole backward is I and W in one, too.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class StepRun:
         queue: deque[Later] = deque()
         if roots:
             self._run_backward(task, stage, roots, queue)
-        self._send_gradients(task, stage, kept)
+        self._send_gradients(task, kept)
         letter = LETTERS[task.kind]
         if letter == "B":
             settle(queue, self.gradients)
@@ -304,11 +304,11 @@ class StepRun:
         self._run_stage(task, stage, given, kept, saves=True)
         stage.restore_buffers(saved)
 
-    def _send_gradients(self, task: Task, stage: LiveStage, kept: Kept) -> None:
+    def _send_gradients(self, task: Task, kept: Kept) -> None:
         parts: dict[str, list[tuple[int, torch.Tensor | None]]] = {}
         for (name, reader), leaf in kept.leaves.items():
             parts.setdefault(name, []).append((reader, leaf.grad))
-        sent = set()
+        sent: set[str] = set()
         for peer, names in task.sends:
             found = [(name, reader, grad) for name in names for reader, grad in parts.get(name, ())]
             sent.update(name for name, _, _ in found)

@@ -15,6 +15,7 @@ from gemini.runtime import settings
 from gemini.runtime.exceptions import portable
 from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
+from gemini.runtime.executor.keeping import keep_freed_memory
 from gemini.runtime.executor.messages import (
     Abandon,
     Connect,
@@ -51,6 +52,7 @@ class Steps:
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
         self.last: tuple[int, Before] | None = None  # a step that may yet have to be undone
         store_ops.install()
+        keep_freed_memory()
 
     def next(self) -> tuple[Any, list[int]] | None:
         """A request that came in the middle of a step."""

@@ -74,7 +74,7 @@ def _add(parameter: Tensor, part: Tensor, sums: Gradients) -> None:
 
 
 # ── convolution ────────────────────────────────────────────────────────────────────────────────────────────────────
-def _convolution(
+def _convolution(  # noqa: PLR0917
     dims: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
 ) -> Tensor:  # fmt: skip
@@ -98,7 +98,7 @@ def _each(value: Any, dims: int) -> list[int]:
 
 class _Convolution(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, shifts: list[list[int]], groups: int
     ) -> Tensor:
         ctx.save_for_backward(given)
@@ -118,7 +118,7 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]
         return back, own, offset, None, None
 
 
-def _convolution_backward(
+def _convolution_backward(  # noqa: PLR0917
     gradient: Tensor, given: Tensor, weight: Tensor, bias: Tensor | None, shifts: list[list[int]], groups: int,
     mask: list[bool],
 ) -> Any:  # fmt: skip
@@ -135,7 +135,7 @@ def _add_convolution(weight: Tensor, bias: Tensor | None, run: Callable[..., Any
 
 
 # ── embedding ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def embedding(
+def embedding(  # noqa: PLR0917
     input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:  # fmt: skip
