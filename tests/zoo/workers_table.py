@@ -60,6 +60,12 @@ def _versions(rows: list[Row]) -> list[str]:
     counts = Counter((row["code"], row["torch"], row["transformers"]) for row in rows)
     codes = len({row["code"] for row in rows})
     said = "All rows are of one version of the code." if codes == 1 else f"Rows are of {codes} versions of the code."
+    older = sum("bits" not in row for row in rows)
+    if older:
+        said += (
+            f" {older} of them are older and were judged by a looser rule: without SGD, weights relative to at least 1,"
+            " gradients to at least a thousandth of the model's largest."
+        )
     return [
         said,
         *(
@@ -112,7 +118,7 @@ def _line(row: Row) -> str:
 
 def _size(row: Row, key: str) -> str:
     if f"bits{key}" not in row:
-        return "–"
+        return "–" if key else f"{row.get('worst', 0):.0e}, an older row"
     noise = f", {row[f'noise{key}']} noise" if row.get(f"noise{key}") else ""
     order = ", order" if row.get(f"order{key}") is True else ""
     return "bits" if row[f"bits{key}"] else f"{row[f'worst{key}']:.0e}{order}{noise}"
