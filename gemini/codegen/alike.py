@@ -10,7 +10,7 @@ the unit itself keeps its place, and one into the unit before it becomes a value
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,10 @@ class Unit:
 class Alike:
     """Finds out which units of a stage are alike, and makes loops of them."""
 
-    def __init__(self, graph: Graph, paths: Paths, steps: list[Step], leaving: list[Ref]) -> None:
-        self.graph, self.paths = graph, paths
+    def __init__(
+        self, graph: Graph, paths: Paths, steps: list[Step], leaving: list[Ref], apart: Collection[int] = ()
+    ) -> None:
+        self.graph, self.paths, self.apart = graph, paths, apart
         self.leaving: dict[int, list[Ref]] = {}
         for ref in leaving:
             self.leaving.setdefault(ref.node, []).append(ref)
@@ -147,6 +149,8 @@ class Alike:
         node = step.node
         if node is None or plain.node is None:
             return f"a number for another stage: {id(step)}"
+        if node.id in self.apart:
+            return f"a node like no other: {node.id}"
         target = self._reached(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
         facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
         made = [(source, path) for source, path in node.outputs if source != "inner"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemini.capture.forms import Ref
@@ -35,8 +36,13 @@ class StageCode:
     buffers: tuple[str, ...]
 
 
-def generate(graph: Graph, partition: Partition) -> tuple[StageCode, ...]:
-    """The stages of a partitioned graph as Python sources."""
+def generate(
+    graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None
+) -> tuple[StageCode, ...]:
+    """The stages of a partitioned graph as Python sources.
+
+    `shares`: nodes whose result is weighed by the share of a micro-batch, and the place of each in `stage.shares`.
+    """
     partition.validate(graph)
     reads, namer = stage_reads(graph, partition), Namer(graph)
     made = interfaces_of(graph, partition, reads, namer)
@@ -44,24 +50,30 @@ def generate(graph: Graph, partition: Partition) -> tuple[StageCode, ...]:
     codes = []
     for interface, skeleton in zip(made, held, strict=True):
         steps = stage_steps(graph, reads, interface)
-        codes.append(_Stage(graph, namer, interface, skeleton).code(steps, partition))
+        flagged = {step.node.id for step in steps if step.node is not None} & set(shares or ())
+        own = dict(shares or {}) if flagged else {}
+        codes.append(_Stage(graph, namer, interface, skeleton, own).code(steps, partition))
     return tuple(codes)
 
 
 class _Stage:
     """The making of one stage."""
 
-    def __init__(self, graph: Graph, namer: Namer, interface: Interface, skeleton: Skeleton) -> None:
+    def __init__(
+        self, graph: Graph, namer: Namer, interface: Interface, skeleton: Skeleton, shares: Mapping[int, int]
+    ) -> None:
         self.graph, self.namer, self.interface, self.skeleton = graph, namer, interface, skeleton
+        self.shares = shares
         self.imports = Imports(port.name for port in interface.inputs)
 
     def code(self, steps: list[Step], partition: Partition) -> StageCode:
         """Steps → loops → folded statements → text. A first writing finds what is imported and how long texts are."""
-        rolled = roll(self.graph, steps, self.interface, Paths(self.skeleton))
+        rolled = roll(self.graph, steps, self.interface, Paths(self.skeleton), self.shares)
         _, lengths = self._lines(_unfolded(rolled), rolled)
         body, _ = self._lines(self._folded(rolled, lengths), rolled)
         interface, skeleton = self.interface, self.skeleton
-        source = StageFile(self.graph, partition, interface, skeleton, self.imports).source(body)
+        count = max(self.shares.values(), default=-1) + 1
+        source = StageFile(self.graph, partition, interface, skeleton, self.imports, count).source(body)
         names = skeleton.parameter_names(), skeleton.buffer_names()
         return StageCode(interface, f"Stage{interface.stage}", source, *names)
 
@@ -89,7 +101,7 @@ class _Stage:
         bindings = Bindings(self.graph, self.namer, self.interface.inputs, outputs, items)
         reserved = {*RESERVED, *self.imports.names.values(), *self.imports.modules}
         liveness = Liveness(items, bindings, reserved)
-        statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton))
+        statements = Statements(self.graph, bindings, self.imports, Paths(self.skeleton), self.shares)
         statements.write.taken = {*reserved, *liveness.lives()}
         lines = Body(self.graph, statements, liveness).write(items)
         results = statements.results(outputs)

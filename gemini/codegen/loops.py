@@ -5,7 +5,7 @@ Layers are alike one by one (`layers.0`, `layers.1` …), or a few at a time whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,9 +44,15 @@ class Rolled:
         return lambda ref: ref if isinstance(ref, Ref) and ref.node in own else self.outside(ref)
 
 
-def roll(graph: Graph, steps: list[Step], interface: Interface, paths: Paths) -> Rolled:
-    """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds."""
-    alike = Alike(graph, paths, steps, [port.value for port in interface.outputs if isinstance(port.value, Ref)])
+def roll(
+    graph: Graph, steps: list[Step], interface: Interface, paths: Paths, apart: Collection[int] = ()
+) -> Rolled:
+    """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds.
+
+    Nodes in `apart` are like no other.
+    """
+    leaving = [port.value for port in interface.outputs if isinstance(port.value, Ref)]
+    alike = Alike(graph, paths, steps, leaving, apart)
     rolled = Rolled(roll_repeats(alike, _Layers(alike).roll(steps, 0)))
     rolled.renamed, rolled.turns = alike.renamed, alike.turns
     for at, item in enumerate(rolled.items):

@@ -41,7 +41,7 @@ class _Run:
         called = [module for module in self.modules if module]
         repeated = len(set(called)) < len(called)
         anywhere = Unit(_NOWHERE, [])
-        self.shapes = [alike.shape(step, anywhere) for step in steps] if repeated else []
+        self.shapes = [(_scope(step), alike.shape(step, anywhere)) for step in steps] if repeated else []
 
     def rolled(self) -> list[Step | Loop]:
         """The steps, with loops in place of repeated ones."""
@@ -62,17 +62,17 @@ class _Run:
         if not self.modules[marker]:
             return None
         for period in self._periods(marker):
-            turns = [found for start in self._starts(marker, period, lowest) if (found := self._turns(start, period))]
+            start, end = self._span(marker, period, lowest)
+            begins = range(start, min(start + period, end - 2 * period + 1))
+            turns = [found for begin in begins if (found := self._turns(begin, end, period))]
             if turns:
                 begin, units, starts = max(turns, key=lambda turn: (self._begins_a_call(turn[0], period), len(turn[1])))
                 return begin, units, self.alike.loop(units, starts)
         return None
 
-    def _turns(self, begin: int, period: int) -> tuple[int, list[Unit], dict[Place, Ref]] | None:
-        """The turns of a loop from a step on, if it is worth one."""
-        units = [
-            Unit(_NOWHERE, self.steps[at : at + period]) for at in range(begin, len(self.steps) - period + 1, period)
-        ]
+    def _turns(self, begin: int, end: int, period: int) -> tuple[int, list[Unit], dict[Place, Ref]] | None:
+        """The turns of a loop from one step to another, if it is worth one."""
+        units = [Unit(_NOWHERE, self.steps[at : at + period]) for at in range(begin, end - period + 1, period)]
         count, starts = self.alike.alike(units)
         units = units[: self.alike.until_used(units[:count])]
         return (begin, units, starts) if len(units) > 1 and self.alike.is_worth_it(units) else None
@@ -84,14 +84,14 @@ class _Run:
             if 2 * (at - marker) <= len(self.steps):
                 yield at - marker
 
-    def _starts(self, marker: int, period: int, lowest: int) -> range:
-        """Where turns can begin: in the first period of the longest run of steps around a step that has that period."""
+    def _span(self, marker: int, period: int, lowest: int) -> tuple[int, int]:
+        """The longest run of steps around a step that come again after a period: its begin and end."""
         start, end = marker, marker
         while start > lowest and self.shapes[start - 1] == self.shapes[start - 1 + period]:
             start -= 1
         while end + period < len(self.shapes) and self.shapes[end] == self.shapes[end + period]:
             end += 1
-        return range(start, start + max(0, min(period, end - start - period + 1)))
+        return start, end + period
 
     def _begins_a_call(self, at: int, period: int) -> bool:
         """Whether the first module called from a step on is the one that the model calls first of these."""
@@ -106,3 +106,10 @@ class _Run:
 def _module(step: Step) -> str:
     """The module that a step calls, if it calls one."""
     return step.node.target if step.node is not None and step.node.kind in MODULES else ""
+
+
+def _scope(step: Step) -> str:
+    """Where in the model a step is: the end of one module is not the end of another."""
+    if step.node is not None:
+        return step.node.scope[-1] if step.node.scope else ""
+    return step.guard.scope[-1] if step.guard is not None and step.guard.scope else ""

@@ -28,6 +28,7 @@ class StageFile:
     interface: Interface
     skeleton: Skeleton
     imports: Imports
+    shares: int = 0  # how many factors of a micro-batch its code reads
 
     def source(self, body: list[str]) -> str:
         """The text."""
@@ -41,6 +42,7 @@ class StageFile:
             "",
             "    def __init__(self, model: nn.Module) -> None:",
             *_indented([f"super().__init__({'model' if root.extra_state else ''})", *init_lines(self.skeleton, extra)]),
+            *_indented([f"self.shares = [1.0] * {self.shares}"] if self.shares else []),
             "",
             *_signature(self.interface),
             *_indented(body),

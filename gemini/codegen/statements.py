@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as MappingType
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +28,16 @@ from gemini.codegen.watching import is_watched
 class Statements:
     """Writes the statements of one stage."""
 
-    def __init__(self, graph: Graph, bindings: Bindings, imports: Imports, paths: Paths) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        bindings: Bindings,
+        imports: Imports,
+        paths: Paths,
+        shares: MappingType[int, int] | None = None,
+    ) -> None:
         self.graph, self.bindings, self.imports, self.paths = graph, bindings, imports, paths
+        self.shares = shares or {}  # nodes whose result is weighed: places in `self.shares` of the stage
         self.inner = "inner"
         self.inlined: dict[Ref, Text] = {}
         self.lengths: dict[int, int] = {}  # of every node's text, folded ones excluded
@@ -183,6 +192,9 @@ class Statements:
 
     def _call(self, node: Node) -> Text:
         text = self._called(node)
+        if node.id in self.shares:
+            weigh = self.imports.name("gemini.step.splitting", "weigh")
+            text = Text(f"{weigh}({text}, self.shares[{self.shares[node.id]}])")
         self.lengths[node.id] = len(text.code)
         return text
 
