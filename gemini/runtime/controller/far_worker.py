@@ -145,9 +145,8 @@ class FarWorker(Worker):
         unit.household.crew.tell_forgotten()
         ledger, first = Ledger(unit.held), self._placed
         self._placed += len(unit.held)
-        contents = [piece.clone() for piece in ledger.known]
         request = Lodge(
-            self.next_number(), unit.number, first, ledger.homes, sources_of(unit.module), contents
+            self.next_number(), unit.number, first, ledger.homes, sources_of(unit.module), ledger.known
         )  # fmt: skip
         reply = self.ask(request, f"take the tensors of {unit.name}")
         if not isinstance(reply, Done):

@@ -31,14 +31,14 @@ def main() -> None:
 def _server(connection: socket.socket, agreed: dict[str, Any]) -> FarServer:
     from gemini.runtime.devices.far import identity
     from gemini.runtime.devices.registry import make
-    from gemini.runtime.transport.far_link import FarLink
+    from gemini.runtime.transport.far_link import Inbox
     from gemini.runtime.transport.lanes import Lane
     from gemini.runtime.transport.tcp_channel import TcpChannel
 
     channel = TcpChannel(connection, bytes.fromhex(agreed["key"]), 1)
     gpus = identity(make(agreed["device"], agreed["back_end"])), agreed["gpu"]
     lane = Lane(channel, 1, connection.getsockname()[0], agreed["patience"], gpus)
-    return FarServer(FarLink(channel, lane, side=1))
+    return FarServer(Inbox(channel, lane, side=1))
 
 
 class FarServer(Server):

@@ -6,6 +6,8 @@ A tensor of the model's device arrives on the worker's, and the other way round;
 from __future__ import annotations
 
 import itertools
+import queue
+import threading
 from typing import Any
 
 import torch
@@ -118,3 +120,31 @@ class FarLink(Link):
     def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         super()._send(kind, fields, headers, descriptors)
         self.carriage.ship(headers)
+
+
+class Inbox(FarLink):
+    """A link that takes what comes while its owner is at work: whoever sends never waits for that work."""
+
+    def __init__(self, channel: Channel, lane: Lane, side: int = 0) -> None:
+        super().__init__(channel, lane, side)
+        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._take_all, name="gemini-inbox", daemon=True).start()
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
+        """The next message; None if none comes in time."""
+        try:
+            found = self._arrived.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(found, BaseException):
+            self._arrived.put(found)  # for whoever asks next
+            raise found
+        message: tuple[Any, list[int]] = found
+        return message
+
+    def _take_all(self) -> None:
+        try:
+            while True:
+                self._arrived.put(super().receive())
+        except BaseException as error:
+            self._arrived.put(error)

@@ -23,6 +23,8 @@ import torch.distributed as dist
 
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 
+_PIECE = 64 << 20  # bytes: the patience is for so many, however large a tensor is
+
 
 def back_end(mine: str, theirs: str) -> str:
     """Who carries tensors of the devices: NCCL between two different GPUs, named by their identities; else gloo.
@@ -77,7 +79,8 @@ class Lane:
     def _do(self, what: str, contents: torch.Tensor, way: int) -> None:
         group = self._nccl[way] if contents.is_cuda else self._gloo
         try:
-            getattr(group, what)([contents], 1 - self.side, way).wait(self.patience)
+            for piece in contents.split(_PIECE):
+                getattr(group, what)([piece], 1 - self.side, way).wait(self.patience)
             if contents.is_cuda:
                 torch.cuda.synchronize(contents.device)  # waiting for NCCL only queues the wait
         except RuntimeError as error:
