@@ -36,9 +36,7 @@ class StageCode:
     buffers: tuple[str, ...]
 
 
-def generate(
-    graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None
-) -> tuple[StageCode, ...]:
+def generate(graph: Graph, partition: Partition, shares: Mapping[int, int] | None = None) -> tuple[StageCode, ...]:
     """The stages of a partitioned graph as Python sources.
 
     `shares`: nodes whose result is weighed by the share of a micro-batch, and the place of each in `stage.shares`.

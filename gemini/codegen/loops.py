@@ -44,9 +44,7 @@ class Rolled:
         return lambda ref: ref if isinstance(ref, Ref) and ref.node in own else self.outside(ref)
 
 
-def roll(
-    graph: Graph, steps: list[Step], interface: Interface, paths: Paths, apart: Collection[int] = ()
-) -> Rolled:
+def roll(graph: Graph, steps: list[Step], interface: Interface, paths: Paths, apart: Collection[int] = ()) -> Rolled:
     """The steps of a stage with its alike layers rolled; `paths` says how the stage reaches what it holds.
 
     Nodes in `apart` are like no other.
