@@ -52,7 +52,7 @@ class Value:
     grad: bool = False
     known: bool = False  # can be computed before the step
     operand: bool = False  # of a tape, not met by samples yet
-    sized: int | None | str = None  # the dimension whose size grows with the batch; "?": not known
+    sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
 
     @property
     def rank(self) -> int:
@@ -77,7 +77,7 @@ class Result:
     shape: tuple[int, ...]
     dtype: torch.dtype
     grad: bool
-    batch: int | None | str = None  # "?": not watched
+    batch: int | str | None = None  # "?": not watched
 
 
 @dataclass

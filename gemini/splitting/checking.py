@@ -33,7 +33,7 @@ def check(
     """Why a splitting is to be refused after all; '' if nothing speaks against it."""
     call = Call(args, kwargs)
     sizes = _sizes(call, splitting)
-    if splitting.reason or len(sizes) < 2:  # noqa: PLR2004
+    if splitting.reason or len(sizes) < 2:
         return splitting.reason
     graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
     known = Foreseen(graph, bound, tape)
@@ -49,7 +49,7 @@ def _sizes(call: Call, splitting: Splitting) -> list[int]:
     for tensor, dim in zip(call.tensors, splitting.inputs, strict=False):
         if dim is not None:
             samples = tensor.shape[dim]
-            return [samples - samples // 3, samples // 3] if samples > 2 else [1] * samples  # noqa: PLR2004
+            return [samples - samples // 3, samples // 3] if samples > 2 else [1] * samples
     return []
 
 
@@ -59,7 +59,9 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
         return ""
     total = sum(sizes)
     generator = torch.Generator().manual_seed(0)
-    parts = [[_made(tape, at, splitting.outputs[at], size, total, generator) for at in range(tape.outputs)] for size in sizes]
+    parts = [
+        [_made(tape, at, splitting.outputs[at], size, total, generator) for at in range(tape.outputs)] for size in sizes
+    ]
     for one in parts[1:]:  # what is the same in all micro-batches
         for at in range(tape.outputs):
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
@@ -78,7 +80,9 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
     if not leaves or not loss.requires_grad:
         return ""
     ways = [torch.autograd.grad(value, leaves, allow_unused=True) for value in (loss, gathered)]
-    same = all(a is None and b is None or _near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True))
+    same = all(
+        (a is None and b is None) or _near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True)
+    )
     return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
 
 
@@ -154,7 +158,9 @@ def _compare_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: S
     return _differ(graph, splitting, whole, found)
 
 
-def _differ(graph: Graph, splitting: Splitting, whole: dict[Ref, torch.Tensor], found: list[dict[Ref, torch.Tensor]]) -> str:
+def _differ(
+    graph: Graph, splitting: Splitting, whole: dict[Ref, torch.Tensor], found: list[dict[Ref, torch.Tensor]]
+) -> str:
     for at, ref in enumerate(graph.outputs()):
         kind = splitting.outputs[at] if at < len(splitting.outputs) else Opaque("")
         if isinstance(kind, (Opaque, Mean)):

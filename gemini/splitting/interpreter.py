@@ -35,7 +35,19 @@ from gemini.step.splitting import (
     Whole,
 )
 
-_VIEWS = ("getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand")
+_VIEWS = (
+    "getitem",
+    "select",
+    "view",
+    "reshape",
+    "unbind",
+    "split",
+    "chunk",
+    "squeeze",
+    "unsqueeze",
+    "narrow",
+    "expand",
+)
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 
 
@@ -190,7 +202,9 @@ class Interpreter:
         if statement.run is not None:
             return _spread(statement.run(self, statement), len(statement.results))
         args, kwargs = self.arguments(statement)
-        call = Call(statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced)
+        call = Call(
+            statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced
+        )
         call.random, call.index = statement.random, statement.index
         found = self._judged(statement, call)
         if call.sizes:
@@ -279,4 +293,3 @@ def _no_draws_apart(call: Call, found: Any) -> None:
     for kind in found if isinstance(found, (list, tuple)) else (found,):
         if call.random and isinstance(kind, Sample) and kind.outer != 1:
             raise Refused("random numbers of samples that do not lie together")
-

@@ -16,8 +16,8 @@ from gemini.capture.binding import Call as ModelCall
 from gemini.capture.binding import bind
 from gemini.capture.caches import find_caches
 from gemini.capture.forms import Number, Ref, expr_refs, refs
-from gemini.capture.graph import Graph
 from gemini.capture.granularity import make_granularity
+from gemini.capture.graph import Graph
 from gemini.capture.node import Node
 from gemini.capture.recording import Coarsen
 from gemini.capture.signatures import node_signature
@@ -175,7 +175,9 @@ def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
     if mismatch is not None:
         raise Refused(f"inside {mismatch[0].name}: {mismatch[1]}")
     tracer = traces[0].tracer
-    inner = Graph(type(module).__name__, tracer.nodes, list(tracer.guards.values()), tracer.inputs, tracer.result, model=module)  # type: ignore[arg-type]
+    inner = Graph(
+        type(module).__name__, tracer.nodes, list(tracer.guards.values()), tracer.inputs, tracer.result, model=module
+    )  # type: ignore[arg-type]
     mark_batch(tracer.nodes, traces[1].nodes, *_SIZES)
     inside = Interpreter(frozen=True)
     places = _places(module, calls[0], tracer.inputs)
@@ -301,5 +303,3 @@ def _results(inner: Graph, inside: Interpreter) -> list[Kind]:
             if any(key is not None and not str(key).isdigit() for key in known):
                 raise Refused("inside it, a mean over targets made there")
     return kinds
-
-

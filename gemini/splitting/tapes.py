@@ -89,7 +89,7 @@ def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
     name = op_name(op.function) if callable(op.function) else ""
     made = Statement(("op", at), short_name(name), _marked(op.form), results, samples, False, f"the loss: {name}")
     made.pure, made.writes = op.writes is None, () if op.writes is None else (("tape", op.writes),)
-    made.flaggable = len(op.results) == 1
+    made.flaggable = len(op.results) == 1 and op.writes is None
     if not name:
         called = getattr(op.function, "__qualname__", repr(op.function))
         made.where = f"the loss: {called}"

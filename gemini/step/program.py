@@ -10,13 +10,15 @@ replicas are the same weights without any exchange, and their gradients are summ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from gemini.capture.forms import Literal, leaves
 from gemini.errors import Fault, InvalidPlanError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from gemini.step.splitting import Splitting
 
 if TYPE_CHECKING:
     from gemini.codegen.interface import Interface
@@ -36,7 +38,8 @@ class Loss:
     """What is done with outputs of the model in the middle of the step, and which value is differentiated.
 
     `ports` names the values that are outputs of stages; `operands` those that come with the step. Others are results
-    of `ops`. Values in `keep` stay where the ops ran, to be fetched.
+    of `ops`. Values in `keep` stay where the ops ran, to be fetched. `sizes` are as in `Splitting`: numbers in ops that
+    count samples, of which a micro-batch has fewer.
     """
 
     ops: tuple[Op, ...]
@@ -44,6 +47,22 @@ class Loss:
     operands: tuple[int, ...]
     root: int
     keep: tuple[int, ...] = ()
+    sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def signature(self) -> Hashable:
+        """Equal for losses that workers run in the same way."""
+        # Python holds 1, 1.0 and True for equal, torch does not.
+        kinds = tuple(type(leaf.value) for op in self.ops for leaf in leaves(op.form) if isinstance(leaf, Literal))
+        ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in self.ops)
+        sizes = tuple((at, tuple(found.items())) for at, found in self.sizes.items())
+        return ops, kinds, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
+
+    def ops_for(self, samples: int) -> tuple[Op, ...]:
+        """The ops as a micro-batch of so many samples runs them."""
+        if not self.sizes:
+            return self.ops
+        splitting = Splitting(sizes=self.sizes)
+        return tuple(splitting.op(at, op, samples) for at, op in enumerate(self.ops))
 
     def reads(self) -> set[int]:
         """The numbers of the values that ops or root read."""

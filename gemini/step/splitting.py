@@ -184,8 +184,8 @@ class Whole(Share):
     source: Hashable
 
     def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
-        """The value itself, for every micro-batch."""
-        return [known.value(self.source).detach()] * len(sizes)
+        """The value itself, as plain numbers, for every micro-batch."""
+        return [("whole", known.value(self.source).detach().tolist())] * len(sizes)
 
     def needs(self) -> tuple[Hashable, ...]:
         """The value."""
@@ -193,12 +193,12 @@ class Whole(Share):
 
 
 def weigh(value: Any, weight: Any) -> Any:
-    """The result of a flagged node or op in a micro-batch: times a number, or replaced by a tensor.
+    """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
     A micro-batch in which nothing counts has the mean nan and the weight 0: it adds nothing, and no gradient.
     """
-    if isinstance(weight, torch.Tensor):
-        return weight.to(value.device)
+    if isinstance(weight, tuple):
+        return torch.tensor(weight[1], dtype=value.dtype, device=value.device)
     if weight == 1.0:
         return value
     return value * weight if weight else value.nan_to_num(0.0, 0.0, 0.0) * 0.0

@@ -195,7 +195,9 @@ def test_classes_as_many_as_samples():
     split_equals(Step(model, inputs, lambda o: F.cross_entropy(o, torch.arange(N), weight=weight)))
     split_equals(Step(model, inputs, lambda o: (o * weight).mean()))
     split_equals(Step(model, inputs, lambda o: (o * weight[:, None]).mean()))
-    split_equals(Step(model, inputs, lambda o: F.binary_cross_entropy_with_logits(o, torch.eye(N).double(), pos_weight=weight)))
+    split_equals(
+        Step(model, inputs, lambda o: F.binary_cross_entropy_with_logits(o, torch.eye(N).double(), pos_weight=weight))
+    )
 
 
 def test_no_target_in_a_micro_batch_and_in_none():
@@ -211,7 +213,7 @@ def test_no_target_in_a_micro_batch_and_in_none():
 
 def test_parameters_in_the_loss_count_once():
     model, inputs = rows()
-    decay = lambda: sum(p.square().sum() for p in model.parameters())  # noqa: E731
+    decay = lambda: sum(p.square().sum() for p in model.parameters())
     split_equals(Step(model, inputs, lambda o: F.cross_entropy(o, Y_IGNORED) + 0.1 * decay()))
     split_equals(Step(model, inputs, lambda o: F.cross_entropy(o, Y) + o.square().mean() + 0.1 * decay()))
     split_equals(Step(model, inputs, lambda o: o.square().sum() + 0.1 * decay()))

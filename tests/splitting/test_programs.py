@@ -66,16 +66,16 @@ ENDS = {
     "over the number": lambda x, y, m: x.square().sum() / (x.shape[0] if x.dim() else 1),
     "with weights": lambda x, y, m: x.square().sum() + m.fc.weight.square().sum() + 1.0,
     "means of means": lambda x, y, m: (x.mean(0).sum() + y.mean()) / 2 - 1.0,
-    "classes": lambda x, y, m: F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long, device=x.device))
-    if x.dim() == 2
-    else x.mean(),
+    "classes": lambda x, y, m: (
+        F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.long, device=x.device)) if x.dim() == 2 else x.mean()
+    ),
     "product": lambda x, y, m: x.mean() * y.mean(),
     "norm": lambda x, y, m: x.norm(),
 }
 
 
 def _written(x):
-    if x.dim() < 2 or x.shape[1] < 2:  # noqa: PLR2004
+    if x.dim() < 2 or x.shape[1] < 2:
         return x
     made = x.clone()
     made[:, 0] = 1.0
@@ -107,7 +107,9 @@ proven = {"yes": 0, "no": 0}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(programs, st.sampled_from(sorted(ENDS)), st.sampled_from([(5, 3, D), (4, 4, D), (5, D), (6, 1, D)]), st.booleans())
+@given(
+    programs, st.sampled_from(sorted(ENDS)), st.sampled_from([(5, 3, D), (4, 4, D), (5, D), (6, 1, D)]), st.booleans()
+)
 def test_a_proof_is_never_wrong(steps, end, shape, inside):
     torch.manual_seed(0)
     program = Program(steps, end, inside).double()
@@ -127,4 +129,4 @@ def test_a_proof_is_never_wrong(steps, end, shape, inside):
 def test_many_of_them_are_proven():
     if not sum(proven.values()):
         test_a_proof_is_never_wrong()
-    assert min(proven.values()) > 5, proven  # noqa: PLR2004
+    assert min(proven.values()) > 5, proven

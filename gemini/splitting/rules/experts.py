@@ -53,7 +53,10 @@ def arranged(call: Call, rule: Rule | None) -> Kind | Sequence[Kind]:
 
 def as_rows(values: Sequence[Value]) -> Arranged:
     """The sort that all of these are rows of."""
-    kinds = {replace(v.kind, role="rows") if isinstance(v.kind, Arranged) and v.kind.role in _ROWS else v.kind for v in values}
+    kinds = {
+        replace(v.kind, role="rows") if isinstance(v.kind, Arranged) and v.kind.role in _ROWS else v.kind
+        for v in values
+    }
     if len(kinds) != 1 or not isinstance(next(iter(kinds)), Arranged) or next(iter(kinds)).role != "rows":  # type: ignore[union-attr]
         raise Refused("sorted rows together with something in another order")
     return next(iter(kinds))  # type: ignore[return-value]
@@ -170,11 +173,18 @@ def _empty_like(call: Call) -> Kind | None:
 
 def _grouped(call: Call) -> Kind | None:
     rows, weights, offsets = call.given(0, "input"), call.given(1, "weight"), call.given(2, "offs")
-    if isinstance(weights, Value) and not weights.is_constant or _role(rows) not in _ROWS or _role(offsets) != "offsets":
+    if (
+        (isinstance(weights, Value)
+        and not weights.is_constant)
+        or _role(rows) not in _ROWS
+        or _role(offsets) != "offsets"
+    ):
         raise Refused("a grouped product of something else than sorted rows")
     if rows.kind.order != offsets.kind.order or rows.kind.entries != offsets.kind.entries:
         raise Refused("a grouped product by the counts of another sort")
-    others = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, Value) and leaf not in (rows, offsets)]
+    others = [
+        leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, Value) and leaf not in (rows, offsets)
+    ]
     if any(not isinstance(other.kind, Constant) for other in others):
         raise Refused("a grouped product with a bias that depends on the batch")
     return replace(rows.kind, role="rows")  # type: ignore[no-any-return]

@@ -70,8 +70,8 @@ def arange(call: Call) -> Kind:
     numbers = [part for part in call.args if not isinstance(part, Value)]
     if "end" in call.kwargs:
         numbers.append(call.kwargs["end"])
-    end = numbers[-1] if len(numbers) <= 2 else None  # noqa: PLR2004
-    start = numbers[0] if len(numbers) == 2 else call.kwargs.get("start", 0)  # noqa: PLR2004
+    end = numbers[-1] if len(numbers) <= 2 else None
+    start = numbers[0] if len(numbers) == 2 else call.kwargs.get("start", 0)
     plain = isinstance(end, Count) and end % call.samples == 0 and not isinstance(start, (Count, Odd)) and start == 0
     if not plain or call.kwargs.get("step", 1) != 1:
         raise Refused("arange up to a number that depends on the number of samples")

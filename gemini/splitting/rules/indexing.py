@@ -200,9 +200,7 @@ def gather(call: Call) -> Kind:
         raise Refused(f"{call.name} along the samples")
     for one in group:
         if one.is_constant:
-            if one is not index and one is not value:
-                call.must_be(one, kind)
-            elif one.shape[kind.dim] != 1 or call.name != "take_along_dim":
+            if (one is not index and one is not value) or one.shape[kind.dim] != 1 or call.name != "take_along_dim":
                 call.must_be(one, kind)
     return kind
 
@@ -245,5 +243,3 @@ def one_hot(call: Call) -> Kind:
     if not isinstance(classes, int) or isinstance(classes, Count) or classes < 0:
         raise Refused("one_hot without a number of classes")
     return call.sample(call.first)
-
-

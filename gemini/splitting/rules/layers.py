@@ -76,7 +76,7 @@ def _padded(mask: Value) -> Value:
     kind = mask.kind
     if isinstance(kind, Sample) and kind.dim >= mask.rank - 2:
         raise Refused("an attention mask between samples")
-    return _lead(mask) if mask.rank >= 2 else mask  # noqa: PLR2004
+    return _lead(mask) if mask.rank >= 2 else mask
 
 
 def _first_two(call: Call, kind: Kind, rank: int) -> Kind:
@@ -92,7 +92,7 @@ def multi_head_attention(call: Call) -> list[Kind]:
     masks = [call.kwargs.get("key_padding_mask"), call.kwargs.get("attn_mask")]
     kind = Sample(1)
     for one in (query, key, value):
-        if one.rank != 3:  # noqa: PLR2004
+        if one.rank != 3:
             raise Refused("attention without a batch dimension")
         call.must_be(one, kind)
     if isinstance(masks[0], Value):
@@ -130,7 +130,7 @@ def images(call: Call) -> Kind:
     value = call.first
     call.only(value)
     kind = call.sample(value)
-    if kind.dim != 0 or value.rank < 3:  # noqa: PLR2004
+    if kind.dim != 0 or value.rank < 3:
         raise Refused(f"{call.name} whose first dimension is not the samples")
     return kind
 
@@ -156,10 +156,10 @@ def affine_grid(call: Call) -> Kind:
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call) -> list[Kind]:
     """`(input, states, weights, bias, layers, dropout, train, bidirectional, batch_first)`; states (layers, samples, width)."""
-    if len(call.args) < 9 or not isinstance(call.args[2], (list, tuple)):  # noqa: PLR2004
+    if len(call.args) < 9 or not isinstance(call.args[2], (list, tuple)):
         raise Refused(f"{call.name} of packed sequences")
     value, states, batch_first = call.args[0], call.args[1], call.args[8]
-    if value.rank != 3:  # noqa: PLR2004
+    if value.rank != 3:
         raise Refused(f"{call.name} without a batch dimension")
     expected = Sample(0 if batch_first else 1)
     call.must_be(value, expected)
@@ -184,7 +184,7 @@ def cell(call: Call) -> Kind:
 def embedding_bag(call: Call) -> list[Kind]:
     """Bags as rows of indices."""
     index = call.given(0, "input")
-    if index.rank != 2 or call.given(2, "offsets") is not None:  # noqa: PLR2004
+    if index.rank != 2 or call.given(2, "offsets") is not None:
         raise Refused("embedding_bag by offsets")
     kind = call.sample(index)
     if kind.dim != 0:
@@ -199,6 +199,6 @@ def stft(call: Call) -> Kind:
     value = call.first
     call.only(value)
     kind = call.sample(value)
-    if kind.dim != 0 or value.rank < 2:  # noqa: PLR2004
+    if kind.dim != 0 or value.rank < 2:
         raise Refused(f"{call.name} over the samples")
     return kind

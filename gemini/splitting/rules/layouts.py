@@ -38,7 +38,7 @@ def sizes_given(call: Call) -> list[tuple[tuple[int, ...], Any]]:
     for at, key in enumerate(call.kwargs):
         if key in ("size", "shape", "sizes"):
             return [((1, at, index), size) for index, size in enumerate(call.kwargs[key])]
-    if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)):  # noqa: PLR2004
+    if len(call.args) == 2 and isinstance(call.args[1], (tuple, list)):
         return [((0, 1, index), size) for index, size in enumerate(call.args[1])]
     return [((0, at), size) for at, size in enumerate(call.args[1:], 1)]
 

@@ -1,10 +1,10 @@
 """Linear ops: what sums and means over the batch may go through on their way to the loss.
 
-    a + b       sums stay a sum, means by the same share stay a mean; else means become sums first
-    mean + c    still a mean: the shares add up to one
-    sum + c     c would count M times: the sum is made a mean of micro-batches first
-    sum / c, sum * c, -sum, sum.to(float) …
-    sum / count of samples      a mean; count · mean is a sum again
+a + b       sums stay a sum, means by the same share stay a mean; else means become sums first
+mean + c    still a mean: the shares add up to one
+sum + c     c would count M times: the sum is made a mean of micro-batches first
+sum / c, sum * c, -sum, sum.to(float) …
+sum / count of samples      a mean; count · mean is a sum again
 """
 
 from __future__ import annotations

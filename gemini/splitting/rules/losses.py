@@ -10,7 +10,6 @@ from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.step.splitting import Counted, Kind, Mean, Partial, Sample, Share
 
-
 _LEGACY = {  # where older code may give size_average and reduce by position
     "cross_entropy": (3, 5), "nll_loss": (3, 5), "l1_loss": (2, 3), "mse_loss": (2, 3), "smooth_l1_loss": (2, 3),
     "binary_cross_entropy": (3, 4), "binary_cross_entropy_with_logits": (3, 4), "kl_div": (2, 3),
@@ -50,7 +49,7 @@ def classes(call: Call) -> Kind:
     if scores.is_constant and target.rank == scores.rank - 1 and kind.dim >= 1:
         kind = Sample(kind.dim + 1, kind.factor, kind.outer)
     call.must_be(scores, kind)
-    if scores.rank < 2 or kind.dim == 1:  # noqa: PLR2004
+    if scores.rank < 2 or kind.dim == 1:
         raise Refused(f"{call.name} whose classes are the samples")
     entry = Sample(kind.dim - (kind.dim > 1), kind.factor, kind.outer)  # without the dimension of classes
     if target.dtype.is_floating_point:
@@ -119,7 +118,7 @@ def rows(call: Call) -> Kind:
     for weight in (call.kwargs.get("weight"), *call.args[2:]):
         call.constant(weight)
     kind = call.sample(scores)
-    if scores.rank != 2 or kind.dim != 0:  # noqa: PLR2004
+    if scores.rank != 2 or kind.dim != 0:
         raise Refused(f"{call.name} whose first dimension is not the samples")
     call.must_be(target, kind)
     return _reduced(kind, _reduction(call))
@@ -131,7 +130,7 @@ def several(call: Call) -> Kind:
     values = [value for value in call.tensors()]
     kind = call.sample(next(value for value in values if not value.is_constant))
     flat = call.name == "margin_ranking_loss"
-    if kind.dim != 0 or (not flat and values[0].rank != 2):  # noqa: PLR2004
+    if kind.dim != 0 or (not flat and values[0].rank != 2):
         raise Refused(f"{call.name} whose first dimension is not the samples")
     for value in values:
         if value.rank == 0 or value.shape[0] == 1:
@@ -145,7 +144,7 @@ def ctc_loss(call: Call) -> Kind:
     """Scores (time, samples, classes), targets (samples, length), lengths."""
     scores, targets = call.given(0, "log_probs"), call.given(1, "targets")
     lengths = [call.given(2, "input_lengths"), call.given(3, "target_lengths")]
-    if scores.rank != 3 or targets.rank != 2 or not all(isinstance(one, Value) for one in lengths):  # noqa: PLR2004
+    if scores.rank != 3 or targets.rank != 2 or not all(isinstance(one, Value) for one in lengths):
         raise Refused("ctc_loss of targets in one row, or lengths that are plain numbers")
     call.must_be(scores, Sample(1))
     for one in (targets, *lengths):

@@ -1,7 +1,7 @@
 """Pointwise ops: entry by entry, with broadcasting. A sample's entries depend on that sample's alone.
 
-    x (n, 12, 64)  +  position (12, 64)      samples stay in dimension 0
-    x (n, 1, 64)   -  x (1, n, 64)           refused: all pairs of samples
+x (n, 12, 64)  +  position (12, 64)      samples stay in dimension 0
+x (n, 1, 64)   -  x (1, n, 64)           refused: all pairs of samples
 """
 
 from __future__ import annotations

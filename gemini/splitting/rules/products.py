@@ -122,7 +122,9 @@ def outer(call: Call) -> Kind:
     return contracted(call, ["i", "j"], "ij", [call.args[0], call.args[1]])
 
 
-@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "conv_tbc_")
+@rule(
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "conv_tbc_"
+)
 def convolution(call: Call) -> Kind:
     """Samples, channels, places: samples must be the first dimension."""
     value = call.first
@@ -148,7 +150,9 @@ def bilinear(call: Call) -> Kind:
 def cdist(call: Call) -> Kind:
     """Distances of all rows of one to all rows of the other."""
     one, two = call.args[:2]
-    return _product(call, one, Value(two.key, _swapped(two), (*two.shape[:-2], two.shape[-1], two.shape[-2]), two.dtype))
+    return _product(
+        call, one, Value(two.key, _swapped(two), (*two.shape[:-2], two.shape[-1], two.shape[-2]), two.dtype)
+    )
 
 
 def _swapped(value: Value) -> Kind:

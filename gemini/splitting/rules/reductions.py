@@ -74,5 +74,5 @@ def variance(call: Call) -> Kind:
     """`(x, dim, …, keepdim)`; a bool in the place of dim means all dimensions."""
     dims = call.given(1, "dim")
     dims = None if isinstance(dims, bool) else dims
-    keepdim = call.kwargs.get("keepdim", call.args[3] if len(call.args) > 3 else False)  # noqa: PLR2004
+    keepdim = call.kwargs.get("keepdim", call.args[3] if len(call.args) > 3 else False)
     return _over(call, dims, keepdim)

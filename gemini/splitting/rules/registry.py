@@ -50,7 +50,7 @@ def short_name(target: str) -> str:
     parts = target.split(".")
     if parts[-1] == "__get__":
         return f"get_{parts[-2]}"
-    if target.startswith("torch.ops.") and len(parts) >= 4:  # noqa: PLR2004
+    if target.startswith("torch.ops.") and len(parts) >= 4:
         name = parts[3]
     else:
         name = parts[-1]

@@ -31,7 +31,7 @@ def transpose(call: Call) -> Kind:
         return through
     kind = call.sample(value)
     if call.name in ("t", "get_T", "get_H"):
-        if call.name == "get_T" and value.rank != 2:  # noqa: PLR2004
+        if call.name == "get_T" and value.rank != 2:
             return moved(kind, value.rank - 1 - kind.dim)
         pair: tuple[Any, ...] = (0, 1) if value.rank > 1 else (0, 0)
     elif call.name != "transpose":
@@ -133,8 +133,8 @@ def unfold(call: Call) -> Kind:
     """Windows along a dimension (a method of Tensor), or the patches of images (a function)."""
     value = call.first
     kind = call.sample(value)
-    if "dimension" not in call.kwargs and (len(call.args) < 4 or isinstance(call.args[1], (tuple, list))):  # noqa: PLR2004
-        if kind.dim == 0 and value.rank == 4:  # noqa: PLR2004
+    if "dimension" not in call.kwargs and (len(call.args) < 4 or isinstance(call.args[1], (tuple, list))):
+        if kind.dim == 0 and value.rank == 4:
             return kind
         raise Refused("unfold of images whose first dimension is not the samples")
     return _untouched(call, call.given(1, "dimension"))
