@@ -162,7 +162,7 @@ class Cancelling(nn.Module):
     """A bias before a softmax: its gradient is 0 but for rounding, and with a noisy kernel behind it, rounding of
     other numbers each time."""
 
-    def __init__(self, noise: float = 1e-6) -> None:
+    def __init__(self, noise: float = 1e-4) -> None:
         super().__init__()
         self.shift, self.noisy = nn.Parameter(torch.zeros(1)), Noisy(noise)
 
@@ -172,9 +172,10 @@ class Cancelling(nn.Module):
 
 def test_gradients_that_are_rounding_are_judged_by_the_size_of_the_others() -> None:
     net, x = model(Cancelling()), torch.randn(6, 8)
-    graph = capture(net, (x,), depth=3)
-    assert graph.blocks == {}
-    assert "as exactly as the model repeats itself" in graph.checked["batch"]
+    for _ in range(5):  # each time with other noise
+        graph = capture(net, (x,), depth=3)
+        assert graph.blocks == {}
+        assert any("as exactly as the model repeats itself" in how for how in graph.checked.values())
 
 
 @pytest.mark.parametrize("target", ["torch.cumsum", "torch.cumprod"])
