@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from gemini.errors import WorkerError
-from gemini.runtime.controller.interrupts import Held, waiting
+from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.protocol import NEWS
 from gemini.runtime.transport.channel import ChannelClosed
@@ -36,7 +36,10 @@ class Chorus:
         abandon: Callable[[int], Any],
         patience: float = 0.0,
     ) -> dict[Worker, Any]:
-        """The replies of all. After the first failure the workers get what `abandon` makes of a number."""
+        """The replies of all. After the first failure the workers get what `abandon` makes of a number.
+
+        Then everybody has undone what was asked, and only failures are told; None for the others.
+        """
         with Held(), ExitStack() as stack:
             for worker in requests:
                 if worker.loss:
@@ -55,10 +58,12 @@ class Chorus:
         expected: dict[tuple[Worker, int], str] = {}
         replies: dict[Worker, Any] = {}
         has_failed = self._send(requests, expected, replies)
-        abandoned = False
+        abandoned, leave = False, 0.0
         deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
         while expected:
-            if (has_failed or waiting()) and not abandoned:
+            if waiting():  # as long as an operator may let a signal wait
+                leave = leave or time.monotonic() + GRACE
+            if (has_failed or (leave and time.monotonic() > leave)) and not abandoned:
                 abandoned = True
                 for worker in requests:
                     request = abandon(worker.next_number())
@@ -75,7 +80,7 @@ class Chorus:
                     with worker._arrival:
                         worker.mailbox[reply.number] = reply
                         worker._arrival.notify_all()
-        return replies
+        return dict.fromkeys(requests) | failures(replies, is_failure) if abandoned else replies
 
     def _send(
         self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
@@ -130,6 +135,11 @@ class Chorus:
                     return worker._death()
             time.sleep(0.01)
         return self.workers[0]._death()
+
+
+def failures(replies: dict[Worker, Any], is_failure: Callable[[Any], bool]) -> dict[Worker, Any]:
+    """The replies that are failures: after one, what others have done is undone, whatever they said."""
+    return {worker: reply for worker, reply in replies.items() if is_failure(reply)}
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -30,12 +31,14 @@ from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.executor.asking import Chorus, check_readable
 from gemini.runtime.executor.lowering import Lowered, lower
 from gemini.runtime.executor.mesh import connect
-from gemini.runtime.executor.messages import Abandon, Fetch, Retire, Sources, Stages, Step, Stepped, Tasks
+from gemini.runtime.executor.messages import ABANDONED, Abandon, Fetch, Retire, Sources, Stages, Step, Stepped, Tasks
 from gemini.runtime.executor.request import Each, Event, Output, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
+from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
 from gemini.step.program import Loss, StepProgram
+from gemini.step.splitting import Sample
 
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
@@ -84,15 +87,16 @@ class Executor:
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
     def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
         """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
-        self.stages = list(stages)
+        self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
             done(worker, Retire(worker.next_number(), gone), "forget stages")
-        for worker in self.workers:
-            numbers = self.program.stages_of(worker.place)
-            tensors = [t for at in numbers for t in (*stages[at].parameters(), *stages[at].buffers())]
-            self.household.bring_home(tensors, worker.device)
+        self._held = [
+            [t for at in self.program.stages_of(w.place) for t in (*stages[at].parameters(), *stages[at].buffers())]
+            for w in self.workers
+        ]
+        self._bring_home()
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
             done(worker, Sources(worker.next_number(), texts), "take generated text")
@@ -107,13 +111,24 @@ class Executor:
                 (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
             )
             self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
+        self._snapshots = [Snapshot(stage) for stage in stages]
+
+    def _bring_home(self) -> bool:
+        """See to it that all tensors are where workers see them; whether one has got another home."""
+        moved = [
+            self.household.bring_home(held, worker.device)
+            for worker, held in zip(self.workers, self._held, strict=True)
+        ]
+        return any(moved)
+
+    def _keep_current(self) -> None:
+        """Send the stages again where the program has changed them: a tensor that has moved, an attribute."""
+        if self._bring_home() or any(snapshot.changed() for snapshot in self._snapshots):
+            self.install(self.stages, self._texts)
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
         """What workers do in steps with such a loss; they are told once."""
-        key: Hashable = None
-        if loss is not None:
-            ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in loss.ops)
-            key = (ops, tuple(loss.ports.items()), loss.operands, loss.root, loss.keep)
+        key = None if loss is None else loss.signature()
         if key not in self._lowered:
             lowered = lower(self.program, loss)
             connect(self.crew, lowered.edges())
@@ -137,6 +152,7 @@ class Executor:
             )
         if request.loss is None and self.program.is_training:
             raise InvalidPlanError("a plan with backward actions needs a loss\n    → use program.forward_only()")
+        self._keep_current()
         kind, step = self._kind(request.loss), next(_numbers)
         requests = {worker: self._request(worker, request, kind, step) for worker in self.workers}
         replies = Chorus(self.workers).ask(
@@ -156,25 +172,26 @@ class Executor:
             if isinstance(value, Each):
                 numbers.append((name, list(value.values)))
             else:
-                inputs.append((name, value.dim, len(tensors)))
+                inputs.append((name, _plain_dim(value.dim), len(tensors)))
                 tensors.append(value.tensor)
         if request.loss is not None and lowered.loss_stage in part.numbers:
             for number in request.loss.operands:
                 whole: Whole = request.operands[number]
-                operands.append((number, whole.dim, len(tensors)))
+                operands.append((number, _plain_dim(whole.dim), len(tensors)))
                 tensors.append(whole.tensor)
+        shares = [[_plain_share(one, tensors) for one in each] for each in request.shares]
+        op_shares = {at: [_plain_share(one, tensors) for one in each] for at, each in request.op_shares.items()}
         dropped = self._dropped[worker.place]
         return Step(
             worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
-            numbers, operands, {at: each for at, each in request.stage_shares.items() if at in part.numbers},
-            request.op_shares, [name for name in request.keep if name in part.makes], request.generator,
-            [dropped.popleft() for _ in range(len(dropped))], tensors,
+            numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
+            request.generator, [dropped.popleft() for _ in range(len(dropped))], tensors,
         )  # fmt: skip
 
     def _check(self, replies: dict[Worker, Any]) -> None:
         """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
         failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
-        if not failed and len(replies) == len(self.workers):
+        if not failed:
             return
         for part in self._parts.values():
             part.told = None
@@ -184,7 +201,7 @@ class Executor:
                 raise annotated(rebuilt(reply.exception), reply.traceback, text)
         for worker, reply in failed.items():
             check_readable(worker, reply)
-            if getattr(reply, "reason", "") != "abandoned":
+            if reply is not None and getattr(reply, "reason", "") != ABANDONED:
                 raise OurFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
         raise OurFault("the step was interrupted")
 
@@ -243,6 +260,18 @@ class Executor:
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
         return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+
+
+def _plain_dim(dim: Any) -> Any:
+    return tuple(astuple(dim)) if isinstance(dim, Sample) else dim
+
+
+def _plain_share(share: Any, tensors: list[torch.Tensor]) -> Any:
+    """A factor; a tensor that takes the place of a result as its place among tensors."""
+    if not isinstance(share, torch.Tensor):
+        return float(share)
+    tensors.append(share)
+    return (len(tensors) - 1,)
 
 
 def _told_region(region: Region) -> Any:

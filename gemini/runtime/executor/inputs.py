@@ -7,45 +7,50 @@ from typing import Any
 
 import torch
 
+from gemini.step.splitting import Sample
+
 
 class Inputs:
-    """What came with the call, by port, or with the tape, by number of the value."""
+    """What came with the call, by port, or with the loss, by number of the value."""
 
     def __init__(
-        self, whole: list[tuple[Any, int | None, int]], numbers: list[Any], tensors: list[Any], sizes: tuple[int, ...]
+        self, whole: list[tuple[Any, Any, int]], numbers: list[Any], tensors: list[Any], sizes: tuple[int, ...]
     ) -> None:
-        self.whole = {name: (tensors[at], dim) for name, dim, at in whole}
-        self.numbers = dict(numbers)
         self.sizes, self.total = sizes, sum(sizes)
         self.starts = [0, *accumulate(sizes)]
+        self.whole = {name: (tensors[at], self._kind(tensors[at], dim)) for name, dim, at in whole}
+        self.numbers = dict(numbers)
+
+    def _kind(self, tensor: torch.Tensor, dim: Any) -> Sample | None:
+        """How its samples lie: in a dimension with so many entries a sample, or as was said."""
+        if dim is None or isinstance(dim, tuple):
+            return None if dim is None else Sample(*dim)
+        return Sample(dim, tensor.shape[dim] // self.total)
+
+    def part(self, name: Any, mid: int) -> torch.Tensor:
+        """The slice of one micro-batch, in the graph of the whole."""
+        tensor: torch.Tensor
+        tensor, kind = self.whole[name]
+        if kind is None or len(self.sizes) == 1:
+            return tensor
+        return kind.take(tensor, self.starts[mid], self.sizes[mid], self.total)
 
     def piece(self, name: Any, mid: int) -> Any:
-        """The value for one micro-batch; a slice where its dimension counts samples."""
+        """The value for one micro-batch, with a graph of its own."""
         if name in self.numbers:
             return self.numbers[name][mid]
-        tensor, dim = self.whole[name]
-        if dim is None or len(self.sizes) == 1:
-            return tensor
-        factor = tensor.shape[dim] // self.total
-        part = tensor.detach().narrow(dim, self.starts[mid] * factor, self.sizes[mid] * factor)
-        return part.requires_grad_() if tensor.requires_grad else part
+        tensor = self.whole[name][0]
+        found = self.part(name, mid).detach()
+        return found.requires_grad_() if tensor.requires_grad else found
 
     def gathered(self, name: Any, parts: dict[int, torch.Tensor | None]) -> torch.Tensor:
         """The gradient of a whole input, from those of the micro-batches."""
-        tensor, dim = self.whole[name]
+        _, kind = self.whole[name]
         found = [parts.get(mid) for mid in range(len(self.sizes))]
-        if dim is None:
-            return _sum([part for part in found if part is not None])
-        factor = tensor.shape[dim] // self.total
-        pieces = []
-        for size, part in zip(self.sizes, found, strict=True):
-            shape = (*tensor.shape[:dim], size * factor, *tensor.shape[dim + 1 :])
-            pieces.append(part if part is not None else torch.zeros(shape, dtype=tensor.dtype, device=tensor.device))
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
-
-
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+        if kind is None or len(found) == 1:
+            total, *rest = [part for part in found if part is not None]
+            for part in rest:
+                total = total + part
+            return total
+        pieces = [torch.zeros_like(self.part(name, mid)) if part is None else part for mid, part in enumerate(found)]
+        return kind.join(pieces)

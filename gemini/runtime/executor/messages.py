@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import gemini.runtime.protocol  # noqa: F401 - its messages first
 from gemini.runtime.transport.link import Link
 
+ABANDONED = "abandoned"  # why a step is refused that was given up elsewhere
+
 
 class Connect(NamedTuple):
     """A connection to another worker, whose descriptor comes along."""
@@ -76,7 +78,7 @@ class Abandon(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """An output that has stayed in the worker: concatenated in a dimension, summed, or of the first micro-batch."""
+    """An output that has stayed in the worker: joined as its kind says, summed, or of the first micro-batch."""
 
     number: int
     step: int
@@ -89,8 +91,8 @@ class Step(NamedTuple):
     """Run a step.
 
     `inputs` are (port, dimension, place among the tensors) of whole tensors, `numbers` (port, value a micro-batch) of
-    the rest; `operands` are (value, dimension, place). Shares are factors: by stage, then micro-batch; by op, then
-    micro-batch.
+    the rest; `operands` are (value, dimension, place). Shares are factors, or (place,) of a tensor: of stages, by
+    micro-batch; of ops, by op, then micro-batch.
     """
 
     number: int
@@ -102,8 +104,8 @@ class Step(NamedTuple):
     inputs: list[Any]
     numbers: list[Any]
     operands: list[Any]
-    stage_shares: dict[int, list[list[float]]]
-    op_shares: dict[int, list[float]]
+    shares: list[list[Any]]
+    op_shares: dict[int, list[Any]]
     keep: list[str]
     generator: bytes
     dropped: list[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,8 +14,10 @@ from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.capture.values import decode
 from gemini.pipe.wiring import Caller
+from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.memory.gone import when_gone
 from gemini.step.program import Loss
+from gemini.step.splitting import Constant, Kind, Mean, Partial, Sample
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,7 +29,7 @@ class Whole(NamedTuple):
     """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
 
     tensor: torch.Tensor
-    dim: int | None
+    dim: int | Sample | None
 
 
 class Each(NamedTuple):
@@ -51,9 +53,9 @@ class Event(NamedTuple):
 class StepRequest:
     """One step.
 
-    `inputs` are by port; `sizes` the samples of each micro-batch. `stage_shares[stage][micro-batch]` and
-    `op_shares[op][micro-batch]` are factors of reductions over samples. Outputs in `keep`, by port, stay in the workers
-    until their handles are gone.
+    `inputs` are by port; `sizes` the samples of each micro-batch. `shares[micro-batch]` are the factors of reductions
+    over samples in the generated stages, by their number there; `op_shares[op][micro-batch]` those of ops of the loss;
+    a tensor takes the place of a result. Outputs in `keep`, by port, stay in the workers until their handles are gone.
     """
 
     inputs: dict[str, Whole | Each]
@@ -61,8 +63,8 @@ class StepRequest:
     region: Region
     loss: Loss | None = None
     operands: dict[int, Whole] = field(default_factory=dict)
-    stage_shares: dict[int, list[list[float]]] = field(default_factory=dict)
-    op_shares: dict[int, list[float]] = field(default_factory=dict)
+    shares: Sequence[Sequence[Any]] = ()
+    op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     generator: bytes = b""
     patience: float = 0.0
@@ -74,9 +76,21 @@ class Output:
     def __init__(self, fetch: Callable[..., torch.Tensor], name: str) -> None:
         self._fetch, self.name = fetch, name
 
+    def joined(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
+        """As its kind says; `weights` are those of a mean, one a micro-batch."""
+        if isinstance(kind, Sample):
+            return self._fetch(self.name, ("join", kind))
+        if isinstance(kind, Constant):
+            return self.first()
+        if isinstance(kind, Mean) and weights is not None:
+            return self._fetch(self.name, ("sum", list(weights)))
+        if isinstance(kind, Partial):
+            return self.summed()
+        raise OurFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
+
     def concatenated(self, dim: int) -> torch.Tensor:
         """Of all micro-batches, one after the other."""
-        return self._fetch(self.name, ("concatenate", dim))
+        return self._fetch(self.name, ("join", Sample(dim)))
 
     def summed(self) -> torch.Tensor:
         """The sum over micro-batches."""

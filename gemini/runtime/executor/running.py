@@ -147,9 +147,8 @@ class StepRun:
         self.trace.append(("F", task.stage, mid, begin, time.perf_counter()))
 
     def _run_stage(self, task: Task, stage: LiveStage, given: list[Any], kept: Kept, saves: bool) -> dict[str, Any]:
-        shares = self.request.stage_shares.get(task.stage)
-        if shares is not None:
-            stage.set_shares(shares[task.mid])
+        if self.request.shares:
+            stage.set_shares([self._share(one) for one in self.request.shares[task.mid]])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             if self.records:
@@ -233,9 +232,9 @@ class StepRun:
         with torch.set_grad_enabled(self.records), STORE.in_use():
             for number in loss.operands:
                 values[number] = self._operand(number, task.mid)
-            shares = {at: each[task.mid] for at, each in self.request.op_shares.items()}
+            shares = {at: self._share(each[task.mid]) for at, each in self.request.op_shares.items()}
             try:
-                found = run_tape(loss, values, shares)
+                found = run_tape(loss.ops_for(self.request.sizes[task.mid]), values, shares)
             except TapeRaised as raised:
                 raise StageRaised(raised.error, task, stage, f"{raised.op} of the loss") from raised.error
         root = found[loss.root]
@@ -245,6 +244,9 @@ class StepRun:
         for number in loss.keep:
             self.outputs.setdefault(f"#{number}", {})[task.mid] = found[number].detach()
 
+    def _share(self, share: Any) -> Any:
+        return self.request.tensors[share[0]] if isinstance(share, tuple) else share
+
     def _leaf(self, value: Any, name: str, kept: Kept) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad and self.records:
             leaf = kept.leaves[name, LOSS] = value.detach().requires_grad_()
@@ -253,11 +255,7 @@ class StepRun:
 
     def _operand(self, number: int, mid: int) -> Any:
         """An operand; one that wants a gradient, a parameter say, gathers it itself over all micro-batches."""
-        tensor, dim = self.operands.whole[number]
-        if tensor.requires_grad and dim is not None and len(self.request.sizes) > 1:
-            factor = tensor.shape[dim] // self.operands.total
-            return tensor.narrow(dim, self.operands.starts[mid] * factor, self.request.sizes[mid] * factor)
-        return self.operands.piece(number, mid)
+        return self.operands.part(number, mid)
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
     def _expected(self, task: Task, name: str) -> tuple[int, ...]:

@@ -8,8 +8,6 @@ import sys
 import traceback
 from typing import Any
 
-import torch
-
 from gemini.pipe.stages import load_module
 from gemini.runtime import settings
 from gemini.runtime.exceptions import portable
@@ -17,6 +15,7 @@ from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
 from gemini.runtime.executor.keeping import keep_freed_memory
 from gemini.runtime.executor.messages import (
+    ABANDONED,
     Abandon,
     Connect,
     Fetch,
@@ -37,8 +36,7 @@ from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.worker.audit import Drew, draws
 from gemini.schedule.block import FORWARD
-
-ABANDONED = "abandoned"
+from gemini.step.splitting import weigh
 
 
 class Steps:
@@ -153,8 +151,10 @@ class Steps:
         parts = self.outputs[request.step][request.name]
         found = [parts[mid] for mid in sorted(parts)]
         how = request.how[0]
-        if how == "concatenate" and len(found) > 1:
-            return Fetched(request.number, [torch.cat(found, request.how[1])])
+        if how == "join" and len(found) > 1:
+            return Fetched(request.number, [request.how[1].join(found)])
+        if how == "sum" and len(request.how) > 1:
+            found = [weigh(part, weight) for part, weight in zip(found, request.how[1], strict=True)]
         total = found[0]
         for part in found[1:] if how == "sum" else ():
             total = total + part

@@ -6,16 +6,16 @@ this micro-batch, so that results of all micro-batches add up to that of the who
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from gemini.capture.forms import Ref
-from gemini.capture.numbers import evaluate
 from gemini.capture.regions import Region
 from gemini.capture.values import decode, tensors
-from gemini.step.program import Loss
+from gemini.step.splitting import weigh
+from gemini.step.tape import Op
 
 
 class TapeRaised(Exception):
@@ -26,40 +26,28 @@ class TapeRaised(Exception):
         self.error, self.op = error, op
 
 
-def run_tape(loss: Loss, values: dict[int, Any], shares: dict[int, float]) -> dict[int, torch.Tensor]:
+def run_tape(ops: Sequence[Op], values: Mapping[int, Any], shares: Mapping[int, Any]) -> dict[int, Any]:
     """All values, from those of ports and operands; `shares` by the index of an op."""
     values = dict(values)
-    read = _reader(values)
-    for at, op in enumerate(loss.ops):
-        args, kwargs = decode(op.form, read)
+    for at, op in enumerate(ops):
+        args, kwargs = decode(op.form, lambda ref: values[ref.node])
         with ExitStack() as stack:
             op.region.enter(stack, Region.current())
             try:
                 made = op.function(*args, **kwargs)
             except Exception as error:
                 raise TapeRaised(error, getattr(op.function, "__name__", str(op.function))) from error
-            found = [tensor for _, tensor in tensors(made)]
             if at in shares:
-                found = [tensor * shares[at] for tensor in found]
-        if op.writes is not None and not found:
+                made = weigh(made, shares[at])
+        found = distinct(made)
+        if not found and op.writes is not None:
             found = [values[op.writes]]
-        values.update(zip(op.results, found, strict=False))
+        values.update(zip(op.results, found, strict=True))
+        if op.writes is not None and op.results:
+            values[op.writes] = values[op.results[0]]
     return values
 
 
-def _reader(values: dict[int, Any]) -> Any:
-    def read(form: Any) -> Any:
-        if isinstance(form, Ref):
-            return values[form.node]
-        return evaluate(form.expr, lambda expr: _number(values, expr))
-
-    return read
-
-
-def _number(values: dict[int, Any], expr: Any) -> Any:
-    """What an expression reads from a tensor."""
-    value = values[expr.operands[0].node]
-    if expr.op == "size":
-        return value.shape[expr.operands[1]] if len(expr.operands) > 1 else value.shape
-    found = getattr(value, expr.op)
-    return found(*expr.operands[1:]) if callable(found) else found
+def distinct(made: Any) -> list[torch.Tensor]:
+    """The tensors that an op has returned, each once, in order: what `results` has numbers for."""
+    return list({id(tensor): tensor for _, tensor in tensors(made)}.values())
