@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gemini.runtime.given import contents, is_open, objects_of
+
 Facts = tuple[int, tuple[int, ...], str, bool]  # place among the inputs, shape, type, whether it wants a gradient
 TOUCHED = "it uses a tensor that stayed at home"
 _KNOWN = {
@@ -57,13 +59,21 @@ class Absent(torch.Tensor):  # type: ignore[misc]
 
 
 def facts_of(args: Iterable[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[Facts]:
-    """Which of the tensors of a call can stay at home: those that are only inside objects."""
+    """Which of the tensors of a call can stay at home: those that are only inside objects, and not part of how one is
+    pickled."""
     direct: set[int] = set()
+    held: set[int] = set()
     _direct((*args, *kwargs.values()), direct)
+    if len(direct) == len(tensors):
+        return []
+    for value in objects_of(tuple(args), kwargs):
+        if is_open(value):
+            _direct(contents(value).values(), held)
+    held -= direct
     return [
         (at, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
         for at, tensor in enumerate(tensors)
-        if id(tensor) not in direct and type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        if id(tensor) in held and type(tensor) is torch.Tensor and tensor.layout is torch.strided
     ]
 
 
