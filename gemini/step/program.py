@@ -111,6 +111,12 @@ class StepProgram:
         return any(action.btype != FORWARD for row in self.orders for action in row)
 
     @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Stages without a backward in a plan that has some: nothing in them, or before them only, is trained."""
+        trained = {action.stage for row in self.orders for action in row if action.btype in GRADIENTS}
+        return frozenset(range(self.nstages)) - trained if self.is_training else frozenset()
+
+    @cached_property
     def where(self) -> dict[tuple[int, int], int]:
         """The worker of each stage and micro-batch."""
         return {
@@ -221,25 +227,27 @@ def _counted(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterato
         if action in place:
             yield Fault(f"{action} comes twice, on workers {place[action]} and {worker}", "keep one of them")
         place[action] = worker
-    training = any(action.btype != FORWARD for _, action in actions)
+    trained = {action.stage for _, action in actions if action.btype != FORWARD}
     for mid in range(program.micro_batches):
         for stage in range(program.nstages):
             named = {kind: Action(stage, kind, mid) for kind in _KINDS}
             has = {kind for kind, action in named.items() if action in place}
-            yield from _incomplete(named, has, training)
+            yield from _incomplete(named, has, stage in trained)
             if len({place[named[kind]] for kind in has}) > 1:
                 where = ", ".join(f"{named[kind]} on {place[named[kind]]}" for kind in has)
                 yield Fault(f"actions of one stage and micro-batch on several workers: {where}", "put them on one")
 
 
-def _incomplete(named: dict[str, Action], has: set[str], training: bool) -> Iterator[Fault]:
+def _incomplete(named: dict[str, Action], has: set[str], trained: bool) -> Iterator[Fault]:
     if FORWARD not in has:
         yield Fault(f"{named[FORWARD]} is missing", "give every stage a forward for every micro-batch")
-    if not training:
+    if not trained:
         return
     if BACKWARD in has and has & {INPUT_GRADIENT, WEIGHT_GRADIENT}:
         yield Fault(f"{named[BACKWARD]} and its halves are both there", "keep B, or I and W")
     elif BACKWARD not in has:
         for kind in (INPUT_GRADIENT, WEIGHT_GRADIENT):
             if kind not in has:
-                yield Fault(f"{named[kind]} is missing", "every forward has a B, or an I and a W")
+                yield Fault(
+                    f"{named[kind]} is missing", "a forward of a stage that is trained has a B, or an I and a W"
+                )

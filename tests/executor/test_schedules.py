@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
+from gemini.errors import InvalidPlanError
 from gemini.runtime.controller.crew import Crew
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
@@ -119,3 +120,24 @@ def test_evaluation_is_pipelined_too(made, crew: Crew) -> None:
             result = executor.run(bench.request((ids,), (2, 2, 2, 2), keep=tuple(bench.results)))
             for name, want in zip(bench.results, wanted, strict=True):
                 torch.testing.assert_close(result.outputs[name].concatenated(0), want)
+
+
+@pytest.mark.parametrize("shape", ["alphafold"])
+def test_stages_without_a_backward(crew: Crew, shape: str) -> None:
+    """A composed plan in which only the last stages are trained, the others frozen."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(12) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
+    x = torch.randn(6, 5).double()
+    piped = cut(model, (x,), stages=12)
+    blocks = placement(shape, 4)
+    plan = Composer().compose(blocks, memory=8).unroll(6)
+    for stage in piped.stages[:8]:
+        stage.requires_grad_(False)
+    script = Script(lambda outputs, operand, call: call(torch.mean, call(torch.square, outputs[0]), mean=True))
+    loss, wanted = eager(model, (x,), script)
+    bench = Bench(piped, crew)
+    executor = bench.executor(program_of(piped, plan))
+    compare(executor.run(bench.request((x,), (1,) * 6, script)), model, loss, wanted)
+    model[0].requires_grad_(True)
+    with pytest.raises(InvalidPlanError, match="stages \\[0\\] train parameters"):
+        executor.run(bench.request((x,), (1,) * 6, script))

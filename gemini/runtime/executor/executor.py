@@ -137,10 +137,19 @@ class Executor:
                 tasks = lowered.tasks[worker.place]
                 done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
-                    lowered.loss_stage,
+                    lowered.loss_stage, lowered.frozen,
                 ), "take a plan")  # fmt: skip
             self._lowered[key] = number, lowered
         return self._lowered[key]
+
+    def _check_frozen(self) -> None:
+        """A stage without a backward must train nothing."""
+        wrong = [at for at in self.program.frozen if any(p.requires_grad for p in self.stages[at].parameters())]
+        if wrong:
+            raise InvalidPlanError(
+                f"stages {wrong} train parameters, and have no backward in the plan\n"
+                "    → freeze their parameters (requires_grad_(False)), or give a plan with their backward"
+            )
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
     def run(self, request: StepRequest) -> StepResult:
@@ -152,6 +161,7 @@ class Executor:
             )
         if request.loss is None and self.program.is_training:
             raise InvalidPlanError("a plan with backward actions needs a loss\n    → use program.forward_only()")
+        self._check_frozen()
         self._keep_current()
         kind, step = self._kind(request.loss), next(_numbers)
         requests = {worker: self._request(worker, request, kind, step) for worker in self.workers}

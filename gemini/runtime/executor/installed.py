@@ -11,7 +11,6 @@ from torch import nn
 from gemini.runtime.executor.arrivals import local_readers
 from gemini.runtime.executor.messages import Stages, Tasks
 from gemini.runtime.executor.stage import LiveStage
-from gemini.schedule.block import FORWARD
 
 
 class Installed:
@@ -42,6 +41,7 @@ class Plan:
     def __init__(self, message: Tasks, program: Installed) -> None:
         self.program, self.place, self.tasks = program, message.place, message.tasks
         self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
-        self.is_training = any(task.kind != FORWARD for task in self.tasks)
+        self.frozen = message.frozen
+        self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
         self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage)

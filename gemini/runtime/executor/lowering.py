@@ -53,6 +53,7 @@ class Lowered:
     readers: dict[str, Readers]
     loss: Loss | None
     loss_stage: int
+    frozen: frozenset[int]
 
     def edges(self) -> set[tuple[int, int]]:
         """The pairs of workers that exchange something, lower number first."""
@@ -74,10 +75,15 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
         raise InvalidPlanError(f"the loss reads {', '.join(sorted(missing))}, which no stage makes")
     sources = [readers[name].source for name in names]
     loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
+    if loss is not None and loss_stage in program.frozen:
+        raise InvalidPlanError(
+            f"the loss follows stage {loss_stage}, which has no backward in the plan\n"
+            "    → give it one; only stages before all that is trained may have none"
+        )
     lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
     lowering.check()
     tasks = tuple(tuple(lowering.task(worker, action) for action in row) for worker, row in enumerate(program.orders))
-    return Lowered(tasks, readers, loss, lowering.loss_stage)
+    return Lowered(tasks, readers, loss, lowering.loss_stage, program.frozen)
 
 
 class _Lowering:
@@ -141,7 +147,7 @@ class _Lowering:
             for port in program.interfaces[action.stage].outputs:
                 for reader in self.readers[port.name].stages:
                     stage = self.loss_stage if reader == LOSS else reader
-                    if stage != action.stage:
+                    if stage != action.stage and stage not in program.frozen:
                         yield self._backward[stage, mid]
 
     def check(self) -> None:

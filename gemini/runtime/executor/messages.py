@@ -61,6 +61,7 @@ class Tasks(NamedTuple):
     readers: dict[str, Any]
     loss: Any
     loss_stage: int
+    frozen: frozenset[int]
 
 
 class Retire(NamedTuple):

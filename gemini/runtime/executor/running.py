@@ -142,7 +142,10 @@ class StepRun:
             self._loss(task, stage, made, kept)
         if again:
             kept.given, kept.edges, kept.leaves = given, dict.fromkeys(kept.edges), {}
-        if self.records:
+        if task.stage in self.plan.frozen:
+            if kept.edges:
+                raise Refusal(f"stage {task.stage} has no backward in the plan, and gradients should pass it")
+        elif self.records:
             self.kept[task.stage, mid] = kept
         self.trace.append(("F", task.stage, mid, begin, time.perf_counter()))
 
@@ -261,7 +264,8 @@ class StepRun:
     def _expected(self, task: Task, name: str) -> tuple[int, ...]:
         """The readers whose gradients come from afar: the loss of this stage is in its own graph."""
         readers = self.plan.readers[name].stages
-        return tuple(one for one in readers if one != LOSS or task.stage != self.plan.loss_stage)
+        here = (*self.plan.frozen, *((LOSS,) if task.stage == self.plan.loss_stage else ()))
+        return tuple(one for one in readers if one not in here)
 
     def _backward(self, task: Task) -> None:
         stage, mid = self.plan.stages[task.stage], task.mid
