@@ -53,7 +53,7 @@ def request_outputs(
         inputs_of(piped.wiring, piped.model, bound, dims, sizes),
         tuple(sizes),
         Region.current(),
-        stage_shares=dict.fromkeys(range(len(piped.stages)), shares) if kind.shares else {},
+        shares=shares if kind.shares else (),
         keep=tuple(dict.fromkeys(prepared.keep)),
     )
 

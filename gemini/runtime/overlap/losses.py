@@ -41,7 +41,7 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     if splitting.reason:
         return Prepared(splitting.reason)
     needed = tape.needed_for(root)
-    reason = _obstacle(tape, splitting, needed, sizes)
+    reason = _obstacle(splitting, needed, sizes)
     if reason:
         return Prepared(reason)
     names = port_names(plan)
@@ -58,21 +58,15 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     return Prepared("", splitting, loss, kept, tuple(needed))
 
 
-def _obstacle(tape: Tape, splitting: Splitting, needed: Sequence[int], sizes: Sequence[int]) -> str:
+def _obstacle(splitting: Splitting, needed: Sequence[int], sizes: Sequence[int]) -> str:
     if len(set(sizes)) > 1 and any(at in splitting.sizes for at in needed):
         return "the loss names the number of samples, and the micro-batches are not equal"
-    for at in needed:
-        for number in tape.ops[at].reads():
-            kind = splitting.outputs[number]
-            if number in tape.operands and isinstance(kind, Sample) and kind.outer > 1:
-                return "samples of an operand of the loss are not in order"
     return ""
 
 
 def fetchable(splitting: Splitting, number: int) -> bool:
     """Whether a value can be had from those of the micro-batches."""
-    kind = splitting.outputs[number]
-    return isinstance(kind, (Partial, Constant)) or (isinstance(kind, Sample) and kind.outer == 1)
+    return isinstance(splitting.outputs[number], (Partial, Constant, Sample))
 
 
 def port_names(plan: StepPlan) -> list[str]:
@@ -83,10 +77,7 @@ def port_names(plan: StepPlan) -> list[str]:
 
 def fetched(splitting: Splitting, number: int, output: Output) -> Any:
     """A value of the tape from the worker that has it."""
-    kind = splitting.outputs[number]
-    if isinstance(kind, Sample):
-        return output.concatenated(kind.dim)
-    return output.summed() if isinstance(kind, Partial) else output.first()
+    return output.joined(splitting.outputs[number])
 
 
 def request_of(
@@ -104,7 +95,8 @@ def request_of(
     known = Foreseen(plan.graph, bound, pending.tape)
     nodes, ops = splitting.weights(known, sizes)
     operands = {
-        number: Whole(pending.tape.operands[number], splitting.operands[number]) for number in prepared.loss.operands
+        number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))
+        for number in prepared.loss.operands
     }
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
@@ -113,7 +105,11 @@ def request_of(
         pending.region,
         prepared.loss,
         operands,
-        dict.fromkeys(range(len(piped.stages)), shares) if kind.shares else {},
+        shares if kind.shares else (),
         {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
         prepared.keep,
     )
+
+
+def _place(kind: Any) -> Sample | None:
+    return kind if isinstance(kind, Sample) else None

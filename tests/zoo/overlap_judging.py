@@ -1,0 +1,135 @@
+"""Judging one model whose steps run by a plan: five SGD steps in four micro-batches against one process.
+
+Compared are the losses of all steps, gradients of every step, weights and buffers at the end, and the state of the
+generator: dropout is on. In float64 where the model has kernels for it, to 1e-9; else in float32, to 1e-5 for losses and
+1e-4 for the rest. A gradient is measured by its own largest entry, or by a millionth of the model's largest one where
+that is more: what is 0 but for rounding has no size of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.capture.values import tensors
+from gemini.planner.planning import Wish, plan_step
+from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap.overlap import Overlap
+from tests.runtime.training import difference
+from tests.zoo import discovery, results
+from tests.zoo.judging import Animal, TimeOut, at_most
+from tests.zoo.workers_judging import _again, _prepared
+
+STEPS, PIECES = 5, 4
+LIMITS = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-5, 1e-4)}
+_FIRST = "the first call of its size shows what is returned"
+
+
+def objective(output: Any) -> torch.Tensor:
+    """The model's own loss; without one, the mean square of everything differentiable that it returns."""
+    named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(named, torch.Tensor) and named.requires_grad and named.dim() == 0:
+        return named
+    parts = [part for _, part in tensors(output) if part.requires_grad and part.is_floating_point()]
+    return torch.stack([part.pow(2).mean() for part in parts]).sum()
+
+
+def judge(
+    animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = None, schedule: str = "auto"
+) -> results.Row:
+    """The row of one model."""
+    row: results.Row = {
+        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(crew.workers), "schedule": schedule,
+        **results.versions(), "code": results.digest(("capture", "runtime", "splitting", "planner", "codegen")),
+    }  # fmt: skip
+    started = time.perf_counter()
+    try:
+        with at_most(build):
+            made, row["hint"] = animal.make(hint)
+    except (TimeOut, discovery.NotBuildable) as error:
+        row["reason"] = str(error) or f"no recipe worked within {build} s"
+        return row
+    if not animal.name.startswith("classic/"):
+        row["cls"] = type(made[0]).__name__
+    row["building"] = round(time.perf_counter() - started, 2)
+    started = time.perf_counter()
+    try:
+        with at_most(limit):
+            _compare(row, lambda: _again(animal, made, row["hint"]), crew, schedule)
+    except TimeOut:
+        row.update(status="failed" if "dtype" in row else "not trainable", reason=f"more than {limit} s")
+    except Exception as error:
+        row.update(status="failed", reason=f"{type(error).__name__}: {error!s:.300}")
+    row["seconds"] = round(time.perf_counter() - started, 2)
+    return row
+
+
+def _compare(row: results.Row, fresh: Any, crew: Crew, schedule: str) -> None:
+    expected = None
+    for dtype in LIMITS:
+        try:
+            expected = _train(*_prepared(fresh, dtype))
+            break
+        except Exception as error:
+            row["reason"] = f"{type(error).__name__}: {error!s:.100}"
+    if expected is None:
+        row.update(status="not trainable", reason="it does not train on one device either: " + row["reason"])
+        return
+    row.update(dtype=str(dtype).removeprefix("torch."), reason="")
+    model, args, kwargs = _prepared(fresh, dtype)
+    managed = Managed(model, crew, quiet=True, micro_batches=PIECES)
+    story = Story(type(model).__name__, len(crew.workers))
+    wish = Wish(len(crew.workers), PIECES, schedule=schedule, cache=False)
+    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    dispatch.manage(model, managed)
+    found = _train(model, args, kwargs)
+    row["worst"], place = _worst(expected, found, LIMITS[dtype])
+    row["status"] = "equal" if row["worst"] <= 1 else "different"
+    row["path"] = OVERLAPPED if story.steps.get(OVERLAPPED) else DISPATCHED if story.steps.get(DISPATCHED) else LOCAL
+    row["plan"], row["demoted"] = story.plan, managed.record.demotions
+    row["why"] = next((reason for reason in story.reasons if reason != _FIRST), "")
+    if row["status"] == "different":
+        row["reason"] = f"{place}: {row['worst']:.1e} times the limit"
+
+
+def _train(model: nn.Module, args: Any, kwargs: Any) -> dict[str, torch.Tensor | None]:
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    seen: dict[str, torch.Tensor | None] = {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = objective(model(*args, **kwargs))
+        loss.backward()
+        seen[f"loss {step}"] = loss.detach().clone()
+        for name, parameter in model.named_parameters():
+            seen[f"gradient {step} {name}"] = None if parameter.grad is None else parameter.grad.to_dense().clone()
+        optimizer.step()
+    seen |= {
+        f"state {key}": value.detach().clone() for key, value in model.state_dict().items() if hasattr(value, "detach")
+    }
+    return {**seen, "generator": torch.get_rng_state()}
+
+
+def _worst(one: dict[str, Any], other: dict[str, Any], limits: tuple[float, float]) -> tuple[float, str]:
+    """The largest difference in units of its limit, and where it is."""
+    gradients = [value for key, value in one.items() if key.startswith("gradient") and value is not None]
+    largest = max((float(value.abs().max()) for value in gradients if value.numel()), default=0.0)
+    worst, place = 0.0, ""
+    if one.keys() != other.keys():
+        return float("inf"), f"{sorted(one.keys() ^ other.keys())[:2]}"
+    for key, value in one.items():
+        least = 1e-6 * largest if key.startswith("gradient") else 0.0
+        size = difference(value, other[key], least) / limits[0 if key.startswith("loss") else 1]
+        if size > worst:
+            worst, place = size, key
+    return worst, place
