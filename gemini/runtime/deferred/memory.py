@@ -82,6 +82,7 @@ class Pinned(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, copy: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         """The copy; in a list, so that autograd takes it for new."""
+        ctx.set_materialize_grads(False)  # no gradient is none, not zeros
         return copy[0]
 
     @staticmethod

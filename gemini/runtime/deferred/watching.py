@@ -11,6 +11,7 @@ It lies below all modes of the program, which then enter and leave theirs as alw
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,14 +54,25 @@ class Watching(TorchFunctionMode):  # type: ignore[misc]
             if kind & WRITES or "out" in kwargs:
                 _before_writing(args, kwargs)
             _before_reading(args, kwargs)
-        return func(*args, **kwargs)
+        _here.depth += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _here.depth -= 1
 
 
+class _Here(threading.local):
+    depth = 0  # torch has taken the mode away, to call it, and puts it back afterwards
+
+
+_here = _Here()
 _watching = Watching()
 
 
 def watch_program(begin: bool) -> None:
     """Watch, or do so no more, in this thread."""
+    if _here.depth:
+        return
     count = torch._C._len_torch_function_stack()
     at = [torch._C._get_function_stack_at(index) is _watching for index in range(count)]
     if any(at) == begin:
