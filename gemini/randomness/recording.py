@@ -54,6 +54,11 @@ class Pattern:
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Notes every draw made inside."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would load its compiler."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.draws: list[Draw] = []

@@ -74,6 +74,11 @@ class SlicedDraws:
 class _Slicing(TorchDispatchMode):  # type: ignore[misc]
     """Hands out slices while a stage runs forward."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would load its compiler."""
+        return False
+
     def __init__(self, source: SlicedDraws, start: int, length: int) -> None:
         super().__init__()
         self.source, self.where = source, (start, length)
