@@ -30,9 +30,14 @@ class Installed:
             self.latest.update({id(parameter): number for parameter in stage.parameters})
 
     def follow(self, state: Any) -> None:
-        """Training flags and frozen parameters of every stage, where they have changed."""
+        """Training flags and frozen parameters of every stage; None: as in the last step of this program.
+
+        A parameter is one for the whole process: a unit, or a stage of another program, may have followed since.
+        """
         for number, training, trained in state or ():
             self.stages[number].follow(training, trained)
+        for stage in self.stages.values():
+            stage.freeze()
 
 
 class Plan:

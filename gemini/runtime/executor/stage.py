@@ -42,6 +42,7 @@ class LiveStage:
     def __init__(self, number: int, module: nn.Module, interface: Interface) -> None:
         self.number, self.module, self.interface = number, module, interface
         self.modules, self.parameters = list(module.modules()), list(module.parameters())
+        self.trained = [parameter.requires_grad for parameter in self.parameters]
         self.buffers = list(module.buffers())
         self.suspects: set[int] | None = None  # buffers that it writes; None: not known yet
         self.written: set[str] | None = None  # inputs that it writes; None: not known yet
@@ -52,7 +53,11 @@ class LiveStage:
         self.suspects = self.written = None  # in another mode it may write to others
         for module, flag in zip(self.modules, training, strict=True):
             module.training = flag
-        for parameter, flag in zip(self.parameters, trained, strict=True):
+        self.trained = list(trained)
+
+    def freeze(self) -> None:
+        """Before a step: parameters are trained or frozen as was said last."""
+        for parameter, flag in zip(self.parameters, self.trained, strict=True):
             parameter.requires_grad_(flag)
 
     def set_shares(self, shares: list[float]) -> None:

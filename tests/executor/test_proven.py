@@ -1,0 +1,106 @@
+"""From a recorded loss and the proof that it splits to a step: what the parts make together."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import Bench, compare, cut, outputs_of
+from torch import nn
+
+from gemini.capture.regions import Region
+from gemini.codegen import generate
+from gemini.pipe import Piped
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.executor.asked import step_of
+from gemini.schedule.library import library
+from gemini.splitting.graphs import prove_graph
+from gemini.splitting.tapes import prove
+from gemini.step.program import program_of
+from gemini.step.splitting import Sample
+
+_spec = importlib.util.spec_from_file_location("recorder", Path(__file__).parents[1] / "splitting" / "recorder.py")
+assert _spec is not None and _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules.setdefault("recorder", _module)
+_spec.loader.exec_module(_module)
+Recorder = _module.Recorder
+
+
+class Tagger(nn.Module):
+    """Computes its loss itself where it is given labels."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(4))
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, ids, labels=None):
+        x = self.words(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.head(x)
+        if labels is None:
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100), logits
+
+
+def flat(outputs, labels):
+    return F.cross_entropy(outputs[0].view(-1, 5), labels.view(-1), ignore_index=-100)
+
+
+def smooth(outputs, labels):
+    kept = labels.clamp(min=0)
+    return F.cross_entropy(outputs[0].transpose(1, 2), kept, label_smoothing=0.1) / 4 + outputs[0].square().sum() / 100
+
+
+def masked(outputs, labels):
+    mask = (labels >= 0).double()
+    each = F.cross_entropy(outputs[0].transpose(1, 2), labels.clamp(min=0), reduction="none")
+    return (each * mask).sum() / mask.sum()
+
+
+def own(outputs, labels):
+    return outputs[0] * 2 + outputs[1].mean()
+
+
+@pytest.mark.parametrize(("loss", "given"), [(flat, False), (smooth, False), (masked, False), (own, True)])
+def test_equal_to_one_device(crew: Crew, loss, given: bool) -> None:
+    torch.manual_seed(0)
+    model = Tagger().double()
+    ids, labels = torch.randint(0, 9, (7, 4)), torch.randint(0, 5, (7, 4))
+    labels[0], labels[3, :3], labels[6] = -100, -100, -100
+    args = (ids, labels) if given else (ids,)
+    outputs = outputs_of(model(*args))
+    with Recorder(outputs) as recorder:
+        value = loss(outputs, labels)
+    value.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    tape, root = recorder.tape, recorder.numbers[id(value)]
+    piece = tuple(one[:3] for one in args)
+    piped = cut(model, piece, stages=3)
+    splitting = prove(prove_graph(piped.graph, piece, {}), tape, root)
+    assert splitting, splitting.reason
+    if splitting.node_shares:
+        shares = {node: at for at, node in enumerate(sorted(splitting.node_shares))}
+        codes = generate(piped.graph, piped.partition, shares=shares)
+        piped = Piped(model, piped.graph, piped.profile, piped.partition, codes)
+    bench = Bench(piped, crew)
+    executor = bench.executor(program_of(piped, library("1f1b", 3, 3)))
+    keep = range(len(outputs))
+    request, names = step_of(
+        piped, (args, {}), tape, root, splitting, (3, 3, 1), region=Region.current(), keep=[*keep, root]
+    )
+    result = executor.run(request)
+    compare(result, model, value.detach(), wanted)
+    for number in keep:
+        kind = splitting.outputs[number]
+        if isinstance(kind, Sample):
+            torch.testing.assert_close(result.outputs[names[number]].joined(kind), outputs[number].detach())
+    torch.testing.assert_close(result.outputs[names[root]].summed(), value.detach())
