@@ -364,6 +364,16 @@ def grad_of_logits(s: Session) -> None:
 
 
 @program()
+def grad_of_logits_after_reading(s: Session) -> None:
+    out = s.model(s.x)
+    loss = F.cross_entropy(out, s.y)
+    s.saw(loss.item())
+    (g,) = torch.autograd.grad(loss * 2, out, retain_graph=True)
+    s.saw(g)
+    step(s, loss)
+
+
+@program()
 def gradient_penalty(s: Session) -> None:
     x = s.x.clone().requires_grad_()
     out = s.model(x)

@@ -56,9 +56,32 @@ def grad(
     **kwargs: Any,
 ) -> Any:
     """`torch.autograd.grad` of deferred tensors."""
+    calls = {id(one._pending): one._pending for one in deferred_in(inputs) if one._pending is not None}
     _prepare(outputs, grad_outputs, inputs, create_graph)
     outputs, inputs, grad_outputs = replaced((outputs, inputs, grad_outputs), real_of)
-    return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+    rerun = [one for one in calls.values() if one.has_graph()]
+    if not rerun:
+        return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    total = list(_grad(outputs, inputs, grad_outputs, True, create_graph, allow_unused=True))
+    for pending in rerun:
+        _add_those_through(pending, outputs, inputs, grad_outputs, create_graph, total)
+    return tuple(total)
+
+
+def _add_those_through(  # noqa: PLR0917
+    pending: Pending, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
+) -> None:
+    """Gradients of values of a step that has run already: on through the graph of its rerun, from its root."""
+    root, again = pending.roots()
+    if root is None:
+        return
+    (arrived,) = _grad(outputs, [root], factors, True, create_graph, allow_unused=True)
+    if arrived is not None:
+        found = _grad([again], inputs, [arrived], True, create_graph, allow_unused=True)
+        for at, one in enumerate(found):
+            if one is not None:
+                total[at] = one if total[at] is None else total[at] + one
 
 
 @functools.wraps(_of_tensor)

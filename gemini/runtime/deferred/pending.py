@@ -157,7 +157,8 @@ class Pending:
             self.surroundings.begin()
             result: StepResult | None = None
             try:
-                result = self.work.overlapped(self, self.tape, root)
+                with self.surroundings.modes_of_then():
+                    result = self.work.overlapped(self, self.tape, root)
             except Exception as error:
                 self.surroundings.undo()
                 self.work.failed(error)
@@ -228,6 +229,11 @@ class Pending:
         if self._arrived != {self._ran_for} or not is_usual:
             is_single = is_usual and len(self._arrived) == 1 and self.tape.metas[value].is_scalar()
             self.work.roots[hash(self.tape.signature())] = value if is_single else None
+
+    def roots(self) -> tuple[torch.Tensor | None, Any]:
+        """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
+        tensor = self._made[self._ran_for]() if self._ran_for in self._made else None
+        return (None if tensor is None else real_of(tensor)), (self._graph or {}).get(self._ran_for)
 
     def has_graph(self) -> bool:
         """Whether values of it are in a graph of their own, with the program's hooks."""
