@@ -1,7 +1,7 @@
 """Checking: a proof held against numbers. It may overrule a proof, never replace one.
 
-Two comparisons of the whole batch with its micro-batches: the loss and its derivatives by the model's outputs, in double
-precision with made-up outputs; and the model's own outputs, with the random numbers of the whole batch.
+Two comparisons of the whole batch with its micro-batches: the loss and its derivatives by the model's outputs, in
+double precision with made-up outputs; and the model's own outputs, with the random numbers of the whole batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from gemini.capture.state import Saved
 from gemini.splitting.foreseeing import Foreseen
 from gemini.splitting.graphs import GraphForms
 from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Share, Splitting
-from gemini.step.tape import Tape
+from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.tape import Meta, Tape
 
 _EXACT = 1e-7  # in double precision
 _CLOSE = 2e-3  # of the model's own type
 
 
-def check(
+def check(  # noqa: PLR0917
     forms: GraphForms, tape: Tape, root: int, splitting: Splitting, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     """Why a splitting is to be refused after all; '' if nothing speaks against it."""
@@ -60,7 +60,8 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
     total = sum(sizes)
     generator = torch.Generator().manual_seed(0)
     parts = [
-        [_made(tape, at, splitting.outputs[at], size, total, generator) for at in range(tape.outputs)] for size in sizes
+        [_made(tape.metas[at], splitting.outputs[at], size, total, generator) for at in range(tape.outputs)]
+        for size in sizes
     ]
     for one in parts[1:]:  # what is the same in all micro-batches
         for at in range(tape.outputs):
@@ -86,9 +87,8 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
     return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
 
 
-def _made(tape: Tape, at: int, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
+def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
     """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
-    meta = tape.metas[at]
     shape = list(meta.shape)
     if isinstance(kind, Sample):
         shape[kind.dim] = shape[kind.dim] // total * size
@@ -104,7 +104,7 @@ def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int]) -> torc
     if isinstance(kind, Partial):
         return torch.stack(parts).sum(0)
     if isinstance(kind, Mean):  # by any shares that add up to one
-        weights = Share().weights(None, sizes)  # type: ignore[arg-type]
+        weights = [size / sum(sizes) for size in sizes]
         return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
     return parts[0]
 
@@ -114,7 +114,7 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _or_zero(one: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tensor:
-    return one if one is not None else torch.zeros_like(like)  # type: ignore[arg-type]
+    return one if one is not None else torch.zeros_like(like)
 
 
 def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
@@ -129,8 +129,7 @@ def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
 def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any) -> str:
-    graph, model = forms.graph, forms.graph.bound_model()
-    saved = Saved(model)
+    saved = Saved(forms.graph.bound_model())
     try:
         with torch.no_grad():
             return _compare_graph(forms, splitting, call, sizes, weights)

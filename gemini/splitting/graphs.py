@@ -158,7 +158,7 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
         ref = node.mutates[0]
         made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False
-    elif node.kind == "module":
+    elif node.kind == "module" or _can_be_opened(node):
         from gemini.splitting.leaves import open_leaf
 
         made.name = node.cls or "module"
@@ -168,6 +168,12 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     if any(key.source != "ret" for key, _ in made.results):
         made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
     return made
+
+
+def _can_be_opened(node: Node) -> bool:
+    """Whether a block is one by choice, not because its Python could not be followed or was followed wrongly."""
+    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith("depth ")
+    return node.kind == "block" and chosen and node.target != ""
 
 
 def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind:

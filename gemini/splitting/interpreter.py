@@ -18,11 +18,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gemini.capture.forms import refs
 from gemini.capture.values import decode
 from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Result, Value, leaves
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
+    Arranged,
     Constant,
     Kind,
     Mean,
@@ -58,7 +60,7 @@ class Statement:
     index: Hashable
     name: str  # of its rule
     form: Any  # of (args, kwargs), or one form of each
-    results: list[tuple[Hashable, Result]]
+    results: list[tuple[Any, Result]]
     samples: int
     traced: bool
     where: str = ""
@@ -88,7 +90,9 @@ class Interpreter:
 
     def copy(self) -> Interpreter:
         """One that goes on from here by itself."""
-        copies = {name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list))}
+        copies: dict[str, Any] = {
+            name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list))
+        }
         return replace(self, **copies)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,15 +113,32 @@ class Interpreter:
 
     def demand(self, key: Hashable, decision: Any) -> bool:
         """Have a value decided from outside; False if it cannot be."""
-        if not self._possible(key, decision):
+        found = self._reach(key, decision)
+        if found is None:
             return False
-        self.resume(self._decide(key, decision))
+        self.resume(self._decide(found.key, found.decision))
         return True
+
+    def _reach(self, key: Hashable, decision: Any) -> Demand | None:
+        """A demand on a value, or where a mean was made by a write in place, on what was written."""
+        if self._possible(key, decision):
+            return Demand(key, decision)
+        maker = self.statements[self.origin[key]] if key in self.origin else None
+        if decision != "share" or maker is None or maker.form is None or not maker.writes:
+            return None
+        for part in dict.fromkeys(map(self.key, form_refs(maker.form))):
+            value = self.values.get(part)
+            if value is not None and part not in maker.writes and isinstance(value.kind, Mean):
+                return self._reach(part, decision)
+        return None
 
     def _decide(self, key: Hashable, decision: Any) -> int:
         at = self.origin[key]
         self.decisions[self.statements[at].index] = decision
-        return 0 if self.rewritten else at
+        if not self.rewritten:
+            return at
+        self.blocked = ""  # by a write, which is looked at again
+        return 0
 
     def _possible(self, key: Hashable, decision: Any) -> bool:
         """Whether a decision can still be made."""
@@ -141,6 +162,8 @@ class Interpreter:
             kinds = [Opaque(f"{statement.where}: {refused}")] * len(statement.results)
         known = statement.pure and not statement.random and self._knows(statement)
         for (key, result), kind in zip(statement.results, kinds, strict=True):
+            if key in statement.writes:
+                self._overwrite(statement, key, kind)
             self.origin[key] = at
             checked = _checked(kind, result, statement)
             name, operand = self.alias.get(key, key), statement.name == "operand"
@@ -153,7 +176,10 @@ class Interpreter:
     def _knows(self, statement: Statement) -> bool:
         if statement.known is not None:
             return statement.known
-        args, kwargs = self.arguments(statement)
+        try:
+            args, kwargs = self.arguments(statement)
+        except Refused:
+            return False
         return all(leaf.known for leaf in leaves((args, kwargs)) if isinstance(leaf, Value))
 
     def _decided(self, statement: Statement, value: Value, result: Result) -> None:
@@ -162,9 +188,10 @@ class Interpreter:
         free = value.known and not value.grad and result.batch is None and statement.flaggable and not self.frozen
         if isinstance(value.kind, Opaque) and decision is None and free and len(statement.results) == 1:
             decision = self.decisions[statement.index] = "whole"
-        kind, share = value.kind, None
+        kind: Kind = value.kind
+        share: Share | None = None
         if decision == "share" and isinstance(kind, Mean):
-            kind, share = Partial(), kind.share
+            share, kind = kind.share, Partial()
         elif decision == "times" and isinstance(kind, Partial):
             kind, share = Mean(Uniform()), Times()
         elif decision == "once" and isinstance(kind, Constant):
@@ -192,7 +219,10 @@ class Interpreter:
         from gemini.splitting.numbers import number_kind
 
         if isinstance(form, Ref):
-            return self.values[self.key(form)]
+            key = self.key(form)
+            if key not in self.values:
+                raise Refused(f"it reads {form}, which was not followed")
+            return self.values[key]
         if isinstance(form, Number):
             return number_kind(form.expr, self.values)
         return None  # an object of the model
@@ -227,17 +257,17 @@ class Interpreter:
                 raise Refused("no rule says what it does with samples")
             if numbers and statement.name not in COUNTING:
                 raise Refused("it uses the number of samples")
-            found = arranged(call, rule) if concerns_order(call) else rule(call)
+            found = arranged(call, rule) if rule is None or concerns_order(call) else rule(call)
             _no_draws_apart(call, found)
             return found
         except Demand as demand:
-            if self._possible(demand.key, demand.decision):
-                raise
-            raise self._otherwise(call, demand) from None
+            nearest = self._reach(demand.key, demand.decision)
+            raise (nearest or self._otherwise(call, demand)) from None
         except _BUGS as error:
             raise Refused(f"its arguments are not understood ({error!s:.60})") from error
         except Refused as refused:
-            raise (self._foreseen(tensors) or refused) from None
+            read = [self.values[key] for key in map(self.key, form_refs(statement.form)) if key in self.values]
+            raise (self._foreseen(read) or refused) from None
 
     def _otherwise(self, call: Call, demand: Demand) -> Exception:
         """What to do where a demand cannot be met: constants that are added to a sum can be made one instead."""
@@ -254,6 +284,16 @@ class Interpreter:
                 return Demand(value.key, "whole")
         return None
 
+    def _overwrite(self, statement: Statement, key: Hashable, kind: Kind) -> None:
+        """`x[i] = y`: x must stay of its kind, for views of it were followed; one just made has none."""
+        old, maker = self.values[key].kind, self.statements[self.origin[key]].name
+        if old == kind or (isinstance(kind, Arranged) and maker == "empty_like"):
+            return
+        self.rewritten = True
+        self.blocked = self.blocked or (
+            kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values"
+        )
+
     def _write(self, statement: Statement, key: Hashable) -> None:
         """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
         if not statement.results or key == statement.results[0][0] or key not in self.values:
@@ -266,6 +306,11 @@ class Interpreter:
                 reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
                 self.blocked = self.blocked or reason
         self.values[key] = replace(old, kind=new.kind, known=False)
+
+
+def form_refs(form: Any) -> list[Any]:
+    """The values that a statement reads, those inside numbers included."""
+    return [ref for part in (form if isinstance(form, tuple) else (form,)) for ref in refs(part)]
 
 
 def _spread(found: Any, count: int) -> list[Kind]:

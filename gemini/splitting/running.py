@@ -1,7 +1,7 @@
 """Running: a tape on the values of one micro-batch, and a graph by micro-batches in one process.
 
-The reference for whoever runs a splitting: flagged nodes and ops are weighed, numbers of samples in the tape are those of
-the micro-batch, operands are taken apart.
+The reference for whoever runs a splitting: flagged nodes and ops are weighed, numbers of samples in the tape are those
+of the micro-batch, operands are taken apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(starts, sizes, strict=True))
 
 
-def run_tape(
+def run_tape(  # noqa: PLR0917
     tape: Tape,
     outputs: Sequence[torch.Tensor],
     operands: Mapping[int, torch.Tensor],

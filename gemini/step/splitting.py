@@ -77,8 +77,8 @@ class Positions:
 class Arranged:
     """Part of a run in which rows of all samples are sorted, worked on, and put back (experts).
 
-    `role`: `keys` and `rows` are in sorted order; `order` says where they were; `inverse` where they went; `numbers` are
-    0, 1, 2 …; `tally` and `offsets` say how many rows there are of each key.
+    `role`: `keys` and `rows` are in sorted order; `order` says where they were; `inverse` where they went; `numbers`
+    are 0, 1, 2 …; `tally` and `offsets` say how many rows there are of each key.
     """
 
     role: str

@@ -218,3 +218,13 @@ def test_parameters_in_the_loss_count_once():
     split_equals(Step(model, inputs, lambda o: F.cross_entropy(o, Y) + o.square().mean() + 0.1 * decay()))
     split_equals(Step(model, inputs, lambda o: o.square().sum() + 0.1 * decay()))
     split_equals(Step(model, inputs, lambda o: F.mse_loss(o @ model.fc.weight, positive(N, 4))))
+
+
+def test_a_loss_added_up_in_place():
+    def added(o):
+        total = o.new_zeros(())
+        total += F.cross_entropy(o, Y_IGNORED)
+        total += o.square().mean()
+        return total * 2
+
+    split_equals(Step(*rows(), added))

@@ -98,7 +98,8 @@ def shift(call: Call) -> Kind:
 
 
 @rule("matrix_exp", "linalg_inv", "inverse", "linalg_det", "linalg_slogdet", "det", "linalg_cholesky", "cholesky",
-      "linalg_qr", "linalg_svd", "linalg_eigh", "logdet", "pinverse", "linalg_pinv", "matrix_power", "linalg_matrix_power")  # fmt: skip
+      "linalg_qr", "linalg_svd", "linalg_eigh", "logdet", "pinverse", "linalg_pinv", "matrix_power",
+      "linalg_matrix_power")  # fmt: skip
 def matrices(call: Call) -> Kind:
     """Of the last two dimensions."""
     return _apart(call, (-2, -1))

@@ -88,7 +88,7 @@ def _by_row(call: Call, rule: Rule) -> Kind | list[Kind]:
     results = [row_result(result, rows.entries) for result in call.results]
     inner = replace(call, args=_replaced(call.args), kwargs=_replaced(call.kwargs), results=results, sizes={})
     found = rule(inner)
-    kinds = list(found) if isinstance(found, (list, tuple)) else [found]
+    kinds: list[Any] = list(found) if isinstance(found, (list, tuple)) else [found]
     keeps = call.name in ("float", "to", "int", "long", "contiguous", "clone", "detach")
     keyed = keeps and isinstance(call.first.kind, Arranged) and call.first.kind.role == "keys"
     made = [replace(rows, role="keys") if keyed else back(kind, rows) for kind in kinds]
@@ -174,8 +174,7 @@ def _empty_like(call: Call) -> Kind | None:
 def _grouped(call: Call) -> Kind | None:
     rows, weights, offsets = call.given(0, "input"), call.given(1, "weight"), call.given(2, "offs")
     if (
-        (isinstance(weights, Value)
-        and not weights.is_constant)
+        (isinstance(weights, Value) and not weights.is_constant)
         or _role(rows) not in _ROWS
         or _role(offsets) != "offsets"
     ):

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Arranged, Kind, Positions, Sample
+from gemini.step.splitting import Arranged, Constant, Kind, Positions, Sample
 
 
 def _from_sizes(call: Call, sizes: list[Any]) -> Kind:
@@ -32,9 +32,9 @@ def filled(call: Call) -> Kind:
 
 def _sized(call: Call, args: tuple[Any, ...]) -> Kind:
     sizes = list(call.kwargs["size"]) if "size" in call.kwargs else _listed(args)
-    if not any(isinstance(size, (Count, Odd)) for size in sizes) and call.traced:
-        from gemini.step.splitting import Constant
-
+    counted = any(isinstance(size, (Count, Odd)) for size in sizes)
+    # On a tape sizes are plain: one that might count samples is not guessed at.
+    if not counted and (call.traced or all(size == 0 or size % call.samples for size in sizes)):
         return Constant()
     return _from_sizes(call, sizes)
 
@@ -58,8 +58,6 @@ def randint(call: Call) -> Kind:
 @rule("new_tensor")
 def new_tensor(call: Call) -> Kind:
     """Only the type of the tensor matters."""
-    from gemini.step.splitting import Constant
-
     call.constant(call.args[1:])
     return Constant()
 
@@ -75,5 +73,5 @@ def arange(call: Call) -> Kind:
     plain = isinstance(end, Count) and end % call.samples == 0 and not isinstance(start, (Count, Odd)) and start == 0
     if not plain or call.kwargs.get("step", 1) != 1:
         raise Refused("arange up to a number that depends on the number of samples")
-    entries = end // call.samples
+    entries = int(end) // call.samples  # type: ignore[arg-type]
     return Positions(0) if entries == 1 else Arranged("numbers", None, entries)

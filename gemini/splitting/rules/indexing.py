@@ -22,8 +22,7 @@ def _items(index: Any, rank: int) -> list[Any]:
     items = [_listed(item) for item in (index if isinstance(index, tuple) else (index,))]
     used = sum(_consumed(item) for item in items if item is not None and item is not Ellipsis)
     at = next((at for at, item in enumerate(items) if item is Ellipsis), len(items))
-    rest = [item for item in items[at + 1 :]]
-    return [*items[:at], *[slice(None)] * (rank - used), *rest]
+    return [*items[:at], *[slice(None)] * (rank - used), *items[at + 1 :]]
 
 
 def _listed(item: Any) -> Any:
@@ -116,7 +115,9 @@ def _advanced(call: Call, value: Value, items: list[Any]) -> Kind:
     return _own_entries(call, own, items[at], others, rank, start)
 
 
-def _own_entries(call: Call, own: Sample, item: Any, others: list[Value], rank: int, start: int) -> Kind:
+def _own_entries(  # noqa: PLR0917
+    call: Call, own: Sample, item: Any, others: list[Value], rank: int, start: int
+) -> Kind:
     if not isinstance(item, Value) or not isinstance(item.kind, Positions) or own.entries != 1:
         raise Refused("picking samples out of the batch by index")
     placed = item.kind.dim + rank - item.rank
@@ -199,9 +200,9 @@ def gather(call: Call) -> Kind:
     if axis(dim, value.rank) == kind.dim:
         raise Refused(f"{call.name} along the samples")
     for one in group:
-        if one.is_constant:
-            if (one is not index and one is not value) or one.shape[kind.dim] != 1 or call.name != "take_along_dim":
-                call.must_be(one, kind)
+        broadcast = call.name == "take_along_dim" and one.shape[kind.dim] == 1
+        if one.is_constant and not broadcast:
+            call.must_be(one, kind)
     return kind
 
 

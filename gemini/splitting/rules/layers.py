@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
@@ -54,7 +56,7 @@ def attention(call: Call) -> Kind:
     three = [call.given(at, name) for at, name in enumerate(names)]
     mask = call.given(3, "attn_mask")
     rank = max(one.rank for one in three)
-    kind = aligned(call, [one for one in three], rank) if not _all_constant(three) else Constant()
+    kind = aligned(call, three, rank) if not _all_constant(three) else Constant()
     if isinstance(mask, Value):
         if isinstance(kind, Constant):
             return _first_two(call, aligned(call, [mask], rank), rank)
@@ -86,7 +88,7 @@ def _first_two(call: Call, kind: Kind, rank: int) -> Kind:
 
 
 @rule("multi_head_attention_forward")
-def multi_head_attention(call: Call) -> list[Kind]:
+def multi_head_attention(call: Call) -> Sequence[Kind]:
     """(length, samples, width), as `nn.MultiheadAttention` calls it."""
     query, key, value = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
     masks = [call.kwargs.get("key_padding_mask"), call.kwargs.get("attn_mask")]
@@ -103,6 +105,15 @@ def multi_head_attention(call: Call) -> list[Kind]:
     allowed = [one for one in (query, key, value, *masks) if isinstance(one, Value)]
     call.only(*allowed)
     return [kind, Sample(0)][: len(call.results)]
+
+
+@rule("linalg_solve_triangular", "linalg_solve", "linalg_lstsq")
+def solve(call: Call) -> Kind:
+    """Matrices (…, n, n) and right sides (…, n, k), each for itself."""
+    left, right = call.first, call.given(1, "B")
+    if left.rank != right.rank:
+        raise Refused(f"{call.name} of different ranks")
+    return _first_two(call, aligned(call, [_lead(left), _lead(right)], left.rank), left.rank)
 
 
 _SPATIAL = {"1d": 1, "2d": 2, "3d": 3}
@@ -147,15 +158,12 @@ def grid_sample(call: Call) -> Kind:
     return value.kind
 
 
-@rule("affine_grid")
-def affine_grid(call: Call) -> Kind:
-    """A grid a sample; the size asked for counts samples."""
-    raise Refused("affine_grid asks for the number of samples")
-
-
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
 def recurrent(call: Call) -> list[Kind]:
-    """`(input, states, weights, bias, layers, dropout, train, bidirectional, batch_first)`; states (layers, samples, width)."""
+    """`(input, states, weights, bias, layers, dropout, train, bidirectional, batch_first)`.
+
+    States are (layers, samples, width).
+    """
     if len(call.args) < 9 or not isinstance(call.args[2], (list, tuple)):
         raise Refused(f"{call.name} of packed sequences")
     value, states, batch_first = call.args[0], call.args[1], call.args[8]

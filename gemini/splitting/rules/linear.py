@@ -25,7 +25,7 @@ def together(call: Call, parts: Sequence[Any]) -> Kind:
         raise Refused(f"{call.name} of a sum over the batch and a number of samples")
     for value in values:
         if not value.is_constant and not value.is_sum:
-            raise Refused(f"{call.name} of samples and a sum over the batch")
+            raise Refused(f"{call.name} of samples and a sum or mean over the batch")
     constant = any(value.is_constant for value in values) or any(
         isinstance(part, Fixed) or (isinstance(part, (int, float, complex)) and part != 0) for part in parts
     )

@@ -127,7 +127,7 @@ def rows(call: Call) -> Kind:
 @rule("triplet_margin_loss", "cosine_embedding_loss", "margin_ranking_loss")
 def several(call: Call) -> Kind:
     """Several tensors, row by row or entry by entry."""
-    values = [value for value in call.tensors()]
+    values = call.tensors()
     kind = call.sample(next(value for value in values if not value.is_constant))
     flat = call.name == "margin_ranking_loss"
     if kind.dim != 0 or (not flat and values[0].rank != 2):

@@ -14,17 +14,17 @@ from gemini.step.splitting import Constant, Kind, Sample
 
 NAMES = """
 abs acos acosh asin asinh atan atanh arccos arcsin arctan atan2 arctan2 cos cosh sin sinh sinc tan tanh
-exp exp2 expm1 log log10 log1p log2 logaddexp logaddexp2 logit xlogy xlog1py sqrt rsqrt square pow float_power reciprocal
-sign sgn signbit ceil floor round trunc fix frac fmod remainder floor_divide rfloor_divide div_ rdiv
+exp exp2 expm1 log log10 log1p log2 logaddexp logaddexp2 logit xlogy xlog1py sqrt rsqrt square pow float_power
+reciprocal sign sgn signbit ceil floor round trunc fix frac fmod remainder floor_divide rfloor_divide div_ rdiv
 erf erfc erfinv lgamma digamma mvlgamma polygamma i0 i0e i1 i1e entr ndtr ndtri log_ndtr gammaln zeta
 clamp clamp_min clamp_max nan_to_num copysign nextafter hypot ldexp lerp maximum minimum fmax fmin
-addcmul addcdiv where masked_fill eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isclose
+addcmul addcdiv masked_fill eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isclose
 logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift
 bitwise_right_shift lshift rshift angle conj conj_physical resolve_conj resolve_neg polar complex real imag heaviside
-relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh softplus softsign tanhshrink hardshrink
-softshrink logsigmoid log_sigmoid sigmoid threshold rrelu rectify dropout feature_dropout alpha_dropout
-zeros_like ones_like full_like empty_like rand_like randn_like randint_like bernoulli normal uniform exponential log_normal
-cauchy geometric zero fill copy positive bucketize searchsorted_ isreal deg2rad rad2deg gcd lcm
+relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtanh softplus softsign tanhshrink
+hardshrink softshrink logsigmoid log_sigmoid sigmoid threshold rrelu rectify dropout feature_dropout alpha_dropout
+full_like empty_like rand_like randn_like randint_like bernoulli normal uniform exponential log_normal
+cauchy geometric zero fill copy isreal deg2rad rad2deg gcd lcm
 get_real get_imag get_data fake_quantize_per_tensor_affine special_expit expit erfcx
 """
 
@@ -54,6 +54,27 @@ def aligned(call: Call, values: Iterable[Value], rank: int) -> Kind:
 def pointwise(call: Call) -> Kind:
     """Entry by entry."""
     return aligned(call, call.tensors(), len(call.out().shape))
+
+
+@rule("zeros_like", "ones_like")
+def alike(call: Call) -> Kind:
+    """The same entry everywhere: of a sum over the batch, a constant."""
+    return Constant() if call.first.is_sum else call.sample(call.first)
+
+
+@rule("where")
+def where(call: Call) -> Kind:
+    """A choice entry by entry; with a condition alone, its places, whose number depends on contents."""
+    if len(call.args) + len(call.kwargs) < 3:
+        raise Refused("where() of a condition alone: how many places there are depends on contents")
+    return pointwise(call)  # type: ignore[return-value]
+
+
+@rule("bucketize")
+def bucketize(call: Call) -> Kind:
+    """Entry by entry, by boundaries that are the same for all."""
+    call.only(call.first)
+    return call.sample(call.first)
 
 
 @rule("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")

@@ -58,7 +58,7 @@ def extreme(call: Call) -> Kind:
     """Of one tensor along a dimension, or of two entry by entry."""
     if isinstance(call.given(1, "other"), Value):
         return aligned(call, call.tensors(), len(call.out().shape))
-    return along(call)
+    return _over(call, call.given(1, "dim", call.kwargs.get("axis")), call.given(2, "keepdim", False))
 
 
 @rule("norm", "linalg_norm", "linalg_vector_norm", "linalg_matrix_norm", "quantile", "nanquantile", "kthvalue",

@@ -1,4 +1,4 @@
-"""Shape ops that move, join, repeat or cut dimensions. Samples go with theirs; what cuts or joins samples is refused."""
+"""Shape ops that move, join, repeat or cut dimensions. Samples go with theirs; what cuts or joins them is refused."""
 
 from __future__ import annotations
 
