@@ -780,3 +780,142 @@ def trained_flags_switched(s: Session) -> None:
     s.net.eval()
     step(s, loss)
     s.net.train()
+
+
+# ── odd uses ───────────────────────────────────────────────────────────────────────────────────────────────────────
+@program()
+def constructors(s: Session) -> None:
+    out = s.model(s.x)
+    loss = F.cross_entropy(out, s.y)
+    s.saw(
+        torch.tensor([float(loss), 1.0]), torch.as_tensor(loss.detach()), torch.tensor([loss.detach(), loss.detach()])
+    )
+    s.saw(
+        torch.tensor(out.detach()),
+        nn.Parameter(out.detach()),
+        torch.asarray(out.detach()),
+        torch.Tensor(out.detach().tolist()),
+    )
+    s.saw(
+        torch.from_numpy(out.detach().numpy()), np.float64(loss.item()), round(float(loss), 3), copy.copy(out.detach())
+    )
+    step(s, loss)
+
+
+@program()
+def constructors_before_anything_is_real(s: Session) -> None:
+    s.saw(torch.tensor([s.model(s.x).sum().detach(), 1.0]))
+    s.saw(nn.Parameter(s.model(s.x).detach()).requires_grad)
+    s.saw(torch.tensor(s.model(s.x).detach()))
+    s.saw(torch.as_tensor(s.model(s.x).detach()), torch.asarray(s.model(s.x).detach()))
+    s.saw(copy.copy(s.model(s.x).detach()), torch.Tensor(s.model(s.x).detach().float()))
+    s.saw(np.asarray(s.model(s.x).detach()) * np.ones(3), np.ones(3) * s.model(s.x).detach().numpy())
+    s.saw(nn.ParameterList([nn.Parameter(s.model(s.x).detach())])[0])
+
+
+@program()
+def inference_metrics(s: Session) -> None:
+    out = s.model(s.x)
+    loss = F.cross_entropy(out, s.y)
+    with torch.inference_mode():
+        hits = (out.argmax(1) == s.y).sum()
+        probabilities = out.softmax(1)
+    loss.backward()
+    s.saw(hits.item(), probabilities.clone())
+    s.update()
+
+
+@program()
+def checkpointed_loss(s: Session) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    out = s.model(s.x)
+    step(s, checkpoint(lambda a: (s.head(a).tanh() ** 2).mean(), out, use_reentrant=False))
+
+
+@program()
+def reentrant_checkpoint(s: Session) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    out = s.model(s.x)
+    step(s, checkpoint(lambda a: (s.head(a).tanh() ** 2).mean(), out, use_reentrant=True))
+
+
+@program()
+def saved_on_cpu(s: Session) -> None:
+    with torch.autograd.graph.save_on_cpu():
+        loss = F.cross_entropy(s.model(s.x), s.y)
+    step(s, loss)
+
+
+@program()
+def anomaly(s: Session) -> None:
+    with torch.autograd.detect_anomaly(check_nan=True):
+        step(s, F.cross_entropy(s.model(s.x), s.y))
+
+
+@program()
+def comparisons_and_containers(s: Session) -> None:
+    a, b = (F.cross_entropy(s.model(x), s.y) for x in (s.x, s.x2))
+    best = min([a, b])
+    worst = max(a, b)
+    s.saw(a < b, bool(a == a), sorted([a.item(), b.item()]), [a, b].index(a), a in [a])
+    step(s, best + 2 * worst)
+
+
+@program()
+def einsum_and_bmm(s: Session) -> None:
+    out = s.model(s.x)
+    step(s, torch.einsum("bi,bj->ij", out, s.t).pow(2).mean() + torch.bmm(out[:, None], s.t[:, :, None]).mean())
+
+
+@program()
+def out_of_no_grad(s: Session) -> None:
+    with torch.no_grad():
+        target = s.model(s.x2)
+    s.saw(target.requires_grad)
+    step(s, F.mse_loss(s.model(s.x), target))
+
+
+@program()
+def module_losses(s: Session) -> None:
+    out = s.model(s.x)
+    criteria = [nn.SmoothL1Loss(), nn.HuberLoss(), nn.L1Loss(), nn.MSELoss()]
+    loss = sum(one(out, s.t) for one in criteria)
+    loss = loss + nn.CosineEmbeddingLoss()(out, s.t, torch.ones(7)) + nn.TripletMarginLoss()(out, s.t, s.t + 1)
+    loss = loss + nn.MultiMarginLoss()(out, s.y) + nn.GaussianNLLLoss()(out, s.t, torch.ones(7, 3).double())
+    loss = loss + nn.KLDivLoss(reduction="batchmean")(out.log_softmax(1), s.t.softmax(1)) + nn.NLLLoss()(out, s.y)
+    step(s, loss + nn.BCEWithLogitsLoss()(out, (s.t > 0).double()) + nn.PoissonNLLLoss()(out, s.t.abs()))
+
+
+@program()
+def ctc(s: Session) -> None:
+    logp = s.model(s.x)[:, None].expand(7, 2, 3).log_softmax(-1)
+    step(s, F.ctc_loss(logp, torch.tensor([[1, 2], [2, 1]]), torch.tensor([7, 7]), torch.tensor([2, 2])))
+
+
+@program()
+def norm_layer_outside(s: Session) -> None:
+    if not hasattr(s, "norm"):
+        s.norm = nn.BatchNorm1d(3, dtype=torch.float64)
+    out = s.norm(s.model(s.x))
+    s.saw(s.norm.running_mean.clone())
+    step(s, F.cross_entropy(out, s.y))
+
+
+@program()
+def boolean_selection(s: Session) -> None:
+    out = s.model(s.x)
+    picked = out[s.y == 1]
+    s.saw(tuple(picked.shape))
+    chosen = out[out.argmax(1) == s.y]
+    step(s, picked.sum() + chosen.sum())
+
+
+@program()
+def data_and_detach_in_place(s: Session) -> None:
+    out = s.model(s.x)
+    s.saw(out.data.sum())
+    other = s.model(s.x2).detach_()
+    s.saw(other.requires_grad, other.sum())
+    step(s, F.cross_entropy(out, s.y))

@@ -110,7 +110,8 @@ class Deferred(torch.Tensor):  # type: ignore[misc]
             if recorded is not None:
                 return recorded[0]
         for one in found:
-            real_of(one)
+            # What is made of it here will be differentiated, unless it is only looked at.
+            _real_for_graph(one) if func not in _READS else real_of(one)
         return on_real(func, args, kwargs)
 
     @classmethod
@@ -129,6 +130,11 @@ def real_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor  # it has become an ordinary one
     assert tensor._real is not None
     return tensor._real
+
+
+def _real_for_graph(tensor: Deferred) -> torch.Tensor:
+    is_waiting = type(tensor) is Deferred and tensor._pending is not None and tensor._pending.state == "waiting"
+    return place_of(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else real_of(tensor)
 
 
 def place_of(tensor: torch.Tensor) -> torch.Tensor:
