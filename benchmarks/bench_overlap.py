@@ -6,6 +6,9 @@ Two workers of one thread each; the optimizer's step is excluded on all sides; r
 machine is noisy for everybody. The ceiling: two processes, each with half of the micro-batches of the unsplit model.
 torch gets stages of equal layer counts, as its users cut them.
 
+`computing` is what the busiest process of a contender computed in a step: how much work there is and how well it
+is divided, on a machine that others use as well.
+
 Limits, on a quiet machine: gpt no slower than the best of torch's schedules and within 1.10 of the ceiling; head, t5
 and unet at least 1.2 times as fast as torch's best; the controller's own work under 3 ms a step.
 """
@@ -22,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from overlap_models import WORKLOADS
-from overlap_peers import CHAINS, Pair, half, torch_ranks
+from overlap_peers import CHAINS, Pair, cpu_seconds, half, torch_ranks
 
 from gemini.capture.binding import bind
 from gemini.capture.forms import Literal, Mapping, Ref, Sequence
@@ -107,23 +110,28 @@ def _form(*args: Any) -> Sequence:
     return Sequence(tuple, (Sequence(tuple, args), Mapping(dict, ())))
 
 
-def measure(name: str, repeats: int, micro_batches: int) -> dict[str, list[float]]:
-    """Seconds of every contender, interleaved."""
+Times = dict[str, list[tuple[float, float]]]
+
+
+def measure(name: str, repeats: int, micro_batches: int) -> Times:
+    """Seconds of every contender, interleaved, and what the busiest of its processes computed."""
     ours, peers = Ours(name, micro_batches), torch_ranks(name, micro_batches)
     ceiling = Pair(half, name, micro_batches)
-    steps: dict[str, Callable[[], float]] = {
-        "single process": lambda: ceiling.ask("whole"),
-        "ceiling": lambda: ceiling.ask("half"),
+    own = [worker.process.pid for worker in ours.crew.workers]
+    steps: dict[str, tuple[list[int], Callable[[], float]]] = {
+        "single process": (ceiling.pids, lambda: ceiling.ask("whole")),
+        "ceiling": (ceiling.pids, lambda: ceiling.ask("half")),
     }
     for chain in CHAINS:
-        steps[f"torch {chain}"] = lambda chain=chain: peers.ask(chain)
+        steps[f"torch {chain}"] = peers.pids, lambda chain=chain: peers.ask(chain)
     for plan in PLANS:
         ours.plan(plan)
-        steps[f"ours {plan}"] = lambda plan=plan: ours.step(plan)
-    found: dict[str, list[float]] = {key: [] for key in steps}
+        steps[f"ours {plan}"] = own, lambda plan=plan: ours.step(plan)
+    found: Times = {key: [] for key in steps}
     controller = []
     for repeat in range(repeats + 2):
-        for key, step in list(steps.items()):
+        for key, (pids, step) in list(steps.items()):
+            before = [cpu_seconds(pid) for pid in pids]
             try:
                 seconds = step()
             except RuntimeError as error:
@@ -131,7 +139,8 @@ def measure(name: str, repeats: int, micro_batches: int) -> dict[str, list[float
                 del steps[key], found[key]
                 continue
             if repeat >= 2:
-                found[key].append(seconds)
+                computed = max(cpu_seconds(pid) - start for pid, start in zip(pids, before, strict=True))
+                found[key].append((seconds, computed))
                 if key.startswith("ours"):
                     controller.append(seconds - ours.overhead())
     print(f"  controller's own work: {1e3 * statistics.median(controller):.2f} ms a step")
@@ -141,14 +150,15 @@ def measure(name: str, repeats: int, micro_batches: int) -> dict[str, list[float
     return found
 
 
-def report(name: str, found: dict[str, list[float]]) -> None:
+def report(name: str, found: Times) -> None:
     """A table of one model."""
-    best = {key: min(times) for key, times in found.items()}
+    best = {key: min(seconds for seconds, _ in times) for key, times in found.items()}
     peer = min((seconds for key, seconds in best.items() if key.startswith("torch")), default=float("nan"))
     own = min(seconds for key, seconds in best.items() if key.startswith("ours"))
-    print(f"{name}: seconds a step      best  median   ÷ ceiling")
+    print(f"{name + ': seconds a step':26} {'best':>8} {'median':>7} {'÷ ceiling':>9} {'computing':>9}")
     for key, times in found.items():
-        print(f"  {key:24} {best[key]:8.3f} {statistics.median(times):7.3f} {best[key] / best['ceiling']:8.3f}")
+        middle, busiest = statistics.median(one for one, _ in times), min(one for _, one in times)
+        print(f"  {key:24} {best[key]:8.3f} {middle:7.3f} {best[key] / best['ceiling']:9.3f} {busiest:9.3f}")
     print(f"  ours ÷ ceiling {own / best['ceiling']:.3f}; torch's best ÷ ours {peer / own:.3f}")
 
 

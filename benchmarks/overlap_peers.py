@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,12 +47,23 @@ class Pair:
             raise RuntimeError(f"{what}: {next(one for one in found if one is not None)}")
         return seconds
 
+    @property
+    def pids(self) -> list[int]:
+        """Its processes."""
+        return [process.pid or 0 for process in self.processes]
+
     def end(self) -> None:
         """Let them leave."""
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
             process.join(10)
             process.kill()
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, itself and in the system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(pipe: Connection, act: Any) -> None:

@@ -24,7 +24,8 @@ from gemini.step.program import program_of
 from gemini.step.splitting import Sample
 
 _spec = importlib.util.spec_from_file_location("recorder", Path(__file__).parents[1] / "splitting" / "recorder.py")
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 _module = importlib.util.module_from_spec(_spec)
 sys.modules.setdefault("recorder", _module)
 _spec.loader.exec_module(_module)

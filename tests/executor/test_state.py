@@ -115,3 +115,47 @@ def test_autocast(crew: Crew) -> None:
         loss, wanted = eager(model, (x,), Script(squares))
         result = executor.run(bench.request((x,), (2, 2, 2), Script(squares)))
     compare(result, model, loss, wanted, within=2e-2)
+
+
+def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(4, 4), nn.Dropout(0.5)))).double().eval()
+    x = torch.randn(4, 4).double()
+    piped = cut(model, (x,), stages=2)
+    bench = Bench(piped, crew)
+    program = program_of(piped, library("1f1b", 2, 2))
+    training, evaluation = bench.executor(program), bench.executor(program.forward_only())
+
+    def train() -> None:
+        loss, wanted = eager(model, (x,), Script(squares))
+        compare(training.run(bench.request((x,), (2, 2), Script(squares))), model, loss, wanted)
+
+    train()
+    model[0].weight.requires_grad_(False)
+    with torch.no_grad():
+        evaluation.run(bench.request((x,), (2, 2)))
+    model[0].weight.requires_grad_(True)
+    train()
+
+
+def test_a_loss_with_a_parameter_of_another_model(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model, other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), nn.Linear(4, 4).double()
+    x = torch.randn(4, 4).double()
+    piped = cut(model, (x,), stages=2)
+    bench = Bench(piped, crew)
+    bench.household.take_in(other.parameters())
+
+    def body(outputs, operand, call):
+        made = call(F.linear, outputs[0], operand(other.weight, None), operand(other.bias, None))
+        return call(torch.mean, call(torch.square, made), mean=True)
+
+    script = Script(body)
+    loss, wanted = eager(model, (x,), script)
+    grads = [p.grad for p in other.parameters()]
+    result = bench.executor(program_of(piped, library("zb_h1", 2, 2))).run(bench.request((x,), (2, 2), script))
+    found = {id(parameter): gradient for parameter, gradient in result.gradients}
+    for parameter, gradient in zip(other.parameters(), grads, strict=True):
+        torch.testing.assert_close(found[id(parameter)], gradient)
+    result.gradients = [pair for pair in result.gradients if all(pair[0] is not p for p in other.parameters())]
+    compare(result, model, loss, wanted)

@@ -235,10 +235,17 @@ class Executor:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
             result.trace += [Event(worker.place, *event) for event in reply.trace]
-        result.gradients = [(self._parameters[number], _summed(found)) for number, found in parts.items()]
+        known = self._parameters | self._lent_to_loss(request)
+        result.gradients = [(known[number], _summed(found)) for number, found in parts.items()]
         result.input_gradients = {name: _summed(found) for name, found in given.items()}
         self._keep_outputs(result, request, step)
         return result
+
+    def _lent_to_loss(self, request: StepRequest) -> dict[int, Any]:
+        """Parameters of other models that the loss uses."""
+        tensors = [whole.tensor for whole in request.operands.values()]
+        held = [(worker.link.held.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
+        return {number: tensor for number, tensor in held if number is not None}
 
     def _keep_outputs(self, result: StepResult, request: StepRequest, step: int) -> None:
         loss = request.loss

@@ -288,7 +288,7 @@ class StepRun:
             settle(queue, self.gradients)
         else:
             self.left[task.stage, mid] = queue
-        self.gradients.adopt(self.program.parameters)
+        self.gradients.adopt(stage.parameters)
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
 
     def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[Later]) -> None:
@@ -340,6 +340,7 @@ class StepRun:
             for number, (tensor, _) in self.operands.whole.items()
             if tensor.requires_grad and id(tensor) not in numbers
         ]
+        self.gradients.adopt(self.program.parameters)  # also of those that only the loss uses
         loose = [p for p in self.program.parameters if p.grad is not None and p.grad.layout is not torch.strided]
         tensors: list[Any] = [parameter.grad for parameter in loose]
         lent = self.gradients.hand_over()
