@@ -52,6 +52,7 @@ class Value:
     grad: bool = False
     known: bool = False  # can be computed before the step
     operand: bool = False  # of a tape, not met by samples yet
+    numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
     sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
 
     @property
@@ -93,6 +94,7 @@ class Call:
     random: bool = False
     index: Hashable = None  # of the statement
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
+    assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""

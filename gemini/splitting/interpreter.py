@@ -83,6 +83,7 @@ class Interpreter:
     decisions: dict[Hashable, Any] = field(default_factory=dict)
     shares: dict[Hashable, Share] = field(default_factory=dict)
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
     frozen: bool = False  # nothing may be flagged
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
@@ -166,8 +167,9 @@ class Interpreter:
                 self._overwrite(statement, key, kind)
             self.origin[key] = at
             checked = _checked(kind, result, statement)
-            name, operand = self.alias.get(key, key), statement.name == "operand"
-            value = Value(name, checked, result.shape, result.dtype, result.grad, known, operand, result.batch)
+            name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
+            value = Value(name, checked, result.shape, result.dtype, result.grad, known, given)
+            value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
             self.values[key] = value
             self._decided(statement, value, result)
         for key in statement.writes:
@@ -237,6 +239,7 @@ class Interpreter:
         )
         call.random, call.index = statement.random, statement.index
         found = self._judged(statement, call)
+        self.assumed[statement.index] = call.assumed
         if call.sizes:
             self.sizes[statement.index] = call.sizes
         else:

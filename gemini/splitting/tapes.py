@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from gemini.capture.forms import Ref, refs
 from gemini.capture.targets import op_name
 from gemini.splitting.calls import Refused, Result, Value, leaves
@@ -65,9 +67,16 @@ def _interpret(interpreter: Interpreter, forms: GraphForms, tape: Tape, outputs:
     for number, tensor in tape.operands.items():
         statements.append(_given(Meta.of(tensor), number, samples, _operand))
         statements[-1].known = True
-        statements[-1].name = "operand"
+        statements[-1].name = "numbers" if _numbers(tensor, samples) else "operand"
     statements += [_statement(at, op, tape, samples) for at, op in enumerate(tape.ops)]
     interpreter.extend(statements)
+
+
+def _numbers(tensor: torch.Tensor, samples: int) -> bool:
+    """Whether an operand numbers the samples."""
+    if tensor.dtype != torch.int64 or tuple(tensor.shape) != (samples,):
+        return False
+    return bool(torch.equal(tensor, torch.arange(samples, device=tensor.device)))
 
 
 def _given(meta: Meta, number: int, samples: int, run: Any) -> Statement:
@@ -137,4 +146,5 @@ def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: 
     nodes = {index: share for index, share in interpreter.shares.items() if isinstance(index, int)}
     ops = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
     sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}
-    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes)
+    assumed = {key[1] for keys in interpreter.assumed.values() for key in keys if isinstance(key, tuple)}
+    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes, tuple(sorted(assumed)))

@@ -29,7 +29,14 @@ import torch
 from gemini.capture.forms import Literal
 from gemini.capture.forms import Mapping as MappingForm
 from gemini.capture.forms import Sequence as SequenceForm
+from gemini.errors import GeminiError
 from gemini.step.tape import Op
+
+NUMBERS = -1  # in `Splitting.sizes`: not a number of samples, but the list of their numbers
+
+
+class SplittingError(GeminiError):
+    """A step is not what its proof was about."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +227,7 @@ class Splitting:
     node_shares: dict[int, Share] = field(default_factory=dict)
     op_shares: dict[int, Share] = field(default_factory=dict)
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()  # operands that must hold 0, 1, 2 … in every step; a micro-batch has its own
 
     def __bool__(self) -> bool:
         return not self.reason
@@ -228,7 +236,7 @@ class Splitting:
         """The op of a tape as a micro-batch of so many samples runs it."""
         form = op.form
         for path, entries in self.sizes.get(at, {}).items():
-            form = _with(form, path, Literal(entries * samples))
+            form = _with(form, path, _range(samples) if entries == NUMBERS else Literal(entries * samples))
         return op if form is op.form else replace(op, form=form)
 
     def needs(self) -> tuple[Hashable, ...]:
@@ -237,10 +245,21 @@ class Splitting:
         return tuple(dict.fromkeys(key for share in shares for key in share.needs()))
 
     def weights(self, known: Known, sizes: Sequence[int]) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
-        """The factors of flagged nodes and of flagged ops, one a micro-batch."""
+        """The factors of flagged nodes and of flagged ops, one a micro-batch.
+
+        Raises SplittingError where an operand is not what the proof relied on.
+        """
+        for number in self.numbers:
+            operand = known.value(("tape", number))
+            if not torch.equal(operand, torch.arange(sum(sizes), device=operand.device)):
+                raise SplittingError(f"operand {number} of the loss does not number the samples as it did")
         nodes = {at: share.weights(known, sizes) for at, share in self.node_shares.items()}
         ops = {at: share.weights(known, sizes) for at, share in self.op_shares.items()}
         return nodes, ops
+
+
+def _range(samples: int) -> SequenceForm:
+    return SequenceForm(list, tuple(Literal(index) for index in range(samples)))
 
 
 def _with(form: Any, path: tuple[int, ...], part: Any) -> Any:

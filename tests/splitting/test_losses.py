@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gemini.step.splitting import SplittingError
 from tests.splitting.recorder import Step
 
 N, C, T = 7, 5, 3
@@ -121,6 +122,7 @@ ROWS = {
     "cast": lambda o: F.mse_loss(o, positive(N, C)).to(torch.float64, copy=True),
     "detached weights": lambda o: (o.detach().sigmoid() * o).sum(-1).mean(),
     "scaled": lambda o: F.cross_entropy(o, Y) * torch.tensor(1024.0),
+    "picked by number": lambda o: -o.log_softmax(-1)[torch.arange(N), Y].mean(),
     "unread": lambda o: (o.std(0), o.sum())[1],
 }  # fmt: skip
 
@@ -228,3 +230,12 @@ def test_a_loss_added_up_in_place():
         return total * 2
 
     split_equals(Step(*rows(), added))
+
+
+def test_numbers_of_samples_are_looked_at_in_every_step():
+    step = Step(*rows(), ROWS["picked by number"])
+    assert step.splitting.numbers
+    (number,) = step.splitting.numbers
+    step.tape.operands[number] = torch.arange(N).flip(0)
+    with pytest.raises(SplittingError, match="does not number the samples"):
+        step.split([3, 4])

@@ -6,6 +6,7 @@ own indices:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis, leave
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import Constant, Kind, Positions, Sample
+from gemini.step.splitting import NUMBERS, Constant, Kind, Positions, Sample
 
 
 def _items(index: Any, rank: int) -> list[Any]:
@@ -112,7 +113,19 @@ def _advanced(call: Call, value: Value, items: list[Any]) -> Kind:
         _whole(call, items[at], value.shape[own.dim])
         kept = sum(1 for item in items[:at] if item is None or isinstance(item, slice))
         return moved(own, kept + (rank if front or at > places[-1] else 0))
+    if isinstance(items[at], Value) and items[at].numbers and not call.traced:
+        _number(call, items[at])
+        others = [item for item in tensors if item is not items[at]]
+        return _own_entries(call, own, replace(items[at], kind=Positions(0)), others, rank, start)
     return _own_entries(call, own, items[at], others, rank, start)
+
+
+def _number(call: Call, item: Value) -> None:
+    """An operand of the tape that numbers the samples: a micro-batch has numbers of its own."""
+    index = call.args[1]
+    path = (0, 1) if not isinstance(index, tuple) else (0, 1, next(i for i, one in enumerate(index) if one is item))
+    call.sizes[path] = NUMBERS
+    call.assumed.add(item.key)
 
 
 def _own_entries(  # noqa: PLR0917
