@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.unhooked import unhooked
+
 Grads = dict[str, torch.Tensor | None]
 Sink = Callable[[str, torch.Tensor], Any]  # what to keep of a gradient
 
@@ -56,15 +58,16 @@ def backward(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
     found: Grads = dict.fromkeys(named)
     if total is None or not named or total.device.type == "meta":
         return found
-    if any(node.name() == "CheckpointFunctionBackward" for node in autograd_nodes([total])):
-        found.update((name, keep(name, grad)) for name, grad in _by_backward(total, named))
-        return found
-    hooks = [leaf.register_hook(_taker(found, name, keep)) for name, leaf in named.items()]
-    try:
-        torch.autograd.grad(total, list(named.values()), allow_unused=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with unhooked(named.values()):
+        if any(node.name() == "CheckpointFunctionBackward" for node in autograd_nodes([total])):
+            found.update((name, keep(name, grad)) for name, grad in _by_backward(total, named))
+            return found
+        hooks = [leaf.register_hook(_taker(found, name, keep)) for name, leaf in named.items()]
+        try:
+            torch.autograd.grad(total, list(named.values()), allow_unused=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
     return found
 
 

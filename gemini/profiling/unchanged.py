@@ -2,6 +2,7 @@
 
 Put back at the end, also after an error: buffers (BatchNorm statistics), plain attributes of modules, `.grad` of all
 parameters, and the generators of torch, Python and NumPy. Parameters are only copied for modules found to write them.
+Hooks of the program on parameters are not called meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from gemini.capture.state import Attributes, Generators
+from gemini.capture.unhooked import unhooked
 
 
 class Unchanged:
@@ -27,6 +29,8 @@ class Unchanged:
         self.parameters: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for parameter, _ in self.gradients:
             parameter.grad = None
+        self.hooks = unhooked(self.model.parameters())
+        self.hooks.__enter__()
         return self
 
     def keep(self, tensors: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
@@ -48,6 +52,7 @@ class Unchanged:
         self.parameters.update((id(tensor), (tensor, copy)) for tensor, copy, _ in kept)
 
     def __exit__(self, *_: Any) -> None:
+        self.hooks.__exit__(None, None, None)
         self.attributes.restore()
         with torch.no_grad():
             for tensor, saved in (*self.buffers, *self.parameters.values()):

@@ -21,6 +21,7 @@ from torch import nn
 from gemini.capture.binding import Call
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.capture.regions import Region, RegionSwitch
+from gemini.capture.unhooked import unhooked
 from gemini.capture.values import decode
 from gemini.runtime.controller.faults import where
 from gemini.runtime.controller.interrupts import Held
@@ -101,7 +102,8 @@ class SplitCall:
             sums.add(found[len(inputs) :])
             return list(found[: len(inputs)])
 
-        found = _all(one, range(self.count))
+        with unhooked(parameters):
+            found = _all(one, range(self.count))
         whole = [self._whole([row[at] for row in found], index) for at, index in enumerate(inputs)]
         return [*whole, *sums.total]
 
@@ -181,7 +183,8 @@ def _differentiable(split: SplitCall, gradients: Sequence[Any], inputs: list[int
     pairs = [(t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None]
     outputs, given = zip(*pairs, strict=True)
     wanted = [split.inputs[at] for at in inputs] + parameters
-    return list(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
+    with unhooked(parameters):
+        return list(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
 
 
 def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:

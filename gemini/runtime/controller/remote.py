@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gemini.capture.regions import Region
+from gemini.capture.unhooked import unhooked
 from gemini.errors import WorkerError
 from gemini.runtime.absent import TOUCHED, Facts, facts_of
 from gemini.runtime.controller.faults import surfaced
@@ -206,7 +207,8 @@ class Call:
         if not pairs or not wanted:
             return [None] * len(wanted)
         outputs, given = zip(*pairs, strict=True)
-        return list(torch.autograd.grad(outputs, wanted, given, create_graph=create_graph, allow_unused=True))
+        with unhooked(wanted):
+            return list(torch.autograd.grad(outputs, wanted, given, create_graph=create_graph, allow_unused=True))
 
     def forgetting(self) -> tuple[Callable[[], Any], ...]:
         """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""

@@ -79,6 +79,7 @@ class Unit:
         self.module = module
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
+        self.trained = [parameter.requires_grad for parameter in self.parameters]
         self.audit = Audit(module, classes)
         self.has_run = False
 
@@ -100,15 +101,19 @@ class Unit:
         return found
 
     def follow(self, state: tuple[tuple[bool, ...], tuple[bool, ...]] | None) -> None:
-        """Take over training flags and frozen parameters from the controller."""
-        if state is None:
-            return
-        training, trained = state
-        self.audit.suspects = None  # in another mode it may write to other buffers
-        for module, flag in zip(self.modules, training, strict=True):
-            module.training = flag
-        for parameter, flag in zip(self.parameters, trained, strict=True):
-            parameter.requires_grad_(flag)
+        """Take over training flags and frozen parameters from the controller; None: as in the last call of this unit.
+
+        A parameter is one for the whole process: another unit or stage that shares it may have followed since.
+        """
+        if state is not None:
+            training, trained = state
+            self.trained = list(trained)
+            self.audit.suspects = None  # in another mode it may write to other buffers
+            for module, flag in zip(self.modules, training, strict=True):
+                module.training = flag
+        if [parameter.requires_grad for parameter in self.parameters] != self.trained:
+            for parameter, flag in zip(self.parameters, self.trained, strict=True):
+                parameter.requires_grad_(flag)
 
 
 class Calls:
@@ -185,7 +190,10 @@ class Calls:
     def backward(self, request: Backward) -> Gradients:
         """The gradients that were asked for; None where an input or parameter took no part."""
         kept = self.kept[request.call]
-        wanted = [kept.inputs[at] for at in request.inputs] + [kept.parameters[at] for at in request.parameters]
+        parameters = [kept.parameters[at] for at in request.parameters]
+        for parameter in parameters:
+            parameter.requires_grad_()  # it may be frozen by now; whoever uses it next says what it is
+        wanted = [kept.inputs[at] for at in request.inputs] + parameters
         pairs = [
             (output, gradient)
             for output, gradient in zip(kept.outputs, request.tensors, strict=True)
