@@ -58,9 +58,10 @@ class Sample:
         return self.factor * self.outer
 
     def take(self, whole: torch.Tensor, start: int, length: int, samples: int) -> torch.Tensor:
-        """The part of some samples."""
+        """The part of some samples, one after the other in memory if the whole is: code may view it."""
         if self.outer == 1:
-            return whole.narrow(self.dim, start * self.factor, length * self.factor)
+            part = whole.narrow(self.dim, start * self.factor, length * self.factor)
+            return part.contiguous() if whole.is_contiguous() else part
         grouped = whole.unflatten(self.dim, (self.outer, samples * self.factor))
         part = grouped.narrow(self.dim + 1, start * self.factor, length * self.factor)
         return part.flatten(self.dim, self.dim + 1)
