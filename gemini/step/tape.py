@@ -23,6 +23,7 @@ import torch
 
 from gemini.capture.forms import Form, Literal, leaves, refs
 from gemini.capture.regions import Region
+from gemini.capture.targets import find_op, op_name
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Op:
     region: Region
     results: tuple[int, ...]  # numbers of the tensors in what it returns, in their order
     writes: int | None = None  # the value it changes in place; its later contents are results[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Some functions of torch cannot be pickled: they go by the name under which torch offers them.
+        name = op_name(self.function)
+        function = name if name.startswith("torch.") else self.function
+        return _unpickled, (function, self.form, self.region, self.results, self.writes)
 
     def reads(self) -> Iterator[int]:
         """The numbers of the values it is given."""
@@ -90,6 +97,10 @@ class Tape:
     def makers(self) -> dict[int, int]:
         """The op that made each value that is no output and no operand."""
         return {result: at for at, op in enumerate(self.ops) for result in op.results}
+
+
+def _unpickled(function: Any, *rest: Any) -> Op:
+    return Op(find_op(function) if isinstance(function, str) else function, *rest)
 
 
 def _kinds(form: Form) -> Iterator[type]:

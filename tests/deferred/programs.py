@@ -859,7 +859,7 @@ def comparisons_and_containers(s: Session) -> None:
     a, b = (F.cross_entropy(s.model(x), s.y) for x in (s.x, s.x2))
     best = min([a, b])
     worst = max(a, b)
-    s.saw(a < b, bool(a == a), sorted([a.item(), b.item()]), [a, b].index(a), a in [a])
+    s.saw(a < b, bool(a == b), sorted([a.item(), b.item()]), [a, b].index(a), a in [a])
     step(s, best + 2 * worst)
 
 

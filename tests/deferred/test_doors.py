@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.runtime.deferred import Applied, Deferred, queue
+from gemini.runtime.deferred import Applied, Deferred, Pending, queue
 from gemini.runtime.deferred.recording import record
 from tests.deferred import models
-from tests.deferred.programs import Clamped
+from tests.deferred.programs import PROGRAMS, Clamped
 from tests.deferred.rig import Session, compare
 
 
@@ -166,3 +166,20 @@ def test_half_precision_is_not_differentiated_before_it_is_scaled(dtype: Any) ->
         loss = F.cross_entropy(s.model(s.x.float()), s.y)
     loss.item()
     assert s.runs == ["eager"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ops_of_all_programs_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[Any, Any] = {}
+    run = Pending.run
+
+    def watched(self: Pending, root: int) -> None:
+        seen.update((op.function, op) for op in self.tape.ops)
+        run(self, root)
+
+    monkeypatch.setattr(Pending, "run", watched)
+    for program, make in PROGRAMS.values():
+        compare(program, make, "overlapped", steps=1)
+    assert len(seen) > 50
+    for op in seen.values():
+        assert pickle.loads(pickle.dumps(op)) == op

@@ -22,6 +22,7 @@ and the recorded ops are done with its outputs.
 | facts        | what the results of an op look like, without running it         |
 | memory       | copies of inputs and operands                                   |
 | sharing      | which values share memory                                       |
+| values       | numbers of values, and the deferred tensors that stand for them  |
 | pending      | the call: waiting, run overlapped, or made eagerly              |
 | replay       | the tape on real tensors                                        |
 | surroundings | modes, buffers and generators of the time of the call           |

@@ -14,8 +14,6 @@ the program. Reruns (see `node`) leave buffers and generators as they find them.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, NoReturn
 
@@ -26,36 +24,30 @@ from gemini.capture.regions import Region
 from gemini.capture.values import decode
 from gemini.errors import GeminiError
 from gemini.runtime.deferred import queue
-from gemini.runtime.deferred.memory import Copies
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
 from gemini.runtime.deferred.replay import Failure, replay
-from gemini.runtime.deferred.sharing import Groups
 from gemini.runtime.deferred.surroundings import Surroundings, memory_of
 from gemini.runtime.deferred.tensor import CLEAN, Deferred, become, real_of
+from gemini.runtime.deferred.values import Values
 from gemini.runtime.deferred.work import StepResult, Work, taken_apart
-from gemini.step.tape import Meta, Tape
+from gemini.step.tape import Meta
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
 
 
-class Pending:
+class Pending(Values):
     """One call, and what the program has done with its outputs so far."""
 
     def __init__(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(work.outline)
         self.work, self.state = work, WAITING
         self.region = Region.current()
-        self._copies = Copies()
         self._copies.watch(work.parameters)
         self.call = Call(args, kwargs)
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
         self.surroundings = Surroundings(work)
-        outline = work.outline
-        self.tape = Tape(len(outline.metas), list(outline.metas))
-        self._groups = Groups(outline.shared)
-        self._made: dict[int, weakref.ref[Deferred]] = {}
-        self._operands: dict[int, int] = {}  # numbers of operands, by identity of the copy
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
         self._graph: dict[int, Any] | None = None  # all values in a graph of their own, from a rerun
@@ -65,7 +57,7 @@ class Pending:
         self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
 
-    # ── recording ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self) -> Any:
         """What the program gets: the output of its model with deferred tensors."""
         made: list[torch.Tensor] = [self.make(at, meta) for at, meta in enumerate(self.work.outline.metas)]
@@ -74,39 +66,6 @@ class Pending:
     def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
         return record(self, function, args, kwargs) if self.state == WAITING and not queue.is_busy() else None
-
-    def make(self, number: int, meta: Meta) -> Deferred:
-        """The deferred tensor of a value."""
-        made = Deferred.make(self, number, meta)
-        self._made[number] = weakref.ref(made)
-        return made
-
-    def rename(self, tensor: Deferred, number: int) -> None:
-        """Its contents are those of another value from now on: it has been written to."""
-        del self._made[tensor._value]
-        tensor._value = number
-        self._made[number] = weakref.ref(tensor)
-
-    def number_of(self, tensor: torch.Tensor) -> int:
-        """The number of a deferred tensor, or of an operand as it is now."""
-        if isinstance(tensor, Deferred):
-            return tensor._value
-        copy = self._copies.of(tensor)
-        if id(copy) not in self._operands:
-            number = self._operands[id(copy)] = self.new_value(Meta.of(copy), ())
-            self.tape.operands[number] = copy
-        return self._operands[id(copy)]
-
-    def new_value(self, meta: Meta, shares: Iterable[int]) -> int:
-        """A number for a value that shares memory with these."""
-        self.tape.metas.append(meta)
-        number = len(self.tape.metas) - 1
-        self._groups.add(number, shares)
-        return number
-
-    def is_alone(self, number: int) -> bool:
-        """Whether no other value shares its memory."""
-        return self._groups.is_alone(number)
 
     def guarded(self) -> set[int]:
         """The memory that nobody may write to before the call is made."""
@@ -117,11 +76,6 @@ class Pending:
         """Whether it depends on one of these parameters, by identity."""
         used = (*self.work.parameters, *self.work.model.parameters(), *self.tape.operands.values())
         return any(id(one) in parameters for one in used)
-
-    def alive(self) -> list[int]:
-        """The values that the program can still read and that are not real yet."""
-        found = ((number, ref()) for number, ref in self._made.items())
-        return [number for number, one in found if type(one) is Deferred and one._real is None]
 
     # ── becoming real ──────────────────────────────────────────────────────────────────────────────────────────────
     def read(self, value: int) -> None:
@@ -191,6 +145,7 @@ class Pending:
         for number in list(self._made):
             self._give(number, values[number])
         self._release()
+        self.inputs = []
 
     def settle(self) -> None:
         """Have it done, in whatever way."""
@@ -232,7 +187,7 @@ class Pending:
 
     def roots(self) -> tuple[torch.Tensor | None, Any]:
         """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
-        tensor = self._made[self._ran_for]() if self._ran_for in self._made else None
+        tensor = self.tensor(self._ran_for)
         return (None if tensor is None else real_of(tensor)), (self._graph or {}).get(self._ran_for)
 
     def has_graph(self) -> bool:
@@ -310,7 +265,7 @@ class Pending:
 
     def _find(self, value: int) -> Any:
         """A value of a step that has run; None where only a rerun can tell."""
-        result, tensor = self._result, self._made[value]() if value in self._made else None
+        result, tensor = self._result, self.tensor(value)
         assert result is not None
         if tensor is not None and (type(tensor) is not Deferred or tensor._real is not None):
             return real_of(tensor)
@@ -349,7 +304,7 @@ class Pending:
         if isinstance(real, Failure):
             self._failures[value] = real
             return
-        tensor = self._made[value]() if value in self._made else None
+        tensor = self.tensor(value)
         if type(tensor) is Deferred:
             # Other values of a step that has run keep a way back: they may be wanted as a part of the root's graph.
             for_good = self.state == DONE or self._graph is not None or value == self._ran_for
@@ -369,11 +324,6 @@ class Pending:
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"a parameter of shape {list(one.shape)}, since the call of {type(self.work.model).__name__}"
             )
-
-    def _release(self) -> None:
-        """Nothing of it is needed any more but what went wrong."""
-        self.inputs, self._copies, self._operands = [], Copies(), {}
-        self.tape = Tape(0, [])
 
 
 def _raise(error: BaseException) -> NoReturn:
