@@ -103,7 +103,7 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
 def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of the model in which units run in their workers."""
     give_back()
-    if managed.units and managed.micro_batches > 1:
+    if managed.units and managed.micro_batches > 1 and managed.overlap is None:
         return _split(model, managed, forward, args, kwargs)
     return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
 

@@ -1,6 +1,6 @@
 """The proof that a call may be split into micro-batches.
 
-A call is split only where the captured graph shows that samples do not see each other: every input and output counts
+A call is split only where the rules of `gemini.splitting` show that samples do not see each other: every input and output counts
 samples in a known dimension, nothing is drawn at random, no branch depends on contents, no buffer is written, no
 statistics of the batch are taken. Everything else is one call.
 """
@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
 from gemini.capture.graph import Graph
 from gemini.capture.values import follow
 from gemini.errors import GeminiError
+from gemini.step.splitting import Opaque, Sample
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Proof:
 def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
     """Whether calls like this one may be split."""
     from gemini.capture import capture
+    from gemini.splitting.graphs import prove_graph
 
     coupled = [type(m).__name__ for m in model.modules() if _couples(m)]
     if coupled:
@@ -38,7 +41,11 @@ def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
         graph = capture(model, args, kwargs)
     except GeminiError as error:
         return Proof(f"it cannot be captured: {error!s:.100}")
-    reason = _obstacle(graph)
+    with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
+        forms = prove_graph(graph, args, kwargs)
+    reason = _obstacle(graph) or forms.reason
+    kinds = [forms.kind(ref) for ref in graph.outputs()]
+    reason = reason or next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
     if reason:
         return Proof(reason)
     bound = bind(model, args, kwargs)
@@ -49,7 +56,9 @@ def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
             return Proof(f"the input {graph.nodes[node].target} does not count samples")
         dims[id(follow(bound, path))] = meta.batch_dim
     outputs = [graph.meta(ref) for ref in graph.outputs()]
-    if any(meta.batch_dim is None or meta.batch_factor != 1 for meta in outputs):
+    if any(meta.batch_dim is None or meta.batch_factor != 1 for meta in outputs) or not all(
+        isinstance(kind, Sample) for kind in kinds
+    ):
         return Proof("an output does not count samples")
     given = Call(args, kwargs).tensors
     if any(id(tensor) not in dims for tensor in given):

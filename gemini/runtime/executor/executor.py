@@ -38,7 +38,7 @@ from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
 from gemini.step.program import Loss, StepProgram
-from gemini.step.splitting import Sample
+from gemini.step.splitting import Positions, Sample
 
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
@@ -189,8 +189,8 @@ class Executor:
                 whole: Whole = request.operands[number]
                 operands.append((number, _plain_dim(whole.dim), len(tensors)))
                 tensors.append(whole.tensor)
-        shares = [[_plain_share(one, tensors) for one in each] for each in request.shares]
-        op_shares = {at: [_plain_share(one, tensors) for one in each] for at, each in request.op_shares.items()}
+        shares = [list(each) for each in request.shares]
+        op_shares = {at: list(each) for at, each in request.op_shares.items()}
         dropped = self._dropped[worker.place]
         return Step(
             worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
@@ -280,15 +280,8 @@ class Executor:
 
 
 def _plain_dim(dim: Any) -> Any:
-    return tuple(astuple(dim)) if isinstance(dim, Sample) else dim
-
-
-def _plain_share(share: Any, tensors: list[torch.Tensor]) -> Any:
-    """A factor; a tensor that takes the place of a result as its place among tensors."""
-    if not isinstance(share, torch.Tensor):
-        return float(share)
-    tensors.append(share)
-    return (len(tensors) - 1,)
+    """How samples lie, as plain data."""
+    return astuple(dim) if isinstance(dim, (Sample, Positions)) else dim
 
 
 def _told_region(region: Region) -> Any:

@@ -151,7 +151,7 @@ class StepRun:
 
     def _run_stage(self, task: Task, stage: LiveStage, given: list[Any], kept: Kept, saves: bool) -> dict[str, Any]:
         if self.request.shares:
-            stage.set_shares([self._share(one) for one in self.request.shares[task.mid]])
+            stage.set_shares(self.request.shares[task.mid])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             if self.records:
@@ -235,7 +235,7 @@ class StepRun:
         with torch.set_grad_enabled(self.records), STORE.in_use():
             for number in loss.operands:
                 values[number] = self._operand(number, task.mid)
-            shares = {at: self._share(each[task.mid]) for at, each in self.request.op_shares.items()}
+            shares = {at: each[task.mid] for at, each in self.request.op_shares.items()}
             try:
                 found = run_tape(loss.ops_for(self.request.sizes[task.mid]), values, shares)
             except TapeRaised as raised:
@@ -246,9 +246,6 @@ class StepRun:
             kept.root, kept.root_like = torch.autograd.graph.get_gradient_edge(root), root.detach()
         for number in loss.keep:
             self.outputs.setdefault(f"#{number}", {})[task.mid] = found[number].detach()
-
-    def _share(self, share: Any) -> Any:
-        return self.request.tensors[share[0]] if isinstance(share, tuple) else share
 
     def _leaf(self, value: Any, name: str, kept: Kept) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad and self.records:

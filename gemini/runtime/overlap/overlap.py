@@ -115,7 +115,7 @@ class Overlap:
             reason = str(error).partition("\n")[0]
         except Exception as error:
             self.managed.record.demote(f"planning {self.managed.name}", error)
-            reason = f"planning failed: {type(error).__name__}: {error}".partition("\n")[0]
+            reason = f"planning failed: {_told(error)}"
         else:
             self.story.plan = str(plan)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
@@ -153,10 +153,15 @@ class Overlap:
                 return self._run(kind, samples, pending, tape, root)
 
             draws = any(kind.plan.draws)
-            work = Work(model, kind.outlines[samples], eager, overlapped, trained, draws, False, self._failed)
+            work = Work(model, kind.outlines[samples], eager, overlapped, trained, draws, False, self._demoted)
             kind.works[samples] = work
         work.eager = eager
         return work
+
+    def _demoted(self, error: Exception) -> None:
+        """A step has failed and is made again by dispatch."""
+        self._failed(error)
+        self.story.took(DISPATCHED if self.managed.units else LOCAL, _told(error))
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, WorkerError):
@@ -186,8 +191,7 @@ class Overlap:
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
             self._failed(error)
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            return self._dispatched(asked.eager, asked.args, asked.kwargs, reason)
+            return self._dispatched(asked.eager, asked.args, asked.kwargs, _told(error))
         if any(plan.draws) and ran.generator:
             set_state(ran.generator)
         self.story.took(OVERLAPPED)
@@ -245,6 +249,10 @@ class Overlap:
         assert kind.plan is not None
         files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def _result(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], ran: Ran) -> StepResult:
