@@ -15,7 +15,7 @@ from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.executor.request import StepRequest, Whole, inputs_of
 from gemini.splitting.foreseeing import Foreseen
 from gemini.step.program import Loss
-from gemini.step.splitting import Sample, Splitting
+from gemini.step.splitting import Positions, Sample, Splitting
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:
@@ -93,6 +93,6 @@ def _outputs(piped: Piped, tape: Tape) -> list[Ref]:
     raise OurFault(f"the model returned {tape.outputs} tensors, its graph has {len(once)}")
 
 
-def _layout(splitting: Splitting, number: int) -> Sample | None:
+def _layout(splitting: Splitting, number: int) -> Sample | Positions | None:
     kind = splitting.outputs[number] if number < len(splitting.outputs) else None
-    return kind if isinstance(kind, Sample) else None
+    return kind if isinstance(kind, (Sample, Positions)) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import Sample
+from gemini.step.splitting import Positions, Sample
 
 
 class Inputs:
@@ -21,10 +21,12 @@ class Inputs:
         self.whole = {name: (tensors[at], self._kind(tensors[at], dim)) for name, dim, at in whole}
         self.numbers = dict(numbers)
 
-    def _kind(self, tensor: torch.Tensor, dim: Any) -> Sample | None:
+    def _kind(self, tensor: torch.Tensor, dim: Any) -> Sample | Positions | None:
         """How its samples lie: in a dimension with so many entries a sample, or as was said."""
-        if dim is None or isinstance(dim, tuple):
-            return None if dim is None else Sample(*dim)
+        if dim is None:
+            return None
+        if isinstance(dim, tuple):
+            return Sample(*dim) if len(dim) > 1 else Positions(*dim)
         return Sample(dim, tensor.shape[dim] // self.total)
 
     def part(self, name: Any, mid: int) -> torch.Tensor:
@@ -33,6 +35,8 @@ class Inputs:
         tensor, kind = self.whole[name]
         if kind is None or len(self.sizes) == 1:
             return tensor
+        if isinstance(kind, Positions):  # every micro-batch numbers its own samples
+            return tensor.narrow(kind.dim, 0, self.sizes[mid])
         return kind.take(tensor, self.starts[mid], self.sizes[mid], self.total)
 
     def piece(self, name: Any, mid: int) -> Any:
@@ -47,7 +51,7 @@ class Inputs:
         """The gradient of a whole input, from those of the micro-batches."""
         _, kind = self.whole[name]
         found = [parts.get(mid) for mid in range(len(self.sizes))]
-        if kind is None or len(found) == 1:
+        if not isinstance(kind, Sample) or len(found) == 1:
             total, *rest = [part for part in found if part is not None]
             for part in rest:
                 total = total + part

@@ -92,7 +92,7 @@ class Step(NamedTuple):
     """Run a step.
 
     `inputs` are (port, dimension, place among the tensors) of whole tensors, `numbers` (port, value a micro-batch) of
-    the rest; `operands` are (value, dimension, place). Shares are factors, or (place,) of a tensor: of stages, by
+    the rest; `operands` are (value, dimension, place). Shares are as `weigh` takes them: of stages, by
     micro-batch; of ops, by op, then micro-batch.
     """
 

@@ -17,7 +17,7 @@ from gemini.pipe.wiring import Caller
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.memory.gone import when_gone
 from gemini.step.program import Loss
-from gemini.step.splitting import Constant, Kind, Mean, Partial, Sample
+from gemini.step.splitting import Constant, Kind, Mean, Partial, Positions, Sample
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ class Whole(NamedTuple):
     """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
 
     tensor: torch.Tensor
-    dim: int | Sample | None
+    dim: int | Sample | Positions | None
 
 
 class Each(NamedTuple):
@@ -55,7 +55,7 @@ class StepRequest:
 
     `inputs` are by port; `sizes` the samples of each micro-batch. `shares[micro-batch]` are the factors of reductions
     over samples in the generated stages, by their number there; `op_shares[op][micro-batch]` those of ops of the loss;
-    a tensor takes the place of a result. Outputs in `keep`, by port, stay in the workers until their handles are gone.
+    both as `weigh` takes them. Outputs in `keep`, by port, stay in the workers until their handles are gone.
     """
 
     inputs: dict[str, Whole | Each]

@@ -60,7 +60,7 @@ class LiveStage:
         for parameter, flag in zip(self.parameters, self.trained, strict=True):
             parameter.requires_grad_(flag)
 
-    def set_shares(self, shares: list[float]) -> None:
+    def set_shares(self, shares: list[Any]) -> None:
         """The factors of reductions over samples, for one micro-batch."""
         held = getattr(self.module, "shares", None)
         if isinstance(held, list):
