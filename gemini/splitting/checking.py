@@ -149,9 +149,8 @@ def _compare_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: S
         ]
         args, kwargs = call.arguments(given)
         noise = {}
-        for node, tensor in drawn.items():
-            kind = forms.kind(Ref(node))
-            noise[node] = kind.take(tensor, start, length, sum(sizes)) if isinstance(kind, Sample) else tensor
+        for node, made in drawn.items():
+            noise[node] = _part(forms, Ref(node), made, (start, length, sum(sizes)))
         factors = {node: weight[index] for node, weight in weights.items()}
         found.append(run_graph(graph, bind(model, args, kwargs), factors, noise))
     return _differ(graph, splitting, whole, found)
@@ -171,16 +170,27 @@ def _differ(
     return ""
 
 
-def _whole_run(graph: Graph, bound: dict[str, Any]) -> tuple[dict[Ref, torch.Tensor], dict[int, torch.Tensor]]:
+def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
+    """What a node that draws random numbers gave some of the samples."""
+    if isinstance(made, torch.Tensor):
+        kind = forms.kind(ref)
+        return kind.take(made, *where).clone() if isinstance(kind, Sample) else made.clone()
+    if type(made) in (tuple, list):
+        parts = [_part(forms, Ref(ref.node, "ret", (*ref.path, ("i", at))), one, where) for at, one in enumerate(made)]
+        return type(made)(parts)
+    return made
+
+
+def _whole_run(graph: Graph, bound: dict[str, Any]) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
     """The outputs on the whole batch, and what nodes that draw random numbers gave."""
     execution = Execution(graph, graph.bound_model(), bound)
-    drawn: dict[int, torch.Tensor] = {}
+    drawn: dict[int, Any] = {}
     with RegionSwitch() as regions:
         for node in graph.nodes:
             if not node.is_source and node.region is not None:
                 regions.to(node.region)
             execution.step(node)
             result = execution.results[node.id]
-            if node.random and isinstance(result, torch.Tensor):
-                drawn[node.id] = result.clone()
+            if node.random:
+                drawn[node.id] = result
     return {ref: execution.read(ref) for ref in graph.outputs()}, drawn

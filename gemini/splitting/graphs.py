@@ -163,6 +163,10 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
 
         made.name = node.cls or "module"
         made.run = lambda interpreter, statement: open_leaf(graph, node, interpreter, statement, memo)
+    elif node.kind == "function":
+        from gemini.splitting.functions import open_function
+
+        made.run = lambda interpreter, statement: open_function(node, interpreter, statement)
     elif node.kind != "op":
         made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
     if any(key.source != "ret" for key, _ in made.results):
@@ -179,8 +183,8 @@ def _can_be_opened(node: Node) -> bool:
 def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind:
     """Python that is not followed: a constant of constants, if it is a function without effects."""
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
-    words = {"function": "a custom autograd function", "call": "a Python function kept whole"}
-    what = words.get(node.kind, f"a basic block: its Python is not followed ({node.reason})")
+    block = f"a basic block: its Python is not followed ({node.reason})"
+    what = "a Python function kept whole" if node.kind == "call" else block
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
         return Constant()
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)

@@ -145,7 +145,7 @@ def _outer(found: Any, given: list[Value]) -> list[Kind]:
 
 def _attempt(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
     try:
-        return _inside(node, module, interpreter)
+        return trace_inside(node, module, interpreter)
     except Refused as refused:
         return _Refusal(str(refused))
     except Coarsen as coarse:
@@ -154,7 +154,7 @@ def _attempt(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
         return _Refusal(f"tracing it raised {type(error).__name__}: {error!s:.80}")
 
 
-def _inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
+def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
     """Trace the leaf at two batch sizes and interpret the trace."""
     from gemini.splitting.graphs import statement_of
 

@@ -65,7 +65,7 @@ def run_graph(
     graph: Graph,
     bound: dict[str, Any],
     weights: Mapping[int, Any],
-    drawn: Mapping[int, torch.Tensor] | None = None,
+    drawn: Mapping[int, Any] | None = None,
 ) -> dict[Ref, torch.Tensor]:
     """The outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers."""
     execution = Execution(graph, graph.bound_model(), bound)

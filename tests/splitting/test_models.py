@@ -171,6 +171,44 @@ def test_checkpointed_layers_are_looked_into():
     assert "samples and a sum or mean over the batch" in Step(make(Checkpointed(True)), (batch(T, D),), own).reason
 
 
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * torch.sigmoid(x * scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, scale = ctx.saved_tensors
+        s = torch.sigmoid(x * scale)
+        slope = x * x * s * (1 - s)
+        return grad * (s + x * scale * s * (1 - s)), (grad * slope).sum((0, 1))
+
+
+class Centred(Swish):
+    @staticmethod
+    def backward(ctx, grad):
+        ours, scale = Swish.backward(ctx, grad)
+        return ours - ours.mean(0), scale
+
+
+@pytest.mark.parametrize("function", [Swish, Centred])
+def test_custom_functions_are_looked_into(function):
+    class Custom(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.scale = nn.Linear(D, D), nn.Parameter(torch.ones(D))
+
+        def forward(self, x):
+            return function.apply(self.fc(x), self.scale).square().mean()
+
+    step = Step(make(Custom()), (batch(T, D),), own)
+    if function is Swish:
+        split_equals(step, SIZES[1:3])
+    else:
+        assert "custom autograd function" in step.reason
+
+
 def test_randomness_is_by_sample():
     class Dropped(nn.Module):
         def __init__(self) -> None:
