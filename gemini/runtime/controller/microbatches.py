@@ -23,6 +23,7 @@ from gemini.capture.interception import ORIGINAL_CALL
 from gemini.capture.regions import Region, RegionSwitch
 from gemini.capture.unhooked import unhooked
 from gemini.capture.values import decode
+from gemini.runtime.controller.again import Wanted, gradients_here, trained
 from gemini.runtime.controller.faults import where
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.proof import Proof
@@ -39,7 +40,6 @@ class SplitCall:
     def __init__(self, model: nn.Module, args: Any, kwargs: Any, proof: Proof, degree: int) -> None:
         self.model, self.proof = model, proof
         self.call = Call(args, kwargs)
-        self.arguments = args, kwargs
         self.region = Region.current()
         self.inputs = self.call.tensors
         size = self.inputs[0].shape[proof.inputs[0]]
@@ -80,6 +80,10 @@ class SplitCall:
             raise OurFault(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
         return body, found
 
+    def run_whole(self, inputs: list[torch.Tensor], _: bool) -> list[torch.Tensor]:
+        """The tensors of the result, from the whole batch."""
+        return self._forward_one(inputs)[1]
+
     def backward(self, gradients: Sequence[Any], inputs: list[int], parameters: list[torch.Tensor]) -> list[Any]:
         """Gradients of inputs and parameters."""
         dims = self.proof.outputs
@@ -102,7 +106,7 @@ class SplitCall:
             sums.add(found[len(inputs) :])
             return list(found[: len(inputs)])
 
-        with unhooked(parameters):
+        with trained(parameters), unhooked(parameters):
             found = _all(one, range(self.count))
         whole = [self._whole([row[at] for row in found], index) for at, index in enumerate(inputs)]
         return [*whole, *sums.total]
@@ -177,14 +181,9 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
 
 def _differentiable(split: SplitCall, gradients: Sequence[Any], inputs: list[int], parameters: list[Any]) -> list[Any]:
     """Gradients that can be differentiated again, from a run of the whole batch."""
-    args, kwargs = split.arguments
-    with torch.enable_grad():
-        _, tensors = pack(ORIGINAL_CALL(split.model, *args, **kwargs), _CLASSES)
-    pairs = [(t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None]
-    outputs, given = zip(*pairs, strict=True)
-    wanted = [split.inputs[at] for at in inputs] + parameters
-    with unhooked(parameters):
-        return list(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
+    given = [at for at, gradient in enumerate(gradients) if gradient is not None]
+    wanted = Wanted(inputs, parameters, given)
+    return gradients_here(split.run_whole, split.inputs, wanted, [gradients[at] for at in given], create_graph=True)
 
 
 def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:

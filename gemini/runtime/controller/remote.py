@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gemini.capture.regions import Region
-from gemini.capture.unhooked import unhooked
 from gemini.errors import WorkerError
 from gemini.runtime.absent import TOUCHED, Facts, facts_of
+from gemini.runtime.controller.again import Wanted, gradients_here
 from gemini.runtime.controller.faults import surfaced
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import saves_elsewhere
@@ -55,6 +55,7 @@ class Call:
             torch.Tensor
         ] = []  # the tensors of the result that are not inputs, until they are the program's
         self.inputs: list[torch.Tensor] = []
+        self.trained: list[torch.Tensor] = []  # parameters that were not frozen
         self.region = Region.current()
         self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
         self.generator = get_state(self.device, self.seeded)
@@ -73,7 +74,8 @@ class Call:
         self.inputs = self._carried(given)
         outputs = self.forward()
         if any(outputs.differentiable):
-            made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.unit.trained()))
+            self.trained = self.unit.trained()
+            made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.trained))
         else:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
@@ -199,24 +201,17 @@ class Call:
         self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
     ) -> list[Any]:
         """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
-        tensors, trained = self.run_here()
-        pairs = [
-            (t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None and t.requires_grad
-        ]  # fmt: skip
-        wanted = [self.inputs[at] for at in inputs] + [trained[at] for at in parameters]
-        if not pairs or not wanted:
-            return [None] * len(wanted)
-        outputs, given = zip(*pairs, strict=True)
-        with unhooked(wanted):
-            return list(torch.autograd.grad(outputs, wanted, given, create_graph=create_graph, allow_unused=True))
+        given = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        wanted = Wanted(inputs, [self.trained[at] for at in parameters], given)
+        return gradients_here(self.run_here, self.inputs, wanted, [gradients[at] for at in given], create_graph)
 
     def forgetting(self) -> tuple[Callable[[], Any], ...]:
         """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
         nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
         return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
 
-    def run_here(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The tensors of the result with a graph of this process, and the parameters they depend on."""
+    def run_here(self, inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
+        """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
         unit = self.unit
         if self.arguments is None:
             raise RuntimeError(f"{unit.name}: a checkpointed call cannot be differentiated twice in a worker")
@@ -225,9 +220,7 @@ class Call:
                 f"{unit.backward_text} cannot be run in this process: its inputs have been written to since its forward"
                 "\n    → write to copies of them"
             )
-        args, kwargs = self.arguments
-        if self.away or self.has_changed:  # then as they were before the call
-            args, kwargs = unpack(self.body, self.inputs, unit.worker.link.classes)
+        args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
         given = Given(args, kwargs, unit.worker.link.classes)
         before = get_state(self.device, self.seeded)
         now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
@@ -244,7 +237,7 @@ class Call:
             _put_back(unit.buffers, now)
         changes = given.changes()
         _, tensors = given.parcel(result, {} if isinstance(changes, str) else changes)
-        return tensors, unit.trained()
+        return tensors
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
