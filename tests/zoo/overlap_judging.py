@@ -1,8 +1,9 @@
 """Judging one model whose steps run by a plan: five SGD steps in four micro-batches against one process.
 
 Compared are the losses of all steps, gradients of every step, weights and buffers at the end, and the state of the
-generator: dropout is on. In float64 where the model has kernels for it, to 1e-9; else in float32, to 1e-5 for losses and
-1e-4 for the rest. A gradient is measured by its own largest entry, or by a millionth of the model's largest one where
+generator: dropout is on. In float64 where the model has kernels for it, to 1e-9, a loss that the model takes in float32 to four times its
+last bit; else in float32, losses to 1e-5 and
+the rest to 1e-4. A gradient is measured by its own largest entry, or by a millionth of the model's largest one where
 that is more: what is 0 but for rounding has no size of its own. A weight is measured by itself, or by what steps with
 such a gradient move it: a bias that begins at 0, and has no gradient but rounding, is rounding too.
 """
@@ -131,7 +132,14 @@ def _worst(one: dict[str, Any], other: dict[str, Any], limits: tuple[float, floa
         return float("inf"), f"{sorted(one.keys() ^ other.keys())[:2]}"
     for key, value in one.items():
         least = 1e-6 * largest * (1.0 if key.startswith("gradient") else MOVED if key.startswith("state") else 0.0)
-        size = difference(value, other[key], least) / limits[0 if key.startswith("loss") else 1]
+        size = difference(value, other[key], least) / _limit(key, value, limits)
         if size > worst:
             worst, place = size, key
     return worst, place
+
+
+def _limit(key: str, value: torch.Tensor | None, limits: tuple[float, float]) -> float:
+    """A model in float64 may take its loss in float32: that one is known to a few of its last bits."""
+    if not key.startswith("loss") or value is None:
+        return limits[1]
+    return max(limits[0], 4 * torch.finfo(value.dtype).eps)

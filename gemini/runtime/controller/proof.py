@@ -1,8 +1,8 @@
 """The proof that a call may be split into micro-batches.
 
-A call is split only where the rules of `gemini.splitting` show that samples do not see each other: every input and output counts
-samples in a known dimension, nothing is drawn at random, no branch depends on contents, no buffer is written, no
-statistics of the batch are taken. Everything else is one call.
+A call is split only where the rules of `gemini.splitting` show that samples do not see each other: every input and
+output counts samples in a known dimension, nothing is drawn at random, no branch depends on contents, no buffer is
+written, no statistics of the batch are taken. Everything else is one call.
 """
 
 from __future__ import annotations
