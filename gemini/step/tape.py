@@ -84,9 +84,12 @@ class Tape:
         ops = tuple((op.function, op.form, tuple(_kinds(op.form)), op.region, op.results, op.writes) for op in self.ops)
         return self.outputs, tuple(self.metas), tuple(self.operands), ops
 
-    def needed_for(self, root: int) -> list[int]:
-        """The ops that a value depends on, in order; writes to what they read included."""
-        wanted, found = {root}, []
+    def needed_for(self, *values: int) -> list[int]:
+        """The ops that values depend on, in order; writes to what they read included.
+
+        Values that are wanted together must be asked for together: ops that write to others have to keep their place.
+        """
+        wanted, found = set(values), []
         for at in range(len(self.ops) - 1, -1, -1):
             op = self.ops[at]
             if wanted & {*op.results, *(() if op.writes is None else (op.writes,))}:

@@ -15,6 +15,9 @@ from torch import nn
 from tests.deferred import models
 from tests.deferred.rig import Program, Session
 
+# Ops of the program that are recorded run later than in plain torch; where a tensor gets gradients from several ops, these
+# are then summed in another order, which shows in the last bit.
+REORDERED = ("calls_that_use_each_other_and_a_second_root", "weight_decay_twice_differentiated")
 PROGRAMS: dict[str, tuple[Program, Any]] = {}
 
 
@@ -780,6 +783,39 @@ def trained_flags_switched(s: Session) -> None:
     s.net.eval()
     step(s, loss)
     s.net.train()
+
+
+@program()
+def calls_that_use_each_other_and_a_second_root(s: Session) -> None:
+    first = s.model(s.x)
+    aux = first.pow(2).mean()
+    s.saw(aux.item())
+    second = s.model(torch.cat([first, first[:, :1]], 1))
+    loss = F.cross_entropy(second + first, s.y) + 0.1 * sum(p.pow(2).sum() for p in s.net.parameters())
+    s.saw(loss.item(), second.sum().item())
+    (loss + aux + second.mean() + (second * s.net[0].weight.sum()).mean()).backward()
+    s.update()
+
+
+@program()
+def weight_decay_twice_differentiated(s: Session) -> None:
+    out = s.model(s.x)
+    decay = sum(p.pow(2).sum() for p in s.net.parameters())
+    loss = F.cross_entropy(out @ s.net[2].weight, s.y) + decay
+    s.saw(loss.item())
+    loss.backward(retain_graph=True)
+    (loss + (out * s.net[0].weight.sum()).mean()).backward()
+    s.update()
+
+
+@program()
+def weight_decay_penalty(s: Session) -> None:
+    hidden = s.head(s.t)
+    loss = F.mse_loss(s.model(s.x * hidden.mean()) @ s.net[2].weight, s.x.sum(1, keepdim=True)) * hidden.sum()
+    s.saw(loss.item())
+    grads = torch.autograd.grad(loss, list(s.net.parameters()), create_graph=True)
+    (loss + sum(g.pow(2).sum() for g in grads)).backward()
+    s.update()
 
 
 # ── odd uses ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,6 +25,7 @@ and the recorded ops are done with its outputs.
 | values       | numbers of values, and the deferred tensors that stand for them  |
 | pending      | the call: waiting, run overlapped, or made eagerly              |
 | replay       | the tape on real tensors                                        |
+| rerun        | the step again, in a graph of its own                           |
 | surroundings | modes, buffers and generators of the time of the call           |
 | node         | the step in the program's graph                                 |
 | backward     | `backward()` and `torch.autograd.grad` from deferred tensors    |

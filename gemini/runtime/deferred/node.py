@@ -13,6 +13,7 @@ by running the step again, eagerly, from what the call was given.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +74,25 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         is_usual = not (torch.is_grad_enabled() or pending.has_graph() or _is_batched(gradient))
         pending.arrived(answer.value, is_usual)
         if answer.gradients is None or not is_usual:
-            return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled(), keep))
+            return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled()))
         found = answer.take(keep)
         factor = gradient.item()
-        if factor != 1:
-            found = [None if one is None else one.mul_(factor) for one in found]
-        return (None, *_given_away(found))
+        return (None, *_given_away(found if factor == 1 else _scaled(found, factor)))
 
 
 def _is_batched(gradient: torch.Tensor) -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._functorch.is_batchedtensor(gradient)
+
+
+def _scaled(found: list[Any], factor: float) -> list[Any]:
+    """Times a factor; in place, where the memory is one gradient's alone."""
+    owners = Counter(one.untyped_storage()._cdata for one in found if one is not None)
+
+    def scaled(one: torch.Tensor) -> torch.Tensor:
+        is_alone = owners[one.untyped_storage()._cdata] == 1 and one.is_contiguous()
+        return one.mul_(factor) if is_alone else one * factor
+
+    return [None if one is None else scaled(one) for one in found]
 
 
 def _given_away(found: list[Any]) -> tuple[Any, ...]:

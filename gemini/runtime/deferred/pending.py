@@ -15,6 +15,7 @@ the program. Reruns (see `node`) leave buffers and generators as they find them.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +28,7 @@ from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
 from gemini.runtime.deferred.replay import Failure, replay
+from gemini.runtime.deferred.rerun import Rerun
 from gemini.runtime.deferred.surroundings import Surroundings, memory_of
 from gemini.runtime.deferred.tensor import CLEAN, Deferred, become, real_of
 from gemini.runtime.deferred.values import Values
@@ -50,7 +52,7 @@ class Pending(Values):
         self.surroundings = Surroundings(work)
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
-        self._graph: dict[int, Any] | None = None  # all values in a graph of their own, from a rerun
+        self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
         self._failures: dict[int, Failure] = {}
         self._result: StepResult | None = None
         self._ran_for = -1
@@ -97,9 +99,9 @@ class Pending(Values):
             else:
                 self.resolve()
         elif self.state == RAN and self._graph is None:
-            self._graph = self._again()
+            self._graph = self._again(connect=True)
             for number in {*self.alive(), value}:
-                self._give(number, self._graph[number])
+                self._give(number, self._graph.values[number])
         self._raise_for(value)
 
     def run(self, root: int) -> None:
@@ -136,7 +138,7 @@ class Pending(Values):
             self._check()
             self.surroundings.begin()
             try:
-                values = self._eager()
+                values = self._eager(self.inputs)
             except Exception as error:
                 self.state, self._error = DONE, error
                 raise
@@ -188,39 +190,33 @@ class Pending(Values):
     def roots(self) -> tuple[torch.Tensor | None, Any]:
         """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
         tensor = self.tensor(self._ran_for)
-        return (None if tensor is None else real_of(tensor)), (self._graph or {}).get(self._ran_for)
+        return (None if tensor is None else real_of(tensor)), None if self._graph is None else self._graph.values[
+            self._ran_for
+        ]
 
     def has_graph(self) -> bool:
         """Whether values of it are in a graph of their own, with the program's hooks."""
         return self._graph is not None
 
-    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, keep: bool) -> list[Any]:
+    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool) -> list[Any]:
         """Gradients of what is differentiable, from a graph made for it."""
-        values = self._graph
-        if values is None or create_graph:
-            values = self._again()
-        wanted = self.differentiable()
-        return list(
-            torch.autograd.grad(
-                [values[value]],
-                wanted,
-                [gradient],
-                allow_unused=True,
-                create_graph=create_graph,
-                retain_graph=keep or None,
-            )
-        )
+        rerun = self._graph
+        if rerun is None or create_graph:
+            rerun = self._again(connect=create_graph)
+        return rerun.differentiate(value, gradient, create_graph)
 
-    def _again(self) -> dict[int, Any]:
+    def _again(self, connect: bool) -> Rerun:
+        rerun = Rerun.of(self.work.parameters, self.inputs, self.tape.operands, connect)
         with queue.running(self), self.surroundings.again(), torch.enable_grad():
             self._check()
-            values = self._eager()
-            replay(self.tape, range(len(self.tape.ops)), values)
-            return values
+            rerun.values = self._eager(rerun.inputs)
+            tape = replace(self.tape, operands=rerun.operands)
+            replay(tape, range(len(tape.ops)), rerun.values)
+        return rerun
 
     # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _eager(self) -> dict[int, Any]:
-        args, kwargs = decode(self.call.form, lambda ref: self.inputs[ref.node])
+    def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
+        args, kwargs = decode(self.call.form, lambda ref: inputs[ref.node])
         with ExitStack() as stack:
             stack.enter_context(self.surroundings.modes_of_then())
             self.region.enter(stack, Region.current())
@@ -253,10 +249,9 @@ class Pending(Values):
 
     def _show(self, value: int) -> None:
         """Make a value of a step that has run real."""
-        found = self._graph[value] if self._graph is not None else self._find(value)
+        found = self._graph.values[value] if self._graph is not None else self._find(value)
         if found is None:
-            with torch.no_grad():
-                values = self._again()
+            values = self._again(connect=False).values
             self._contents.update(
                 (one, values[one].detach()) for one in {*self.alive(), value, *range(self.tape.outputs)}
             )
@@ -310,7 +305,7 @@ class Pending(Values):
             for_good = self.state == DONE or self._graph is not None or value == self._ran_for
             real = become(tensor, real, for_good=for_good)
         if self._graph is not None:
-            self._graph[value] = real
+            self._graph.values[value] = real
 
     def _raise_for(self, value: int) -> None:
         if self._error is not None:
