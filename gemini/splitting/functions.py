@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gemini.capture.forms import Ref, Sequence
+from gemini.capture.interception import find_call
 from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.recording import Coarsen
 from gemini.capture.symbols import Symbol
@@ -48,6 +49,35 @@ def open_function(node: Node, interpreter: Interpreter, statement: Statement) ->
     except Exception as error:
         raise Refused(f"{what}; tracing it raised {type(error).__name__}: {error!s:.80}") from error
     return forward
+
+
+class _Scripted(nn.Module):  # type: ignore[misc]
+    """A function that was compiled by TorchScript, in Python again, as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.__dict__["function"] = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Its result."""
+        return self.function(*args, **kwargs)
+
+
+def open_scripted(node: Node, interpreter: Interpreter) -> list[Kind] | None:
+    """The kinds of what a function compiled by TorchScript returns; None for any other function kept whole."""
+    owner, name = find_call(node.target)
+    python = getattr(getattr(owner, name, None), "_torchdynamo_inline", None)
+    if python is None:
+        return None
+    try:
+        found: list[Kind] = trace_inside(node, _Scripted(python), interpreter)
+    except Coarsen as coarse:
+        raise Refused(f"a compiled function whose Python is not followed: {coarse.reason}") from None
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"a compiled function; tracing it raised {type(error).__name__}: {error!s:.80}") from error
+    return found
 
 
 class _Context:

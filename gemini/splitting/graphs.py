@@ -180,12 +180,18 @@ def _can_be_opened(node: Node) -> bool:
     return node.kind == "block" and chosen and node.target != ""
 
 
-def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind:
+def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind | list[Kind]:
     """Python that is not followed: a constant of constants, if it is a function without effects."""
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
     block = f"a basic block: its Python is not followed ({node.reason})"
     what = "a Python function kept whole" if node.kind == "call" else block
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
         return Constant()
+    if node.kind == "call" and not any(isinstance(value.kind, Opaque) for value in given):
+        from gemini.splitting.functions import open_scripted
+
+        found = open_scripted(node, interpreter)
+        if found is not None:
+            return found
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
     raise Refused(what) if opaque is None else Refused(f"{what}; {opaque.reason}")
