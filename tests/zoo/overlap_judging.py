@@ -1,11 +1,11 @@
 """Judging one model whose steps run by a plan: five SGD steps in four micro-batches against one process.
 
 Compared are the losses of all steps, gradients of every step, weights and buffers at the end, and the state of the
-generator: dropout is on. In float64 where the model has kernels for it, to 1e-9, a loss that the model takes in float32 to four times its
-last bit; else in float32, losses to 1e-5 and
-the rest to 1e-4. A gradient is measured by its own largest entry, or by a millionth of the model's largest one where
-that is more: what is 0 but for rounding has no size of its own. A weight is measured by itself, or by what steps with
-such a gradient move it: a bias that begins at 0, and has no gradient but rounding, is rounding too.
+generator: dropout is on. In float64 where the model has kernels for it, to 1e-9, a loss that the model takes in float32
+to four times its last bit; else in float32, losses to 1e-5 and the rest to 1e-4. A gradient is measured by its own
+largest entry, or by a millionth of the model's largest one where that is more: what is 0 but for rounding has no size
+of its own. A weight is measured by itself, or by what steps with such a gradient move it: a bias that begins at 0, and
+has no gradient but rounding, is rounding too.
 """
 
 from __future__ import annotations
