@@ -1,6 +1,8 @@
 """A training program for `test_ending.py`: begins, trains, and ends in the way its argument says.
 
-python endings.py WAY POINT          POINT: seconds after the start, or after the first trained step (with a "+")
+python endings.py WAY POINT          POINT: seconds after the start, or after the first trained steps (with a "+")
+
+With ENDINGS_PLAN in its environment whole steps run in the workers, by a plan. The way "worker" ends one of those.
 """
 
 from __future__ import annotations
@@ -10,12 +12,18 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig, pipeline
+from gemini.errors import WorkerError
+from gemini.runtime.controller import dispatch
+
+BY_PLAN = bool(os.environ.get("ENDINGS_PLAN"))
+WARM = 8 if BY_PLAN else 3  # steps before those in which it ends
 
 
 class Slow(nn.Linear):
@@ -36,10 +44,16 @@ def train(model: nn.Module, loader: Any, point: str) -> None:
                 print("step", at, flush=True)
             if END.is_set():
                 finish()
-            if at == 3:
-                print("training", flush=True)
+            if at == WARM:
+                print("training", paths(model), flush=True)
                 if point.startswith("+"):
                     later(float(point))
+
+
+def paths(model: nn.Module) -> dict[str, int]:
+    """How steps were run, where plans are made."""
+    found = dispatch.find(model)
+    return {} if found is None or found.overlap is None else found.overlap.story.steps
 
 
 def later(seconds: float) -> None:
@@ -65,6 +79,10 @@ def act() -> None:
     """What does not need the main thread."""
     if WAY == "os._exit":
         os._exit(4)
+    if WAY == "worker":
+        pid = workers()[-1]
+        print("killed", pid, time.monotonic(), flush=True)
+        os.kill(pid, signal.SIGKILL)
     if WAY.startswith("SIG"):
         name, _, times = WAY.partition("*")
         for _ in range(int(times or 1)):
@@ -72,9 +90,20 @@ def act() -> None:
             time.sleep(0.02)
 
 
+def workers() -> list[int]:
+    """Processes of workers of this program."""
+    return sorted(
+        int(folder.name)
+        for folder in Path("/proc").iterdir()
+        if folder.name.isdecimal()
+        and f"\nPPid:\t{os.getpid()}\n" in (folder / "status").read_text()
+        and b"gemini.runtime.worker" in (folder / "cmdline").read_bytes()
+    )
+
+
 def main(point: str) -> None:
     torch.manual_seed(0)
-    loader: Any = [torch.randn(8, 64)]
+    loader: Any = [torch.randn(16 if BY_PLAN else 8, 64)]
     print("begin", flush=True)
     if not point.startswith("+"):
         later(float(point))
@@ -85,10 +114,17 @@ def main(point: str) -> None:
             data, 8, num_workers=2, persistent_workers=True, collate_fn=lambda rows: torch.stack([r[0] for r in rows])
         )
         next(iter(loader))
+    if BY_PLAN:
+        config = GeminiConfig(mode=pipeline, pipeline_degree=2, accum_degree=4, quiet=True, strict=True)
+        train(GeminiCompiler().compiler(models[0], config), loader, point)
     for model in models:
         GeminiCompiler().compiler(model, GeminiConfig(mode=pipeline, pipeline_degree=2, quiet=True))
     train(nn.Sequential(*models), loader, point)
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    try:
+        main(sys.argv[2])
+    except WorkerError as error:
+        print("lost", time.monotonic(), str(error), flush=True)
+        sys.exit(5)

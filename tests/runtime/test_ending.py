@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -13,9 +14,19 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("endings.py")
+ROOT = PROGRAM.parents[2]
 MARK = "GEMINI_TEST_MARK"
 WAYS = ["return", "exception", "sys.exit", "os._exit", "SIGINT", "SIGINT*2", "SIGTERM", "SIGHUP", "SIGKILL", "SIGQUIT"]
-CODES = {"return": 0, "exception": 1, "sys.exit": 3, "os._exit": 4, "SIGTERM": -15, "SIGHUP": -1, "SIGKILL": -9}
+CODES = {
+    "return": 0,
+    "exception": 1,
+    "sys.exit": 3,
+    "os._exit": 4,
+    "SIGTERM": -15,
+    "SIGHUP": -1,
+    "SIGKILL": -9,
+    "worker": 5,
+}
 
 
 def marked(mark: str, only_workers: bool = False) -> list[int]:
@@ -44,26 +55,28 @@ def wait_until_gone(mark: str, seconds: float, only_workers: bool = False) -> li
 def run(way: str, point: str, **environment: str) -> tuple[int, str, str, str]:
     """Run the program until it ends and nobody holds its output any more."""
     mark = uuid.uuid4().hex
-    made = subprocess.Popen(
-        [sys.executable, str(PROGRAM), way, point],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", **environment},
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = made.communicate(timeout=120)
-    finally:
-        made.kill()
-        for pid in wait_until_gone(mark, 0.0) if made.returncode is None else []:
-            os.kill(pid, 9)
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.Popen(
+            [sys.executable, str(PROGRAM), way, point],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+            cwd=folder,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            out, err = made.communicate(timeout=120)
+        finally:
+            made.kill()
+            for pid in wait_until_gone(mark, 0.0) if made.returncode is None else []:
+                os.kill(pid, 9)
     return made.returncode, out, err, mark
 
 
-def ends_cleanly(way: str, point: str) -> None:
+def ends_cleanly(way: str, point: str, **environment: str) -> None:
     before = {name for name in os.listdir("/dev/shm") if "gemini" in name}
-    code, _, err, mark = run(way, point)
+    code, out, err, mark = run(way, point, **environment)
     assert wait_until_gone(mark, 5.0) == [], f"{way} at {point}: left behind\n{err[-2000:]}"
     assert {name for name in os.listdir("/dev/shm") if "gemini" in name} <= before
     if way in CODES:
@@ -72,11 +85,31 @@ def ends_cleanly(way: str, point: str) -> None:
         assert code != 0
     if way == "exception":
         assert "ValueError: the end" in err
+    if way == "worker":
+        names_the_worker(out)
+    if environment.get("ENDINGS_PLAN") and point.startswith("+"):
+        assert "training" in out, err[-2000:]
+        assert "'overlapped'" in out, out
+
+
+def names_the_worker(out: str) -> None:
+    """The program's own output says when it killed which worker, and when it had which error."""
+    killed, lost = (line for line in out.splitlines() if line.startswith(("killed", "lost")))
+    _, pid, began = killed.split()
+    _, ended, text = lost.split(" ", 2)
+    assert f"(process {pid}) was ended by SIGKILL" in text, text
+    assert "its last action: " in text
+    assert float(ended) - float(began) < 10
 
 
 @pytest.mark.parametrize("way", ["exception", "sys.exit", "os._exit", "SIGINT*2", "SIGTERM", "SIGKILL"])
 def test_nothing_is_left_after_training(way: str) -> None:
     ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}")
+
+
+@pytest.mark.parametrize("way", ["SIGINT", "SIGINT*2", "SIGTERM", "worker", "SIGKILL"])
+def test_nothing_is_left_when_it_ends_in_a_step_by_a_plan(way: str) -> None:
+    ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}", ENDINGS_PLAN="1")
 
 
 @pytest.mark.parametrize("way", ["os._exit", "SIGINT", "SIGKILL"])
@@ -86,13 +119,14 @@ def test_nothing_is_left_when_it_ends_while_workers_start(way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_left_at_any_point(way: str) -> None:
-    points = random.Random(f"many {way}")
+@pytest.mark.parametrize("plan", ["", "1"], ids=["calls", "plan"])
+@pytest.mark.parametrize("way", [*WAYS, "worker"])
+def test_nothing_is_left_at_any_point(way: str, plan: str) -> None:
+    points = random.Random(f"many {way}{plan}")
     for _ in range(25):
-        ends_cleanly(way, f"+{points.uniform(0, 0.5):.3f}")
-    for _ in range(25):
-        ends_cleanly(way, f"{points.uniform(0, 6):.3f}")
+        ends_cleanly(way, f"+{points.uniform(0, 0.5):.3f}", ENDINGS_PLAN=plan)
+    for _ in range(25 if way != "worker" else 0):  # there is none at first
+        ends_cleanly(way, f"{points.uniform(0, 6):.3f}", ENDINGS_PLAN=plan)
 
 
 @pytest.mark.parametrize("way", ["SIGKILL", "sys.exit"])
