@@ -26,7 +26,7 @@ from gemini.runtime.executor.installed import Installed, Plan
 from gemini.runtime.executor.lowering import LOSS, Task
 from gemini.runtime.executor.messages import Parcel, Step, Stepped
 from gemini.runtime.executor.peers import Abandoned, Peers
-from gemini.runtime.executor.stage import Kept, LiveStage, saving_nothing
+from gemini.runtime.executor.stage import Kept, LiveStage, place_in_graph, saving_nothing
 from gemini.runtime.executor.store import STORE, Later, settle
 from gemini.runtime.executor.taped import TapeRaised, run_tape
 from gemini.runtime.generator import get_state, set_state
@@ -243,7 +243,7 @@ class StepRun:
         root = found[loss.root]
         self.root = root.detach().clone() if self.root is None else self.root + root.detach()
         if self.records and root.requires_grad:
-            kept.root, kept.root_like = torch.autograd.graph.get_gradient_edge(root), root.detach()
+            kept.root, kept.root_like = place_in_graph(root), root.detach()
         for number in loss.keep:
             self.outputs.setdefault(f"#{number}", {})[task.mid] = found[number].detach()
 

@@ -7,6 +7,7 @@ inputs those are shows in the first forward.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,14 @@ from gemini.runtime.worker.calls import Entrance
 
 if TYPE_CHECKING:
     from gemini.codegen.interface import Interface
+
+
+_TAKES_EDGES = "GradientEdge" in str(inspect.signature(torch.autograd.backward))
+
+
+def place_in_graph(tensor: torch.Tensor) -> Any:
+    """Where a backward can begin: without the contents, where this version of torch can."""
+    return get_gradient_edge(tensor) if _TAKES_EDGES else tensor
 
 
 @dataclass
@@ -81,7 +90,7 @@ class LiveStage:
             self._note_written(entered, versions)
         for name, value in made.items():
             if isinstance(value, torch.Tensor) and value.requires_grad:
-                kept.edges[name] = get_gradient_edge(value)
+                kept.edges[name] = place_in_graph(value)
         return made
 
     def _enter(self, name: str, value: Any, kept: Kept) -> Any:
