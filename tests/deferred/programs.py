@@ -15,8 +15,8 @@ from torch import nn
 from tests.deferred import models
 from tests.deferred.rig import Program, Session
 
-# Ops of the program that are recorded run later than in plain torch; where a tensor gets gradients from several ops, these
-# are then summed in another order, which shows in the last bit.
+# Recorded ops run later than in plain torch. Where a tensor gets gradients from several ops, these are then summed in
+# another order, which shows in the last bit.
 REORDERED = ("calls_that_use_each_other_and_a_second_root", "weight_decay_twice_differentiated")
 PROGRAMS: dict[str, tuple[Program, Any]] = {}
 

@@ -93,7 +93,7 @@ def run(s: Session, chain: list[Any], ending: str) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=CHAIN, ending=st.sampled_from(["last", "all", "read first", "two calls"]))
 def test_a_few_agree(mode: str, chain: list[Any], ending: str) -> None:
-    compare(lambda s: run(s, chain, ending), models.plain, mode, steps=1)
+    compare(lambda s: run(s, chain, ending), models.plain, mode, steps=1, exact=False)
 
 
 @pytest.mark.slow
@@ -102,4 +102,4 @@ def test_a_few_agree(mode: str, chain: list[Any], ending: str) -> None:
 @settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chain=CHAIN, ending=st.sampled_from(["last", "all", "read first", "two calls"]))
 def test_many_agree(mode: str, chain: list[Any], ending: str) -> None:
-    compare(lambda s: run(s, chain, ending), models.plain, mode, steps=1)
+    compare(lambda s: run(s, chain, ending), models.plain, mode, steps=1, exact=False)
