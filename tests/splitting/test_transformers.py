@@ -7,7 +7,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'gemini-parallel[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install 'gemini-parallel[hf]'")
 
 import torch
 
