@@ -77,6 +77,12 @@ def test_schedules_of_the_library(made, crew: Crew, name: str, workers: int, sta
 def test_chimera_has_the_same_weights_in_both_directions(made, crew: Crew) -> None:
     """Its two replicas are the same weights here: stages 2 and 3 of the plan are 0 and 1 on other micro-batches."""
     check(made, crew, library("chimera", 2, 4), 2)
+    model, ids, script, pipes, _ = made
+    bench = Bench(pipes[2], crew)
+    executor = bench.executor(program_of(pipes[2], library("chimera", 2, 4)))
+    result = executor.run(bench.request((ids,), (1,) * 8, script, keep=tuple(bench.results)))
+    for name, want in zip(bench.results, model(ids), strict=True):
+        torch.testing.assert_close(result.outputs[name].concatenated(0), want.detach())
 
 
 @pytest.mark.parametrize(("shape", "workers", "split"), [

@@ -29,9 +29,21 @@ from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.executor.asking import Chorus, check_readable
+from gemini.runtime.executor.joining import PARTS, combined
 from gemini.runtime.executor.lowering import Lowered, lower
 from gemini.runtime.executor.mesh import connect
-from gemini.runtime.executor.messages import ABANDONED, Abandon, Fetch, Retire, Sources, Stages, Step, Stepped, Tasks
+from gemini.runtime.executor.messages import (
+    ABANDONED,
+    Abandon,
+    Fetch,
+    Fetched,
+    Retire,
+    Sources,
+    Stages,
+    Step,
+    Stepped,
+    Tasks,
+)
 from gemini.runtime.executor.request import Each, Event, Output, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
@@ -262,14 +274,16 @@ class Executor:
     def _fetch(self, step: int, name: str, how: tuple[Any, ...]) -> torch.Tensor:
         """A value from the worker that has it; parts that several workers have are put together."""
         places = self._places(name)
-        if len(places) > 1:
-            raise OurFault(f"{name} is in several workers")
-        worker = self.workers[places[0]]
-        reply = worker.ask(Fetch(worker.next_number(), step, name, how), f"fetch {name}")
-        if not hasattr(reply, "tensors"):
-            raise OurFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
-        found: torch.Tensor = reply.tensors[0]
-        return found
+        parts: dict[int, torch.Tensor] = {}
+        for place in places:
+            worker = self.workers[place]
+            asked = Fetch(worker.next_number(), step, name, how if len(places) == 1 else PARTS)
+            reply = worker.ask(asked, f"fetch {name}")
+            if not isinstance(reply, Fetched):
+                raise OurFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
+            parts.update(zip(reply.mids, reply.tensors, strict=False))
+        found = [parts[mid] for mid in sorted(parts)]
+        return found[0] if len(places) == 1 else combined(found, how)
 
     def _places(self, name: str) -> list[int]:
         if name.startswith("#"):

@@ -79,7 +79,8 @@ class Abandon(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """An output that has stayed in the worker: joined as its kind says, summed, or of the first micro-batch."""
+    """An output that has stayed in the worker: joined as its kind says, summed, or of the first micro-batch; all
+    parts, where other workers have more of them."""
 
     number: int
     step: int
@@ -132,9 +133,10 @@ class Stepped(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """An output."""
+    """An output; its parts and their micro-batches, where others have more of them."""
 
     number: int
+    mids: list[int]
     tensors: list[Any]
 
 

@@ -13,6 +13,7 @@ from gemini.runtime import settings
 from gemini.runtime.exceptions import portable
 from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
+from gemini.runtime.executor.joining import PARTS, combined
 from gemini.runtime.executor.keeping import keep_freed_memory
 from gemini.runtime.executor.messages import (
     ABANDONED,
@@ -36,7 +37,6 @@ from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.worker.audit import Drew, draws
 from gemini.schedule.block import FORWARD
-from gemini.step.splitting import weigh
 
 
 class Steps:
@@ -149,16 +149,9 @@ class Steps:
     # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────
     def _fetch(self, request: Fetch) -> Fetched:
         parts = self.outputs[request.step][request.name]
-        found = [parts[mid] for mid in sorted(parts)]
-        how = request.how[0]
-        if how == "join" and len(found) > 1:
-            return Fetched(request.number, [request.how[1].join(found)])
-        if how == "sum" and len(request.how) > 1:
-            found = [weigh(part, weight) for part, weight in zip(found, request.how[1], strict=True)]
-        total = found[0]
-        for part in found[1:] if how == "sum" else ():
-            total = total + part
-        return Fetched(request.number, [total])
+        mids = sorted(parts)
+        found = [parts[mid] for mid in mids]
+        return Fetched(request.number, mids, found if request.how == PARTS else [combined(found, request.how)])
 
 
 def _place_of(raised: StageRaised) -> str:
