@@ -7,6 +7,7 @@ With ENDINGS_PLAN in its environment whole steps run in the workers, by a plan. 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -92,13 +93,13 @@ def act() -> None:
 
 def workers() -> list[int]:
     """Processes of workers of this program."""
-    return sorted(
-        int(folder.name)
-        for folder in Path("/proc").iterdir()
-        if folder.name.isdecimal()
-        and f"\nPPid:\t{os.getpid()}\n" in (folder / "status").read_text()
-        and b"gemini.runtime.worker" in (folder / "cmdline").read_bytes()
-    )
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            is_ours = folder.name.isdecimal() and f"\nPPid:\t{os.getpid()}\n" in (folder / "status").read_text()
+            if is_ours and b"gemini.runtime.worker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return sorted(found)
 
 
 def main(point: str) -> None:
