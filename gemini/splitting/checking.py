@@ -123,7 +123,7 @@ def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
     if not one.is_floating_point():
         return bool(torch.equal(one, two))
     finite = one.nan_to_num(0.0, 0.0, 0.0).abs()
-    scale = float(finite.max()) if one.numel() else 0.0
+    scale = float(finite.detach().max()) if one.numel() else 0.0
     return bool(torch.allclose(one, two, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True))
 
 

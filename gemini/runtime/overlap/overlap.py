@@ -205,7 +205,10 @@ class Overlap:
         key = (tape.signature(), root, tuple(alive), tuple(sizes))
         prepared = kind.prepared.get(key)
         if prepared is None:
-            prepared = kind.prepared[key] = prepare(kind.plan, tape, root, alive, sizes)
+            prepared = prepare(kind.plan, tape, root, alive, sizes)
+            if not prepared.reason:
+                prepared = self._checked(kind, prepared, pending, tape, root)
+            kind.prepared[key] = prepared
             if prepared.reason:
                 self.managed.record.say(f"{self.managed.name} runs a batch as one: {prepared.reason}", prepared.reason)
         if prepared.reason:
@@ -227,6 +230,17 @@ class Overlap:
         if any(kind.plan.draws) and ran.generator:
             set_state(ran.generator)
         return _result(kind, prepared, pending, bound, ran)
+
+    def _checked(self, kind: Kind, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
+        """The proof held against numbers, once; everything is left as it was."""
+        from gemini.runtime.controller.dispatch import here
+        from gemini.splitting.checking import check
+
+        assert kind.plan is not None
+        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
+        with here(), torch.random.fork_rng(devices=[]):
+            reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs)
+        return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
         """The stages in the workers, with the factors that this loss needs."""
