@@ -115,11 +115,13 @@ def test_orders_of_actions(made, crew: Crew) -> None:
     check(made, crew, rows, 4, (4, 4))
 
 
-def test_evaluation_is_pipelined_too(made, crew: Crew) -> None:
+@pytest.mark.parametrize("only", [True, False])
+def test_evaluation_is_pipelined_too(made, crew: Crew, only: bool) -> None:
+    """By a program for it, or by one for training, whose backward actions are left out."""
     model, ids, _, pipes, _ = made
-    program = make_program(pipes[4].interfaces, library("1f1b", 4, 4)).forward_only()
+    program = make_program(pipes[4].interfaces, library("1f1b", 4, 4))
     bench = Bench(pipes[4], crew)
-    executor = bench.executor(program)
+    executor = bench.executor(program.forward_only() if only else program)
     with torch.no_grad():
         wanted = model(ids)
         for _ in range(3):

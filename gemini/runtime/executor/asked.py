@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemini.capture.binding import Call, bind
-from gemini.capture.forms import Ref, refs
+from gemini.capture.forms import Ref, leaves
 from gemini.pipe.wiring import Caller
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.executor.request import StepRequest, Whole, inputs_of
@@ -86,7 +86,8 @@ def _values(
 
 def _outputs(piped: Piped, tape: Tape) -> list[Ref]:
     """The values of the graph that the tape begins with: each once, or as often as the output has them."""
-    once, every = piped.graph.outputs(), list(refs(piped.graph.result))
+    once = piped.graph.outputs()
+    every = [leaf for leaf in leaves(piped.graph.result) if isinstance(leaf, Ref)]
     for found in (once, every):
         if len(found) == tape.outputs:
             return found

@@ -48,7 +48,7 @@ from gemini.runtime.executor.request import Each, Event, Output, Stay, StepReque
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
-from gemini.runtime.transport.modules import bare
+from gemini.runtime.transport.modules import silent
 from gemini.step.program import Loss, StepProgram
 from gemini.step.splitting import Positions, Sample
 
@@ -112,7 +112,7 @@ class Executor:
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
             done(worker, Sources(worker.next_number(), texts), "take generated text")
-            modules = {at: bare(stages[at]) for at in numbers}
+            modules = {at: silent(stages[at], self.program.called) for at in numbers}
             program = self.program
             done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws
@@ -139,10 +139,11 @@ class Executor:
             self.install(self.stages, self._texts)
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
-        """What workers do in steps with such a loss; they are told once."""
+        """What workers do in steps with such a loss, or in evaluation without one; they are told once."""
         key = None if loss is None else loss.signature()
         if key not in self._lowered:
-            lowered = lower(self.program, loss)
+            program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
+            lowered = lower(program, loss)
             connect(self.crew, lowered.edges())
             number = next(_numbers)
             for worker in self.workers:
@@ -171,9 +172,8 @@ class Executor:
                 f"a plan for {self.program.micro_batches} micro-batches, the step has {len(request.sizes)}\n"
                 "    → make a plan for as many micro-batches"
             )
-        if request.loss is None and self.program.is_training:
-            raise InvalidPlanError("a plan with backward actions needs a loss\n    → use program.forward_only()")
-        self._check_frozen()
+        if request.loss is not None:
+            self._check_frozen()
         self._keep_current()
         kind, step = self._kind(request.loss), next(_numbers)
         requests = {worker: self._request(worker, request, kind, step) for worker in self.workers}
