@@ -148,7 +148,7 @@ class Call:
         if value.kind == kind:
             return
         if value.operand and value.is_constant and value.shape[kind.dim] == self.samples * kind.entries:
-            if kind.outer != 1 or kind.factor < 1:
+            if kind.factor < 1:
                 raise Refused(f"{self.name} with an operand whose samples do not lie together")
             raise Demand(value.key, kind)
         raise Refused(f"{self.name} with a tensor that is not split as the samples are")

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gemini.capture.forms import Ref, refs
+from gemini.capture.forms import Ref
+from gemini.capture.forms import leaves as form_leaves
 from gemini.capture.targets import op_name
 from gemini.splitting.calls import Refused, Result, Value, leaves
 from gemini.splitting.graphs import GraphForms, settle_guards
@@ -46,7 +47,8 @@ _TAPE = ("tape", ())
 
 def _outputs(forms: GraphForms, tape: Tape) -> list[Ref] | None:
     """The values of the graph that the tape begins with."""
-    once, every = forms.graph.outputs(), list(refs(forms.graph.result))
+    once = forms.graph.outputs()
+    every = [leaf for leaf in form_leaves(forms.graph.result) if isinstance(leaf, Ref)]
     return next((found for found in (once, every) if len(found) == tape.outputs), None)
 
 

@@ -172,7 +172,7 @@ def gradient_of_the_input(model: nn.Module, optimizer: torch.optim.Optimizer, st
     return [*seen, x.grad]
 
 
-@program(Plain)
+@program(Plain, "")
 def hooks_and_frozen(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
     seen: Seen = []
