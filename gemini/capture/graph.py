@@ -14,7 +14,7 @@ from torch import nn
 from gemini.capture.binding import bind
 from gemini.capture.executor import Execution, last_uses
 from gemini.capture.foresight import Foresight
-from gemini.capture.forms import Form, Path, Ref, refs
+from gemini.capture.forms import Form, Path, Ref, leaves
 from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.structure import layer_classes, node_classes
 from gemini.capture.variants import Validity, Variants
@@ -88,8 +88,8 @@ class Graph:
                 yield ref.node, node.id, ref
 
     def outputs(self) -> list[Ref]:
-        """The tensors of the model's output."""
-        return list(dict.fromkeys(refs(self.result)))
+        """The tensors of the model's output, each once; not those of which it returns only a size."""
+        return list(dict.fromkeys(leaf for leaf in leaves(self.result) if isinstance(leaf, Ref)))
 
     def liveness(self) -> dict[int, list[int]]:
         """For every node, the nodes whose results are dropped after it."""

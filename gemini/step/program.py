@@ -11,11 +11,12 @@ replicas are the same weights without any exchange, and their gradients are summ
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gemini.capture.forms import Literal, leaves
+from gemini.capture.node import MODULES
 from gemini.errors import Fault, InvalidPlanError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from gemini.step.splitting import Splitting
@@ -82,6 +83,7 @@ class StepProgram:
     orders: Orders
     recompute: frozenset[int] = frozenset()
     draws: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
+    called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -137,7 +139,7 @@ class StepProgram:
     def forward_only(self) -> StepProgram:
         """The same order without backward actions: evaluation."""
         rows = tuple(tuple(action for action in row if action.btype == FORWARD) for row in self.orders)
-        return StepProgram(self.interfaces, rows, frozenset(), self.draws)
+        return StepProgram(self.interfaces, rows, frozenset(), self.draws, self.called)
 
 
 def program_of(
@@ -152,7 +154,8 @@ def program_of(
 
     `memory` limits what a plan may hold on each worker; a plan that was made for a limit keeps to that one.
     """
-    return make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws)
+    made = make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws)
+    return replace(made, called=frozenset(node.target for node in piped.graph.nodes if node.kind in MODULES))
 
 
 def make_program(

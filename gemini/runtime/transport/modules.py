@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -39,6 +40,27 @@ def bare(module: nn.Module) -> nn.Module:
         own.pop("forward") if replaced is None else own.update(forward=replaced)
     found: nn.Module = object.__new__(type(module))
     found.__dict__ = own
+    return found
+
+
+def silent(module: nn.Module, called: Collection[str] | None, name: str = "") -> nn.Module:
+    """A stage as a worker is to run it: modules that are only opened, never called, leave their hooks at home.
+
+    Their hooks ran while the model was captured, and what they did is in the stage's text. `called`: names of modules.
+    """
+    if called is None or name in called:
+        return module if name else bare(module)
+    parts = {
+        key: part if part is None else silent(part, called, f"{name}.{key}" if name else key)
+        for key, part in module._modules.items()
+    }
+    found = bare(module)
+    if all(parts[key] is part for key, part in module._modules.items()):
+        return found
+    if found is module:
+        found = object.__new__(type(module))
+        found.__dict__ = dict(vars(module))
+    found.__dict__["_modules"] = parts
     return found
 
 
