@@ -94,7 +94,9 @@ def ends_cleanly(way: str, point: str, **environment: str) -> None:
 
 def names_the_worker(out: str) -> None:
     """The program's own output says when it killed which worker, and when it had which error."""
-    killed, lost = (line for line in out.splitlines() if line.startswith(("killed", "lost")))
+    said = [line for line in out.splitlines() if line.startswith(("killed", "lost"))]
+    assert [line.split()[0] for line in said] == ["killed", "lost"], out
+    killed, lost = said
     _, pid, began = killed.split()
     _, ended, text = lost.split(" ", 2)
     assert f"(process {pid}) was ended by SIGKILL" in text, text
