@@ -50,7 +50,8 @@ class Pool:
         self.device = device
         self.segments: list[Segment] = []
         self._free: dict[int, list[Slab]] = {}
-        self._used = 0  # of the last segment
+        self._shared: int | None = None  # the segment that small slabs are cut from; others belong to one slab each
+        self._used = 0  # of it
         self._lock = threading.Lock()
         self.announced = 0  # segments the receiver knows of
 
@@ -63,24 +64,16 @@ class Pool:
                 return free.pop()
             if wanted > SEGMENT // 4:
                 return self._own_segment(wanted)
-            if not self.segments or self._current().size - self._used < wanted:
-                self._grow(SEGMENT)
-            slab = Slab(self._shared_at, self._used, wanted)
+            if self._shared is None or self.segments[self._shared].size - self._used < wanted:
+                self._shared, self._used = self._own_segment(SEGMENT).segment, 0
+            slab = Slab(self._shared, self._used, wanted)
             self._used += wanted
             return slab
 
-    def _current(self) -> Segment:
-        return self.segments[self._shared_at]
-
-    def _grow(self, size: int) -> None:
-        self.segments.append(self.device.allocate(size))
-        self._shared_at, self._used = len(self.segments) - 1, 0
-
     def _own_segment(self, size: int) -> Slab:
+        """All of a new segment."""
         self.segments.append(self.device.allocate(size))
         return Slab(len(self.segments) - 1, 0, size)
-
-    _shared_at = 0
 
     def release(self, slabs: list[Slab]) -> None:
         """Slabs that the receiver does not use any more."""
