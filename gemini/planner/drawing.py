@@ -8,6 +8,7 @@ import torch
 
 from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import bind
+from gemini.capture.executor import GuardBroken
 from gemini.pipe.piped import Piped
 from gemini.pipe.undo import Undo
 from gemini.pipe.wiring import Caller, returned
@@ -31,6 +32,8 @@ def record_draws(
     try:
         first, second = (_draws(piped, part_of(args, kwargs, batch.dims, 0, count)) for count in (more, fewer))
         return tuple(tuple(patterns(one, more, other, fewer)) for one, other in zip(first, second, strict=True))
+    except GuardBroken as error:
+        raise UnplannableError(f"a branch depends on random numbers, or on few samples: {error}") from error
     except UnsliceableDraw as error:
         raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
 

@@ -68,7 +68,8 @@ def order_of(function: Any, args: tuple[Any, ...]) -> tuple[int, ...] | None:
     """The dimensions in the order of memory; None where memory has gaps or overlaps."""
     if function in NEW:
         return tuple(range(len(args[NEW[function]])))
-    tensor = args[0]
+    # What is made like a tensor with gaps has none: its dimensions keep their order.
+    tensor = torch.empty_like(args[0]) if function in LIKE or function in NOISY else args[0]
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
     return order if tensor.permute(order).is_contiguous() else None
 
