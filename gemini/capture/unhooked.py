@@ -24,4 +24,6 @@ def unhooked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         for hooks, before in found:
-            hooks.update({**before, **hooks})
+            added = dict(hooks)
+            hooks.clear()
+            hooks.update({**before, **added})  # in their order
