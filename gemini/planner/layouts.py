@@ -50,7 +50,12 @@ def _tries(
     for chunks in range(2, most_chunks + 1):
         yield _attempt(model, nparts, partitioner, replace(options, chunks=chunks))
     if most_chunks > 1 and not options.workers and not options.pins:
-        yield _vee(model, nparts, options)
+        found = _attempt(model, 2 * nparts, "exact", replace(options, mixed=False))
+        if isinstance(found, PartitionError) or found.nstages != 2 * nparts:
+            return
+        there = tuple(range(nparts))
+        for seats in ((*there, *there), (*there, *there[::-1])):
+            yield replace(found, nparts=nparts, workers=seats)
 
 
 def _attempt(model: Model, nparts: int, name: str, options: Options) -> Partition | PartitionError:
@@ -58,12 +63,3 @@ def _attempt(model: Model, nparts: int, name: str, options: Options) -> Partitio
         return partition(*model, nparts, name, options)
     except PartitionError as error:
         return error
-
-
-def _vee(model: Model, nparts: int, options: Options) -> Partition | PartitionError:
-    """Twice as many equal stages, folded."""
-    found = _attempt(model, 2 * nparts, "exact", replace(options, mixed=False))
-    if isinstance(found, PartitionError) or found.nstages != 2 * nparts:
-        return found if isinstance(found, PartitionError) else PartitionError("too few stages for two a worker")
-    folded = tuple(min(at, 2 * nparts - 1 - at) for at in range(2 * nparts))
-    return replace(found, nparts=nparts, workers=folded)

@@ -17,17 +17,19 @@ import torch
 from torch import nn
 
 from gemini.capture.graph import Graph
-from gemini.errors import GeminiError
+from gemini.errors import GeminiError, ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner.drawing import record_draws
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
+from gemini.planner.plan_files import by_file
 from gemini.planner.samples import find_samples
-from gemini.planner.scheduling import AUTO, choose
+from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.profiling.result import Profile
 from gemini.schedule.links import Links, Table
 
+_SHORT = 1e-6  # ms
 LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 
@@ -67,15 +69,24 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
         forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
-    profile = _profiled(graph, *piece, wish)
-    options = wish.options(len(sizes))
-    choice = choose(
-        graph, profile, layouts(graph, profile, wish.workers, wish.partitioner, options), options, wish.schedule
-    )
+    profile = _profiled(graph, *piece, wish, len(sizes))
+    choice = _chosen(graph, profile, wish, wish.options(len(sizes)))
     plan = StepPlan(
         graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
     )
     return replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
+
+
+def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:
+    if wish.schedule.endswith(".json"):
+        return by_file(graph, profile, wish.workers, options, Path(wish.schedule))
+    found = layouts(graph, profile, wish.workers, wish.partitioner, options)
+    try:
+        return choose(graph, profile, found, options, wish.schedule)
+    except ScheduleError as error:
+        if wish.schedule != AUTO:
+            raise
+        raise UnplannableError(str(error).partition("\n")[0]) from error
 
 
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
@@ -95,12 +106,23 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     return graph
 
 
-def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Profile:
+def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: int) -> Profile:
     from gemini.profiling import profile
 
     with _threads(wish.threads):
         found = profile(graph, args, kwargs, rounds=2, check=False, cache=wish.cache)
-    return _of_all_pieces(found, wish.micro_batches)
+    return _of_all_pieces(_learning(found, graph), pieces)
+
+
+def _learning(profile: Profile, graph: Graph) -> Profile:
+    """Whatever has a gradient has a backward in the plan, even where it was too short to be measured."""
+    nodes = tuple(
+        replace(cost, backward_ms=_SHORT)
+        if not cost.backward_ms and any(meta.requires_grad for meta in graph.nodes[cost.id].outputs.values())
+        else cost
+        for cost in profile.nodes
+    )
+    return replace(profile, nodes=nodes)
 
 
 def _of_all_pieces(profile: Profile, pieces: int) -> Profile:

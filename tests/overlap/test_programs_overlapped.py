@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,13 +18,6 @@ from gemini.runtime.overlap.overlap import Overlap
 from tests.overlap.programs import PROGRAMS, Program
 
 STEPS, PIECES = 5, 4
-
-
-@pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    made = Crew(2, 1)
-    yield made
-    made.stop()
 
 
 def manage(model: nn.Module, crew: Crew, schedule: str = "auto") -> Story:

@@ -41,27 +41,19 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     if splitting.reason:
         return Prepared(splitting.reason)
     needed = tape.needed_for(root)
-    reason = _obstacle(splitting, needed, sizes)
-    if reason:
-        return Prepared(reason)
     names = port_names(plan)
     read = {root, *(number for at in needed for number in tape.ops[at].reads())}
     made = {number for at in needed for number in tape.ops[at].results}
     loss = Loss(
-        tuple(splitting.op(at, tape.ops[at], sizes[0]) for at in needed),
+        tuple(tape.ops[at] for at in needed),
         {number: names[number] for number in range(tape.outputs)},
         tuple(number for number in tape.operands if number in read),
         root,
         tuple(number for number in alive if number in made and number != root and fetchable(splitting, number)),
+        {place: splitting.sizes[at] for place, at in enumerate(needed) if at in splitting.sizes},
     )
     kept = tuple(names[number] for number in alive if number < tape.outputs and fetchable(splitting, number))
     return Prepared("", splitting, loss, kept, tuple(needed))
-
-
-def _obstacle(splitting: Splitting, needed: Sequence[int], sizes: Sequence[int]) -> str:
-    if len(set(sizes)) > 1 and any(at in splitting.sizes for at in needed):
-        return "the loss names the number of samples, and the micro-batches are not equal"
-    return ""
 
 
 def fetchable(splitting: Splitting, number: int) -> bool:

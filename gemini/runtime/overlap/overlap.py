@@ -20,7 +20,7 @@ from torch import nn
 
 from gemini.capture.binding import Call, bind
 from gemini.capture.values import UnsupportedValueError, decode
-from gemini.errors import GeminiError, WorkerError
+from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.step_plan import UnplannableError
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
@@ -111,6 +111,8 @@ class Overlap:
             with here():
                 plan = self.planner(model, *call.arguments())
             self._check(plan)
+        except ScheduleError:  # what was asked for cannot be: the user is to know
+            raise
         except (UnplannableError, GeminiError) as error:
             reason = str(error).partition("\n")[0]
         except Exception as error:

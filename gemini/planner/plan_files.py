@@ -1,0 +1,66 @@
+"""Plans from files: a schedule that somebody has composed, saved and asks for.
+
+The file says how many stages there are and on which worker each lies. The model is cut into so many, and the schedule
+is simulated with the times of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gemini.capture.graph import Graph
+from gemini.errors import InvalidPlanError
+from gemini.partition import partition
+from gemini.partition.analysis import analyse
+from gemini.partition.options import Options
+from gemini.planner.scheduling import Choice
+from gemini.profiling.result import Profile
+from gemini.schedule.block import FORWARD
+from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.simulate import simulate
+
+
+def by_file(graph: Graph, profile: Profile, nworkers: int, options: Options, path: Path) -> Choice:
+    """The model cut as a plan needs it; raises InvalidPlanError where the plan is for something else."""
+    plan = SchedPlan.load(path)
+    _check(plan, path, nworkers, options.micro_batches)
+    homes = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
+    stages = max(homes) + 1
+    cut = partition(graph, profile, stages, "exact", replace(options, workers=(), mixed=False, chunks=1))
+    if cut.nstages != stages:
+        raise InvalidPlanError(
+            f"{path} is a plan for {stages} stages, {graph.model_name} can be cut into {cut.nstages}\n"
+            "    → compose a plan for as many"
+        )
+    made = replace(cut, nparts=nworkers, workers=tuple(homes[stage][0] for stage in range(stages)))
+    found = analyse(graph, profile, made, replace(options, workers=(), schedule="1f1b"))
+    work = {
+        (stage.stage, kind): ms for stage in found.stages for kind, ms in _spans(stage.forward_ms, stage.backward_ms)
+    }
+    spans = {block: max(work[block.stage or 0, block.btype] / options.micro_batches, 1e-9) for block in plan}
+    ran = simulate(plan, spans=lambda block: spans[block], links=options.links).require()
+    return Choice(made, replace(found, schedule=path.name, step_ms=float(ran.makespan)), plan)
+
+
+def _spans(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:
+    half = backward_ms / 2
+    return [(FORWARD, forward_ms), ("backward", backward_ms), ("input_gradient", half), ("weight_gradient", half)]
+
+
+def _check(plan: SchedPlan, path: Path, nworkers: int, micro_batches: int) -> None:
+    if plan.ndevs != nworkers:
+        raise InvalidPlanError(
+            f"{path} is a plan for {plan.ndevs} workers, there are {nworkers}\n"
+            "    → ask for as many workers, or compose a plan for these"
+        )
+    if plan.nmicros != micro_batches:
+        raise InvalidPlanError(
+            f"{path} is a plan for {plan.nmicros} micro-batches, a step has {micro_batches}\n"
+            f"    → accum_degree={plan.nmicros}, or compose a plan for {micro_batches}"
+        )
+    homes = [plan.device(block) for block in plan]
+    if any(len(devices) > 1 for devices in homes):
+        raise InvalidPlanError(
+            f"{path} has blocks on several workers at once\n    → steps run blocks of one worker each"
+        )

@@ -1,0 +1,54 @@
+"""Schedules that are asked for run, from the library or from a file; what cannot be is an error before that."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemini.errors import ScheduleError
+from gemini.runtime.controller.crew import Crew
+from gemini.schedule.library import library
+from tests.overlap.programs import PROGRAMS
+from tests.overlap.test_programs_overlapped import PIECES, STEPS, made, manage, train
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "composed"])
+def test_trains_by_a_schedule_of_the_library(schedule: str, crew: Crew) -> None:
+    program = PROGRAMS["loss_inside_with_dropout"]
+    reference = made(program)
+    model = copy.deepcopy(reference)
+    expected = train(reference, program)
+    story = manage(model, crew, schedule)
+    for one, other in zip(train(model, program), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps["overlapped"] == STEPS - 2, str(story)
+    assert schedule in story.plan
+
+
+def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
+    program = PROGRAMS["cross_entropy"]
+    library("zb_v", 2, PIECES).save(tmp_path / "plan.json")
+    reference = made(program)
+    model = copy.deepcopy(reference)
+    expected = train(reference, program)
+    story = manage(model, crew, str(tmp_path / "plan.json"))
+    for one, other in zip(train(model, program), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps["overlapped"] == STEPS - 2, str(story)
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [(library("1f1b", 3, PIECES), "for 3 workers, there are 2"), (library("1f1b", 2, 6), "for 6 micro-batches")],
+)
+def test_a_plan_for_something_else_is_an_error(plan: object, text: str, crew: Crew, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(path)  # type: ignore[attr-defined]
+    program = PROGRAMS["cross_entropy"]
+    model = made(program)
+    manage(model, crew, str(path))
+    with pytest.raises(ScheduleError, match=text):
+        train(model, program)
