@@ -6,7 +6,6 @@ Values that are dead at the end of a paragraph are deleted there, unless their n
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -148,11 +147,13 @@ class Body:
         for collected in loop.collected:
             listed = self.statements.bindings.list_of(collected).name
             self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
-        self.statements.paths.local |= names
+        paths = self.statements.paths
+        paths.local |= names
+        paths.read -= set(names.values())
         self.statements.write.taken |= set(names.values())
         self._turn(loop, space + _INDENT, region)
         for path in names:
-            del self.statements.paths.local[path]
+            del paths.local[path]
         for carried in loop.carried:
             inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
             if inside != made:
@@ -162,8 +163,11 @@ class Body:
         self._blank()
 
     def _shorten(self, loop: Loop, space: str, begin: int, body: int, names: list[str]) -> None:
-        """Leave out of a header what the body has no use for: of some layers, only glue may be in this stage."""
-        unused = [name for name in names if not any(re.search(rf"\b{name}\b", line) for line in self.lines[body:])]
+        """Leave out of a header what the body has no use for: of some layers, only glue may be in this stage.
+
+        Comments name layers too: that is no use of them.
+        """
+        unused = [name for name in names if name not in self.statements.paths.read]
         if len(unused) == len(names):
             self.lines[begin:body] = [space + turns(loop)]
         elif unused:

@@ -122,4 +122,6 @@ def _with_return(lines: list[str], results: list[str]) -> list[str]:
         lines.pop()
     if len(results) == 1 and lines and lines[-1].startswith(f"{results[0]} = "):
         return [*lines[:-1], f"return {lines[-1].partition(' = ')[2]}"]
+    if len(results) == 1 and results[0].startswith("*"):  # all turns of a loop
+        return [*lines, f"return tuple({results[0][1:]})"]
     return [*lines, f"return {', '.join(results) or '()'}"]

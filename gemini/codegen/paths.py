@@ -49,17 +49,19 @@ def original(model: nn.Module, path: str) -> str:
 
 
 class Paths:
-    """Texts of what a stage holds; `local` names modules that a variable stands for."""
+    """Texts of what a stage holds; `local` names modules that a variable stands for, `read` are those in use."""
 
     def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
         self.local: dict[str, str] = {}
+        self.read: set[str] = set()
 
     def module(self, path: str) -> str:
         """The text of a module."""
         if not path:
             return f"self.{WHOLE_MODEL}"
         if path in self.local:
+            self.read.add(self.local[path])
             return self.local[path]
         owner, _, name = path.rpartition(".")
         holding = self.find(owner)

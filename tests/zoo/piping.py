@@ -8,7 +8,9 @@ another in one autograd graph, and detached, with copies between them, as worker
     float64    gradients that do not are sums in another order, or they are wrong. Which of the two shows where
                rounding is small: the model and its inputs in float64, the same cut, 1e-9 of the largest gradient
 
-What float64 cannot tell (a model without kernels for it) is compared in float32, to 1e-4 of the largest gradient.
+What float64 cannot tell (a model without kernels for it) is compared in float32, to 1e-4 of the largest gradient. A
+model that computes differentiable values in a smaller type whatever its own is (`x.float()`) rounds there in float64
+too: where 1e-9 is not met and such a value is found, the row says "float32 inside", and 1e-5 counts.
 For float64 the weights of linear layers and convolutions are scaled to keep the size of what passes them. Those that
 small models begin with let it die away, to 1e-18, and normalizations blow up what is left: rounding.
 """
@@ -19,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gemini.capture import Graph, capture
 from gemini.capture.binding import Call
@@ -33,6 +36,7 @@ from tests.zoo.comparing import Run, Seen, differences, forward_differences, gra
 PARTS = (2, 4)
 LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 LIMIT = 1e-9  # of the largest gradient, in float64
+LIMIT_INSIDE = 1e-5  # likewise in float64, where a model computes in a smaller type inside
 LIMIT_NARROW = 1e-4  # likewise in float32, where a model has no kernels for float64
 SEEDS = (11, 12, 13, 14)  # more than one, for models that skip layers at random: another path runs the model itself
 
@@ -44,7 +48,7 @@ class Cut:
     status: str  # equal | different | uncut | fell back | failed | no engine
     stages: int = 0
     why: str = ""
-    judged: str = ""  # float32 | float64 | float32 to 1e-04
+    judged: str = ""  # float32 | float64 | float32 inside, to 1e-05 | float32 to 1e-04
 
     def row(self) -> list[Any]:
         return [self.status, self.stages, self.why, self.judged]
@@ -149,12 +153,47 @@ def _in_float64(judge: Judge, cuts: dict[Any, Partition], unsure: dict[Any, Cut]
 
 
 def _decide(wide: Judge, piped: Piped, unsure: Cut) -> Cut:
-    lines, ran = state_differences(piped, wide.model), wide.runs(piped)
+    state, ran = state_differences(piped, wide.model), wide.runs(piped)
     if ran is None:
         return replace(unsure, status="fell back", why="; ".join(piped.fallback_reasons)[:300], judged="float64")
-    for way, seen in ran[1]:
-        lines += [f"{way}: {line}" for line in differences(wide.expected(ran[0]), seen, LIMIT)]
-    return replace(unsure, status="different" if lines else "equal", why="; ".join(lines[:4]), judged="float64")
+
+    def far(limit: float) -> list[str]:
+        expected = wide.expected(ran[0])
+        return state + [f"{way}: {line}" for way, seen in ran[1] for line in differences(expected, seen, limit)]
+
+    lines, judged = far(LIMIT), "float64"
+    inside = smaller_types(wide.model, wide.call) if lines else []
+    if inside:
+        lines, judged = far(LIMIT_INSIDE), f"{' and '.join(inside)} inside, to {LIMIT_INSIDE:.0e}"
+    return replace(unsure, status="different" if lines else "equal", why="; ".join(lines[:4]), judged=judged)
+
+
+class _Types(TorchFunctionMode):
+    """Notes the types of differentiable results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for part in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(part, torch.Tensor) and part.requires_grad:
+                self.seen.add(part.dtype)
+        return made
+
+
+def smaller_types(model: torch.nn.Module, call: Call) -> list[str]:
+    """The types smaller than float64 that a model in float64 computes differentiable values in, inside modules too."""
+    types = _Types()
+
+    def run(args: Any, kwargs: Any) -> Any:
+        with types:
+            return model(*args, **kwargs)
+
+    step(model, call, SEEDS[0], run, backward=False)
+    wide = (torch.float64, torch.complex128)
+    return sorted(str(dtype).removeprefix("torch.") for dtype in types.seen if dtype not in wide)
 
 
 def _widened(judge: Judge) -> Judge:
@@ -166,6 +205,10 @@ def _widened(judge: Judge) -> Judge:
         with torch.no_grad():
             for weight, value in own.items():
                 weight.copy_(value)
+    torch.manual_seed(SEEDS[0])
+    with torch.no_grad():  # some cast parts of themselves when they first run: routers of experts, to float32
+        args, kwargs = call.arguments([tensor.detach().clone() for tensor in call.tensors])
+        model(*args, **kwargs)
     torch.manual_seed(SEEDS[0])
     return Judge(capture(model, *call.arguments(call.tensors)), model, call)
 
