@@ -43,6 +43,7 @@ class Wish:
     partitioner: str = "exact"
     schedule: str = AUTO
     memory_mb: float | None = None  # of a worker
+    rng: str = "exact"  # or "fast": each worker draws numbers of its own
     links: Links = LOCAL
     seed: int = 0
     cache: bool | str | Path = True
@@ -74,7 +75,7 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     plan = StepPlan(
         graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
     )
-    return replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
+    return plan if wish.rng == "fast" else replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
 
 
 def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:

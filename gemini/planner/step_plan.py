@@ -39,13 +39,18 @@ class StepPlan:
     micro_batches: int
     batch: BatchPlan
     forms: GraphForms
-    draws: tuple[tuple[Pattern, ...], ...]
+    draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
     def step_ms(self) -> float:
         """How long a step is expected to take."""
         return self.analysis.step_ms
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any(node.random for node in self.graph.nodes)
 
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """The stages, with factors at these nodes, numbered in ascending order: their shares in a micro-batch."""

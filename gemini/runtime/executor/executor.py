@@ -207,7 +207,7 @@ class Executor:
         return Step(
             worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
             numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
-            request.generator, [dropped.popleft() for _ in range(len(dropped))], tensors,
+            _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))], tensors,
         )  # fmt: skip
 
     def _check(self, replies: dict[Worker, Any]) -> None:
@@ -296,6 +296,10 @@ class Executor:
 def _plain_dim(dim: Any) -> Any:
     """How samples lie, as plain data."""
     return astuple(dim) if isinstance(dim, (Sample, Positions)) else dim
+
+
+def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
+    return generator if isinstance(generator, bytes) else generator[place]
 
 
 def _told_region(region: Region) -> Any:

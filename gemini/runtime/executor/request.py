@@ -66,7 +66,7 @@ class StepRequest:
     shares: Sequence[Sequence[Any]] = ()
     op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
-    generator: bytes = b""
+    generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
     patience: float = 0.0
 
 

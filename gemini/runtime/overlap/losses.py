@@ -17,7 +17,7 @@ from gemini.runtime.deferred.pending import Pending
 from gemini.runtime.executor.request import Output, StepRequest, Whole
 from gemini.runtime.overlap.kinds import Kind
 from gemini.step.program import Loss
-from gemini.step.splitting import Constant, Partial, Sample, Splitting
+from gemini.step.splitting import Constant, Partial, Positions, Sample, Splitting
 from gemini.step.tape import Tape
 
 
@@ -103,5 +103,5 @@ def request_of(
     )
 
 
-def _place(kind: Any) -> Sample | None:
-    return kind if isinstance(kind, Sample) else None
+def _place(kind: Any) -> Sample | Positions | None:
+    return kind if isinstance(kind, (Sample, Positions)) else None

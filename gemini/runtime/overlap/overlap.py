@@ -36,6 +36,7 @@ from gemini.step.program import program_of
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
@@ -154,7 +155,7 @@ class Overlap:
             def overlapped(pending: Pending, tape: Tape, root: int) -> StepResult | None:
                 return self._run(kind, samples, pending, tape, root)
 
-            draws = any(kind.plan.draws)
+            draws = kind.plan.is_random
             work = Work(model, kind.outlines[samples], eager, overlapped, trained, draws, False, self._demoted)
             kind.works[samples] = work
         work.eager = eager
@@ -181,14 +182,12 @@ class Overlap:
         if prepared.reason:
             return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
-        before = get_state()
         try:
             with Held():
                 executor = self._executor(kind, prepared)
                 request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes)
                 request.patience = _SLOW * plan.step_ms / 1e3
-                if any(plan.draws):
-                    request.generator = before
+                request.generator = self._states(plan)
                 ran = executor.run(request)
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
@@ -222,8 +221,7 @@ class Overlap:
             executor = self._executor(kind, prepared)
             request = request_of(kind, prepared, pending, bound, sizes)
             request.patience = _SLOW * kind.plan.step_ms / 1e3
-            if any(kind.plan.draws):
-                request.generator = get_state()
+            request.generator = self._states(kind.plan)
             began = time.perf_counter()
             ran = executor.run(request)
         self.story.took(OVERLAPPED)
@@ -243,6 +241,17 @@ class Overlap:
         with here(), torch.random.fork_rng(devices=[]):
             reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs)
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
+
+    def _states(self, plan: StepPlan) -> bytes | list[bytes]:
+        """The states of generators that a step draws from: the program's own, or one a worker seeded by it."""
+        if not plan.is_random:
+            return b""
+        if any(plan.draws):
+            return get_state()
+        seed = int(torch.randint(2**62, ()))
+        workers = range(plan.schedule.ndevs)
+        states = [torch.Generator().manual_seed(seed + place).get_state() for place in workers]
+        return [bytes(state.numpy()) for state in states]
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
         """The stages in the workers, with the factors that this loss needs."""

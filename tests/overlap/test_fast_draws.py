@@ -1,0 +1,83 @@
+"""With `rng="fast"` every worker draws its own numbers: other masks than one device, but masks, and the same again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.planner.planning import Wish, plan_step
+from gemini.report.journal import Story
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap.overlap import Overlap
+from tests.overlap.programs import PROGRAMS, batch
+from tests.overlap.test_programs_overlapped import PIECES, made
+
+
+class Masked(nn.Module):
+    """Shows the masks of its dropouts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(9, 40), nn.Linear(40, 40)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.drop(self.first(x).abs() + 1)
+        return x, self.drop(self.second(x).abs() + 1)
+
+
+def manage(model: nn.Module, crew: Crew) -> Story:
+    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
+    story = Story(type(model).__name__, len(crew.workers))
+    wish = Wish(len(crew.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
+    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    dispatch.manage(model, managed)
+    return story
+
+
+def train(model: nn.Module) -> list[Any]:
+    torch.manual_seed(5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    seen = []
+    for step in range(5):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+def test_the_same_plan_and_seed_give_the_same_training(crew: Crew) -> None:
+    model = made(PROGRAMS["dropout"])
+    before = copy.deepcopy(model.state_dict())
+    story = manage(model, crew)
+    train(model)
+    seen = []
+    for _ in range(2):
+        model.load_state_dict(before)
+        seen.append(train(model))
+    assert seen[0] == seen[1]
+    assert story.steps["overlapped"] == 13
+
+
+def test_masks_differ_from_piece_to_piece_and_from_stage_to_stage(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model = Masked().double()
+    story = manage(model, crew)
+    for step in range(4):
+        one, two = model(batch(step)[0])
+        (one.sum() + two.sum()).backward()
+    assert story.steps["overlapped"] == 2
+    masks = [one.detach() != 0, two.detach() != 0]
+    for mask in masks:
+        assert 0.35 < float(mask.double().mean()) < 0.65
+        assert len({tuple(row.tolist()) for row in mask}) == len(mask)
+    assert not torch.equal(*masks)
