@@ -201,25 +201,26 @@ class Call:
         self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
     ) -> list[Any]:
         """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
+        if self.arguments is None:
+            raise RuntimeError(f"{self.unit.name}: a checkpointed call cannot be differentiated twice in a worker")
+        if _versions(self.inputs) != self.versions:
+            raise WorkerError(
+                f"{self.unit.backward_text} cannot be run in this process: its inputs have been written to since"
+                "\n    → write to copies of them"
+            )
         given = [at for at, gradient in enumerate(gradients) if gradient is not None]
         wanted = Wanted(inputs, [self.trained[at] for at in parameters], given)
-        return gradients_here(self.run_here, self.inputs, wanted, [gradients[at] for at in given], create_graph)
+        run = partial(self.run_here, self.buffers)  # also when the call is forgotten: these gradients may live longer
+        return gradients_here(run, self.inputs, wanted, [gradients[at] for at in given], create_graph)
 
     def forgetting(self) -> tuple[Callable[[], Any], ...]:
         """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
         nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
         return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
 
-    def run_here(self, inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
+    def run_here(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
         """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
         unit = self.unit
-        if self.arguments is None:
-            raise RuntimeError(f"{unit.name}: a checkpointed call cannot be differentiated twice in a worker")
-        if _versions(self.inputs) != self.versions:
-            raise WorkerError(
-                f"{unit.backward_text} cannot be run in this process: its inputs have been written to since its forward"
-                "\n    → write to copies of them"
-            )
         args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
         given = Given(args, kwargs, unit.worker.link.classes)
         before = get_state(self.device, self.seeded)
@@ -228,7 +229,7 @@ class Call:
             with ExitStack() as stack:
                 set_state(self.generator, self.device, self.seeded)
                 self.region.enter(stack, Region.current())
-                _put_back(unit.buffers, self.buffers)
+                _put_back(unit.buffers, buffers)
                 unit.set_modes(self.modes)
                 result = unit.run_here(args, kwargs)
         finally:
