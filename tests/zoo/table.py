@@ -22,8 +22,9 @@ build small and train two steps eagerly (one model a model type), and classic mo
 - **judged in**: state dict, outputs, buffers, inputs and the states of the generators must equal the model's in every
   element, in float32. So must the gradients, or they are sums in another order: that is judged in *float64*, where
   model, capture and stages run again, with weights scaled so that values neither vanish nor grow from layer to layer,
-  and every gradient must be within 1e-9 of the model's largest. A model without float64 kernels is judged in
-  *float32 to 1e-04* of the largest.
+  and every gradient must be within 1e-9 of the model's largest. Where that is not met and the model itself casts
+  differentiable values to float32 whatever its type is, it rounds as in float32, and 1e-5 counts: *float32 inside, to
+  1e-05*. A model without float64 kernels is judged in *float32 to 1e-04* of the largest.
 """
 _COLUMNS = (
     "model", "class", "result", "nodes", "blocks", "balance", "batch size", "in 2", "in 4", "judged in",
