@@ -1,7 +1,8 @@
 """Tensors on the way: a header that says everything, and the contents in a slab or, if small, in the header itself.
 
 The memory layout travels along (channels-last, transposed, a part of a larger tensor, expanded), since kernels may
-round differently for another one; only what overlaps itself or is mostly gaps arrives contiguous.
+round differently for another one. What is mostly gaps travels without them, and gets them again where it arrives; only
+what overlaps itself, or would take very much memory, arrives contiguous.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gemini.runtime.transport.slabs import Pool, Slab, Window
 
 Header = tuple[Any, ...]
 INLINE = 16 << 10  # bytes: up to here copying them once more costs less than sharing them
-_GAPS = 4  # times its contents that the memory of a tensor with gaps may be
+_GAPS = 4  # times its contents that the memory of a tensor with gaps may be on the way
+_SPREAD = 64 << 20  # bytes that it may be in the receiver; what lies between is never touched
 _OURS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -42,6 +44,11 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
     strides = _layout(plain)
+    if _is_mostly_gaps(plain, strides):
+        if plain.is_cpu and _span(plain.shape, strides) * plain.element_size() <= _SPREAD:
+            dense = write(pool, plain[_once(strides)].contiguous())
+            return ("spread", dense, tuple(plain.shape), strides, tensor.requires_grad)
+        strides = ()
     facts = (_name(plain.dtype), tuple(plain.shape), strides, tensor.requires_grad)
     size = _span(plain.shape, strides) * plain.element_size()
     if not size:
@@ -88,8 +95,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def slabs(header: Header | None) -> list[tuple[int, int, int]]:
     """The slabs that a header names."""
-    if header is None or header[0] not in ("slab", "coo"):
+    if header is None or header[0] == "inline":
         return []
+    if header[0] == "spread":
+        return slabs(header[1])
     return [header[1]] if header[0] == "slab" else [*slabs(header[1]), *slabs(header[2])]
 
 
@@ -101,6 +110,8 @@ def read(window: Window, header: Header) -> torch.Tensor:
         return torch.sparse_coo_tensor(
             read(window, where), read(window, values), shape, is_coalesced=coalesced, check_invariants=False
         )
+    if kind == "spread":
+        return _spread(read(window, where), *rest)
     name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
     if kind == "inline":
@@ -126,8 +137,20 @@ def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides
     return found
 
 
+def _spread(dense: torch.Tensor, shape: tuple[int, ...], strides: Sequence[int], requires_grad: bool) -> torch.Tensor:
+    """A tensor with its gaps."""
+    found = torch.empty_strided(shape, strides, dtype=dense.dtype, device=dense.device)
+    found[_once(strides)].copy_(dense)
+    return found.requires_grad_() if requires_grad else found
+
+
+def _once(strides: Sequence[int]) -> tuple[slice, ...]:
+    """What is to be written of a tensor: a dimension that repeats is written once."""
+    return tuple(slice(None) if stride else slice(0, 1) for stride in strides)
+
+
 def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that a tensor is to have on the other side; none for contiguous ones."""
+    """The strides that a tensor is to have on the other side; none for contiguous ones, or that overlap themselves."""
     if tensor.is_contiguous():
         return ()
     # Of a dimension of size 1 any stride is right; torch's own choice of a layout looks at them too.
@@ -137,8 +160,13 @@ def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
         if stride and stride <= end:
             return ()  # it overlaps itself
         end += stride * (size - 1)
-    once = math.prod(size for stride, size in sizes if stride)
-    return tuple(tensor.stride()) if end < _GAPS * once else ()
+    return tuple(tensor.stride())
+
+
+def _is_mostly_gaps(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a layout takes much more memory than what is in it."""
+    once = math.prod(size for stride, size in zip(strides, tensor.shape, strict=False) if stride)
+    return bool(strides) and _span(tensor.shape, strides) > _GAPS * once
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
