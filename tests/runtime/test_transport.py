@@ -60,6 +60,8 @@ TENSORS = {
     "mostly gaps": torch.randn(300, 400)[:, 7:9],
     "gaps, channels last": torch.randn(4, 84, 32)[:, :16].unflatten(1, (4, 4)).permute(0, 3, 1, 2),
     "gaps, large and repeated": torch.randn(300, 1, 400)[:, :, :50].expand(300, 7, 50),
+    "one channel, last": torch.randn(2, 1, 8, 9).as_strided((2, 1, 8, 9), (72, 1, 9, 1)),
+    "one pixel, channels last": torch.randn(2, 3000, 1, 1).as_strided((2, 3000, 1, 1), (3000, 1, 3000, 3000)),
     "boolean": torch.ones(5000, dtype=torch.bool),
     "bfloat16": torch.randn(700, 4).bfloat16(),
     "complex": torch.randn(700, dtype=torch.cfloat).conj(),

@@ -88,7 +88,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized)
-        and tensor.is_contiguous()
+        and _is_packed(tensor)
         and not (tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor())
     )
 
@@ -151,9 +151,8 @@ def _once(strides: Sequence[int]) -> tuple[slice, ...]:
 
 def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides that a tensor is to have on the other side; none for contiguous ones, or that overlap themselves."""
-    if tensor.is_contiguous():
+    if _is_packed(tensor):
         return ()
-    # Of a dimension of size 1 any stride is right; torch's own choice of a layout looks at them too.
     sizes = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     end = 0  # of what the dimensions so far reach
     for stride, size in sizes:
@@ -167,6 +166,17 @@ def _is_mostly_gaps(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a layout takes much more memory than what is in it."""
     once = math.prod(size for stride, size in zip(strides, tensor.shape, strict=False) if stride)
     return bool(strides) and _span(tensor.shape, strides) > _GAPS * once
+
+
+def _is_packed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the very strides of a new one.
+
+    Of a dimension of size 1 any stride is right, and a tensor is contiguous; but they tell channels-last from not, and
+    torch's choice of a kernel and of a layout looks at them too.
+    """
+    if not tensor.is_contiguous():
+        return False
+    return 1 not in tensor.shape or not tensor.numel() or list(tensor.stride()) == _contiguous(tensor.shape)
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
