@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,20 @@ def test_classes_and_functions_of_the_program_come_home(ends: tuple[Link, Link])
     back = arrived((ends[1], ends[0]), there)
     assert type(back) is Answer
     assert arrived(ends, lambda x: x + 1)(2) == 3
+
+
+def _doubled(self: Answer) -> Any:
+    return self.value * 2
+
+
+def test_functions_bound_to_one_object_stay_bound(ends: tuple[Link, Link]) -> None:
+    answer = Answer(4, 1)
+    answer.twice = types.MethodType(_doubled, answer)  # type: ignore[attr-defined]
+    answer.value_of = answer.__eq__  # type: ignore[attr-defined]
+    found = arrived(ends, [answer, answer.twice, torch.Size.numel])[0]  # type: ignore[attr-defined]
+    assert found.twice() == 8
+    assert found.twice.__self__ is found
+    assert found.value_of(found)
 
 
 def test_memory_is_used_again_once_the_receiver_is_done(ends: tuple[Link, Link]) -> None:

@@ -10,15 +10,17 @@ very class that the program knows.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
 import sys
 import threading
 import types
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -153,9 +155,20 @@ def _by_value(one: Any) -> bytes:
     return found
 
 
+def _reduce_method(method: types.MethodType) -> Any:
+    """A bound method: by its name only where its class has it; a program may bind any function to one object."""
+    owner, function = method.__self__, method.__func__
+    name = getattr(function, "__name__", "")
+    given = getattr(owner if isinstance(owner, type) else type(owner), name, None)
+    if getattr(given, "__func__", given) is function:
+        return getattr, (owner, name)
+    return types.MethodType, (function, owner)
+
+
 class _Packer(pickle.Pickler):
     """For what Python itself can pickle."""
 
+    dispatch_table: ClassVar[Any] = ChainMap[Any, Any]({types.MethodType: _reduce_method}, copyreg.dispatch_table)
     classes: Classes
     tensors: list[torch.Tensor]
     place: dict[int, int]
