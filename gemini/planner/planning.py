@@ -23,6 +23,7 @@ from gemini.planner.drawing import record_draws
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.plan_files import by_file
+from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
@@ -65,16 +66,25 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
         raise UnplannableError("none of its inputs counts samples")
     sizes = piece_sizes(batch.size, wish.micro_batches)
     piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
-    graph = _captured(model, *piece, wish)
+    try:
+        graph = _captured(model, *piece, wish)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
+        raise UnplannableError(f"on {sizes[0]} samples it raises {type(error).__name__}: {error!s:.150}") from error
     with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
         forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
-    profile = _profiled(graph, *piece, wish, len(sizes))
-    choice = _chosen(graph, profile, wish, wish.options(len(sizes)))
-    plan = StepPlan(
-        graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
-    )
+    like = find_like(graph, len(sizes))
+    if like is not None:
+        earlier, ratio = like
+        analysis = replace(earlier.analysis, step_ms=earlier.step_ms * ratio)
+        plan = replace(earlier, graph=graph, analysis=analysis, batch=batch, forms=forms, draws=(), _built={})
+    else:
+        profile = _profiled(graph, *piece, wish, len(sizes))
+        choice = _chosen(graph, profile, wish, wish.options(len(sizes)))
+        plan = StepPlan(
+            graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
+        )
     return plan if wish.rng == "fast" else replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
 
 

@@ -104,6 +104,16 @@ def uneven_batches(model: nn.Module, optimizer: torch.optim.Optimizer, step: int
     return seen
 
 
+@program(Text)
+def six_lengths(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    seen = []
+    for length in range(4, 10):
+        chance = torch.Generator().manual_seed(10 * step + length)
+        ids = torch.randint(0, WORDS, (8, length), generator=chance)
+        seen += finish(model(ids, labels=ids)["loss"], optimizer)
+    return seen
+
+
 @program(Plain)
 def accumulation(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     optimizer.zero_grad()

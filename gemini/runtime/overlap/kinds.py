@@ -38,6 +38,7 @@ class Kind:
     works: dict[int, Work] = field(default_factory=dict)
     executor: Executor | None = None
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
+    failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
 
     def samples(self, tensors: list[torch.Tensor]) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from gemini.capture.binding import Call, bind
 from gemini.capture.values import UnsupportedValueError, decode
 from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
+from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
 from gemini.runtime.controller.interrupts import Held
@@ -36,10 +38,13 @@ from gemini.step.program import program_of
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:
+    from gemini.pipe.piped import Piped
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
+_SHAPES = 64  # and so many with those that are served by the plan of another
+_FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _SLOW = 10  # times what a step is expected to take: then it hangs
 
 
@@ -97,9 +102,12 @@ class Overlap:
             samples = kind.samples(call.tensors)
             if samples is not None and min(samples, self.managed.micro_batches) == kind.plan.micro_batches:
                 return kind, samples
-        if sum(map(len, self.kinds.values())) >= _KINDS:
-            return Kind(reason=f"it is called in more than {_KINDS} ways"), None
-        found.append(self._planned(model, call))
+        known = [kind for kinds in self.kinds.values() for kind in kinds]
+        planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
+        if len(planned) >= _KINDS or len(known) >= _SHAPES:
+            return Kind(reason=f"it is called in more than {len(known)} ways"), None
+        with reusing([kind.plan for kind in found if kind.plan is not None]):
+            found.append(self._planned(model, call))
         made = found[-1]
         return made, None if made.plan is None else made.samples(call.tensors)
 
@@ -156,14 +164,19 @@ class Overlap:
                 return self._run(kind, samples, pending, tape, root)
 
             draws = kind.plan.is_random
-            work = Work(model, kind.outlines[samples], eager, overlapped, trained, draws, False, self._demoted)
+            work = Work(
+                model, kind.outlines[samples], eager, overlapped, trained, draws, False, partial(self._demoted, kind)
+            )
             kind.works[samples] = work
         work.eager = eager
         return work
 
-    def _demoted(self, error: Exception) -> None:
+    def _demoted(self, kind: Kind, error: Exception) -> None:
         """A step has failed and is made again by dispatch."""
         self._failed(error)
+        kind.failures += 1
+        if kind.failures >= _FAILURES:
+            kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {_told(error)}"
         self.story.took(DISPATCHED if self.managed.units else LOCAL, _told(error))
 
     def _failed(self, error: Exception) -> None:
@@ -260,11 +273,25 @@ class Overlap:
         if kind.executor is None or not wanted <= set(kind.shares):
             kind.shares = tuple(sorted(wanted | set(kind.shares)))
             piped = kind.plan.build(kind.shares)
+            kind.executor = self._installed(kind, piped)
+            if kind.executor is not None:
+                return kind.executor
             program = program_of(piped, kind.plan.schedule, draws=kind.plan.draws)
             kind.executor = Executor(self.managed.crew, self.managed.household, program)
             where = f"<stages of {type(piped.model).__name__}>"
             kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
         return kind.executor
+
+    def _installed(self, kind: Kind, piped: Piped) -> Executor | None:
+        """The stages of another length, where their text is the same."""
+        assert kind.plan is not None
+        for other in (one for kinds in self.kinds.values() for one in kinds):
+            if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
+                continue
+            same = other.plan.schedule is kind.plan.schedule and other.plan.draws == kind.plan.draws
+            if same and other.plan.build(other.shares).sources == piped.sources:
+                return other.executor
+        return None
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
         if self.trace is None or self.steps not in (3, 10):  # once warm, and once more

@@ -1,0 +1,30 @@
+"""Calls of other lengths: served by the plan, and the stages, of the first where the model does the same with them."""
+
+from __future__ import annotations
+
+import torch
+
+from gemini.planner.planning import Wish, plan_step
+from gemini.report.journal import Story
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap.overlap import Overlap
+from tests.overlap.models import Text
+from tests.overlap.programs import six_lengths
+
+
+def test_six_lengths_share_one_plan_and_its_stages(crew: Crew) -> None:
+    model = Text().double()
+    managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
+    story, wish = Story("Text", 2), Wish(2, 4, cache=False)
+    overlap = managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    dispatch.manage(model, managed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(3):
+        six_lengths(model, optimizer, step)
+    kinds = [kind for found in overlap.kinds.values() for kind in found]
+    assert len(kinds) == 6
+    assert len({id(kind.plan.partition) for kind in kinds if kind.plan is not None}) == 1
+    assert len({id(kind.executor) for kind in kinds}) == 1
+    assert story.steps["overlapped"] >= 11
