@@ -165,10 +165,13 @@ def _reduce_method(method: types.MethodType) -> Any:
     return types.MethodType, (function, owner)
 
 
+_TABLE = ChainMap[Any, Any]({types.MethodType: _reduce_method}, copyreg.dispatch_table)
+
+
 class _Packer(pickle.Pickler):
     """For what Python itself can pickle."""
 
-    dispatch_table: ClassVar[Any] = ChainMap[Any, Any]({types.MethodType: _reduce_method}, copyreg.dispatch_table)
+    dispatch_table: ClassVar[Any] = _TABLE  # type: ignore[misc]
     classes: Classes
     tensors: list[torch.Tensor]
     place: dict[int, int]
