@@ -19,6 +19,7 @@ from gemini.errors import WorkerError
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
+from gemini.runtime.devices.cuda import CudaSegment
 
 STEPS, BATCH, LENGTH, WORDS = 4, 8, 128, 30522
 Row = tuple[str, float, float]
@@ -144,8 +145,9 @@ def trial(counts: tuple[int, ...] = (2, 4)) -> list[Row]:
             rows += death(crew, model)
         crew.stop()
         del found, model, crew
+        say_left(f"{workers} workers", after)
     rows += greed()
-    clean()
+    say_left("the last", after)
     left = used() - after
     print(
         f"left on the GPU: {left >> 20} MiB more than one process leaves ({(after - base - kept) >> 20} MiB beside its "
@@ -199,6 +201,13 @@ def greed() -> list[Row]:
     crew.stop()
     is_told = said is not None and "worker" in str(getattr(said, "__notes__", ""))
     return [("out of memory in a worker that is not told", float(not is_told), 0.0)]
+
+
+def say_left(what: str, after: int) -> None:
+    """What a part of the trial leaves on the GPU: segments that we have not closed, or memory that the driver keeps."""
+    clean()
+    ours = [one.size >> 20 for one in gc.get_objects() if type(one) is CudaSegment]
+    print(f"    left by {what}: {(used() - after) >> 20} MiB; segments still open (MiB): {ours}", flush=True)
 
 
 def clean() -> None:
