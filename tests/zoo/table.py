@@ -58,7 +58,7 @@ def _summary(judged: list[Row], total: int, limit: float) -> list[str]:
     good = sum(row["status"] == "equal" and row["balance"] <= limit for row in judged)
     lines = [
         f"{_versions(judged)} {len(judged)} models trained eagerly; {total - len(judged)} model types could not be "
-        "built by the recipes (listed last).",
+        f"built by the recipes (listed last). {sum('cuts' not in row for row in judged)} models were not cut yet.",
         "",
         "| | models |",
         "|---|---|",
@@ -100,8 +100,10 @@ def _versions(judged: list[Row]) -> str:
     if len(codes) == 1:
         commit = commits.pop() if len(commits) == 1 else ""
         return f"{told}; all rows by one version of the code{f', commit {commit}' if commit else ''}."
-    largest = codes.most_common(1)[0][1]
-    return f"{told}; rows by {len(codes)} versions of the code, {largest} of them by one."
+    version, largest = codes.most_common(1)[0]
+    of = {str(row.get("commit", "")) for row in judged if (row.get("code", "?"), row.get("cut_code", "")) == version}
+    commit = f", commit {of.pop()}" if len(of) == 1 and "" not in of else ""
+    return f"{told}; rows by {len(codes)} versions of the code, {largest} of them by one{commit}."
 
 
 def _outcomes(row: Row, parts: int) -> list[list[object]]:
