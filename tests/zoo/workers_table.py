@@ -119,6 +119,8 @@ def _line(row: Row) -> str:
 def _size(row: Row, key: str) -> str:
     if f"bits{key}" not in row:
         return "–" if key else f"{row.get('worst', 0):.0e}, an older row"
+    if f"worst{key}" not in row:
+        return "not judged to the end"
     noise = f", {row[f'noise{key}']} noise" if row.get(f"noise{key}") else ""
     order = ", order" if row.get(f"order{key}") is True else ""
     return "bits" if row[f"bits{key}"] else f"{row[f'worst{key}']:.0e}{order}{noise}"
