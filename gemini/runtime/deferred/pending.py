@@ -113,7 +113,8 @@ class Pending(Values):
             self.surroundings.begin()
             result: StepResult | None = None
             try:
-                with self.surroundings.modes_of_then():
+                with self.surroundings.modes_of_then(), ExitStack() as stack:
+                    self.region.enter(stack, Region.current())  # whoever asks now may be in another one
                     result = self.work.overlapped(self, self.tape, root)
             except Exception as error:
                 self.surroundings.undo()
