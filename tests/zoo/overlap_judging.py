@@ -93,17 +93,17 @@ def _compare(row: results.Row, fresh: Any, crew: Crew, schedule: str) -> None:
         row.update(status="not trainable", reason="it does not train on one device either: " + row["reason"])
         return
     row.update(dtype=str(dtype).removeprefix("torch."), reason="")
-    _judge(row, expected, _prepared(fresh, dtype), crew, schedule, LIMITS[dtype])
+    found = _judge(row, expected, _prepared(fresh, dtype), crew, schedule, LIMITS[dtype])
     if row["status"] == "different" and dtype == torch.float64 and _casts(*_prepared(fresh, dtype)):
         row["float32_inside"] = True
-        row["worst"] /= ROUNDED / LIMITS[dtype][1]
+        row["worst"], _ = _worst(expected, found, (1e-6, ROUNDED))
         if row["worst"] <= 1:
             row.update(status="equal", reason="")
 
 
 def _judge(  # noqa: PLR0917
     row: results.Row, expected: Trained, made: Any, crew: Crew, schedule: str, limits: tuple[float, float]
-) -> None:
+) -> Trained:
     model, args, kwargs = made
     managed = Managed(model, crew, quiet=True, micro_batches=PIECES)
     story = Story(type(model).__name__, len(crew.workers))
@@ -117,6 +117,7 @@ def _judge(  # noqa: PLR0917
     row["plan"], row["demoted"] = story.plan, managed.record.demotions
     row["why"] = next((reason for reason in story.reasons if reason != _FIRST), "")
     row["reason"] = f"{place}: {row['worst']:.1e} times the limit" if row["status"] == "different" else ""
+    return found
 
 
 class _Casts(TorchFunctionMode):  # type: ignore[misc]
