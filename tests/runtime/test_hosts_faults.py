@@ -250,9 +250,9 @@ def test_a_listener_that_is_killed_takes_its_sessions_along(host: Host) -> None:
     model, _ = managed(host)
     (session,) = children(host.process.pid)
     host.process.kill()
+    wait_until(lambda: not Path(f"/proc/{session}").exists() or "Z" in Path(f"/proc/{session}/stat").read_text())
     with pytest.raises(WorkerError, match="has closed its connection"):
         model(torch.ones(2, 8))
-    wait_until(lambda: not Path(f"/proc/{session}").exists() or "Z" in Path(f"/proc/{session}/stat").read_text())
 
 
 def test_a_listener_ends_with_its_controller(host: Host) -> None:
