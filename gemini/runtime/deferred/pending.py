@@ -118,7 +118,11 @@ class Pending(Values):
                     result = self.work.overlapped(self, self.tape, root)
             except Exception as error:
                 self.surroundings.undo()
-                self.work.failed(error)
+                try:
+                    self.work.failed(error)
+                except Exception as fatal:  # nobody is to try again
+                    self.state, self._error = DONE, fatal
+                    raise
             if result is not None:
                 self.state, self._result, self._ran_for = RAN, result, root
         if result is None:
