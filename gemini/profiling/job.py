@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from gemini.allocator import freed_memory_kept
 from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.profiling.analytic import calibrate, estimate_ms
@@ -115,7 +116,8 @@ class Profiling:
         """Measured nodes; classes that the cache knows are not measured again."""
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
-        with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
+        sizes = [one.nbytes for one in self.graph.bound_model().parameters() if one.requires_grad]
+        with freed_memory_kept(sizes), Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run = Rounds(self, device, pending, state)
             self._rounds(run, budget)

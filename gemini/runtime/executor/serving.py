@@ -8,13 +8,13 @@ import sys
 import traceback
 from typing import Any
 
+from gemini.allocator import keep_freed_memory
 from gemini.pipe.stages import load_module
 from gemini.runtime import settings
 from gemini.runtime.exceptions import portable
 from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
 from gemini.runtime.executor.joining import PARTS, combined
-from gemini.runtime.executor.keeping import keep_freed_memory
 from gemini.runtime.executor.messages import (
     ABANDONED,
     Abandon,
