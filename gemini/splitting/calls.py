@@ -14,6 +14,9 @@ import torch
 
 from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Positions, Sample
 
+# The number of samples that sizes of a graph are written with: a prime that no other size has.
+SAMPLES = 1_000_003
+
 
 class Refused(Exception):
     """An op whose result does not follow from micro-batches; the text says why."""

@@ -13,13 +13,11 @@ from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Node, TensorMeta
 from gemini.capture.values import decode, follow
-from gemini.splitting.calls import Count, Odd, Refused, Result, Value, leaves
+from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rules.registry import short_name
 from gemini.step.splitting import Constant, Kind, Opaque, Sample
-
-# The number of samples that sizes are written with: a prime that no other size has.
-SAMPLES = 1_000_003
 
 
 @dataclass
@@ -128,6 +126,18 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
                 reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
                 interpreter.blocked = interpreter.blocked or reason
                 return
+
+
+def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:
+    """Branches on sizes went as they go on a micro-batch: the first that would not go so on the whole batch."""
+    for guard in graph.guards:
+        if guard.data:
+            continue
+        found = number_at(guard.expr, interpreter.values, samples)
+        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), Odd)
+        if unclear or (found is not None and found != guard.expected):
+            return f"a branch depends on the number of samples ({guard.line})"
+    return ""
 
 
 def result_of(meta: TensorMeta) -> Result:

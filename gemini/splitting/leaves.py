@@ -24,7 +24,7 @@ from gemini.capture.signatures import node_signature
 from gemini.capture.state import Saved
 from gemini.capture.traces import Subject, first_mismatch, mark_batch, trace
 from gemini.capture.values import decode, follow
-from gemini.splitting.calls import Call, Count, Odd, Refused, Value, leaves
+from gemini.splitting.calls import SAMPLES, Call, Count, Odd, Refused, Value, leaves
 from gemini.splitting.interpreter import Interpreter, Statement
 from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
@@ -138,7 +138,7 @@ def _outer(found: Any, given: list[Value]) -> list[Kind]:
         if isinstance(kind, Mean) and isinstance(kind.share, Counted):
             share = kind.share
             places = [None if key is None else given[int(str(key))].key for key in (share.target, share.weight)]
-            kind = Mean(Counted(places[0], share.kind, share.ignore, places[1]))
+            kind = Mean(replace(share, target=places[0], weight=places[1]))
         kinds.append(kind)
     return kinds
 
@@ -236,7 +236,6 @@ for _name in vars(int):
 
 def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
     """Arguments like those of the node, for a number of samples."""
-    from gemini.splitting.graphs import SAMPLES
     from gemini.splitting.numbers import number_kind
 
     order.clear()
@@ -258,8 +257,6 @@ def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Valu
 
 
 def _made(value: Value, size: int) -> torch.Tensor:
-    from gemini.splitting.graphs import SAMPLES
-
     shape = list(value.shape)
     dim = getattr(value.kind, "dim", None)
     if dim is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from math import prod
 from typing import Any
 
 from gemini.capture.forms import refs
 from gemini.capture.numbers import ARITHMETIC, Expr
-from gemini.splitting.calls import Count, Fixed, Odd, Value
+from gemini.splitting.calls import SAMPLES, Count, Fixed, Odd, Value
 from gemini.step.splitting import Arranged, Constant, Positions, Sample
 
 _LINEAR = ("add", "sub")
@@ -76,3 +77,20 @@ def _quotient(op: str, parts: list[Any], counts: list[bool], plain: Any) -> Any:
         return plain  # the number of samples cancels out
     exact = counts[0] and isinstance(parts[1], int) and parts[0] % parts[1] == 0
     return Count(plain) if exact and op == "floordiv" else Odd()
+
+
+def number_at(expr: Any, values: Mapping[Hashable, Value], samples: int) -> Any:
+    """The number on so many samples; None for one that is read from data, or that sizes do not tell."""
+    if not isinstance(expr, Expr):
+        return expr
+    if expr.op in ARITHMETIC:
+        parts = [number_at(part, values, samples) for part in expr.operands]
+        return None if any(part is None for part in parts) else ARITHMETIC[expr.op](*parts)
+    if expr.op not in ("size", "numel"):
+        return None
+    value = values[expr.operands[0]]
+    dim = _batch_dim(value)
+    if isinstance(dim, str):
+        return None
+    shape = [size // SAMPLES * samples if at == dim else size for at, size in enumerate(value.shape)]
+    return prod(shape) if expr.op == "numel" else shape[expr.operands[1] % max(value.rank, 1)]

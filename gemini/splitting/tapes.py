@@ -16,7 +16,7 @@ from gemini.capture.forms import Ref
 from gemini.capture.forms import leaves as form_leaves
 from gemini.capture.targets import op_name
 from gemini.splitting.calls import Refused, Result, Value, leaves
-from gemini.splitting.graphs import GraphForms, settle_guards
+from gemini.splitting.graphs import GraphForms, other_way, settle_guards
 from gemini.splitting.interpreter import Interpreter, Statement
 from gemini.splitting.rules.registry import short_name
 from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
@@ -39,6 +39,7 @@ def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) 
     _interpret(interpreter, forms, tape, found, count)
     reason = _rooted(interpreter, tape, root)
     settle_guards(interpreter, forms.graph)
+    interpreter.blocked = interpreter.blocked or other_way(interpreter, forms.graph, count)
     return _splitting(interpreter, forms, tape, interpreter.blocked or reason)
 
 
@@ -144,7 +145,9 @@ def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: 
     for number in tape.operands:
         kind = interpreter.values["tape", number].kind
         operands[number] = kind.dim if isinstance(kind, Sample) else None
-    kinds = tuple(interpreter.values["tape", number].kind for number in range(len(tape.metas)))
+    kinds: tuple[Kind, ...] = tuple(interpreter.values["tape", number].kind for number in range(len(tape.metas)))
+    if interpreter.blocked:
+        kinds = (Opaque(interpreter.blocked),) * len(kinds)
     nodes = {index: share for index, share in interpreter.shares.items() if isinstance(index, int)}
     ops = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
     sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}

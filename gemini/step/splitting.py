@@ -164,6 +164,7 @@ class Counted(Share):
     kind: Sample
     ignore: int | None
     weight: Hashable | None = None
+    smoothed: bool = False  # labels are: a target of weight 0 adds to the mean all the same
 
     def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
         """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
@@ -176,6 +177,8 @@ class Counted(Share):
             if self.ignore is not None:
                 part = part[part != self.ignore]
             heavy.append(float(part.numel()) if weight is None else float(weight[part].sum()))
+            if self.smoothed and part.numel() and not heavy[-1]:
+                raise SplittingError("the targets of a micro-batch weigh nothing, but their smoothed labels do")
         whole = sum(heavy)
         # 0 / 0 on the whole batch: every mean is nan, and so must be their sum.
         return [one / whole for one in heavy] if whole else [float("nan")] * len(sizes)
@@ -200,6 +203,19 @@ class Whole(Share):
         return (self.source,)
 
 
+class _Nothing(torch.autograd.Function):  # type: ignore[misc]
+    """0, and no gradient at all: one of 0 would become nan on its way back through 0 / 0."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> None:  # noqa: ARG004
+        return None
+
+
 def weigh(value: Any, weight: Any) -> Any:
     """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
@@ -209,7 +225,7 @@ def weigh(value: Any, weight: Any) -> Any:
         return torch.tensor(weight[1], dtype=value.dtype, device=value.device)
     if weight == 1.0:
         return value
-    return value * weight if weight else value.nan_to_num(0.0, 0.0, 0.0) * 0.0
+    return value * weight if weight else _Nothing.apply(value)
 
 
 @dataclass(frozen=True)

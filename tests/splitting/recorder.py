@@ -76,7 +76,7 @@ class Step:
             result = loss(made[0] if len(made) == 1 else made)
         self.tape, self.loss = recorder.tape, result
         self.root = recorder.numbers[id(result)]
-        self.splitting: Splitting = prove(self.forms, self.tape, self.root)
+        self.splitting: Splitting = prove(self.forms, self.tape, self.root, self.graph.batch_size)
 
     @property
     def reason(self) -> str:

@@ -62,7 +62,10 @@ def classes(call: Call) -> Kind:
         raise Refused(f"the mean of {call.name} over targets that are not known before the step")
     ignore = call.given(4, "ignore_index", -100)
     call.constant(ignore)
-    return Mean(Counted(target.key, entry, ignore, weight.key if isinstance(weight, Value) else None))
+    if not isinstance(weight, Value):
+        return Mean(Counted(target.key, entry, ignore))
+    smoothed = bool(call.given(7, "label_smoothing", 0.0)) and call.name == "cross_entropy"
+    return Mean(Counted(target.key, entry, ignore, weight.key, smoothed))
 
 
 # ── entry by entry ─────────────────────────────────────────────────────────────────────────────────────────────
