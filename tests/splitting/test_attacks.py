@@ -155,7 +155,7 @@ WAYS = {
     "attention of all tokens": lambda m, x, k: F.scaled_dot_product_attention(*[x.reshape(1, -1, 4)] * 3).mean(),
     "pooled by the batch": lambda m, x, k: (x.mean(0) @ x.mean(0).T).sum(),
     "masked mean": lambda m, x, k: (x.square().sum(-1) * k).sum() / k.sum(),
-    "masked mean of tokens": lambda m, x, k: ((x * k[..., None]).sum(1) / k.sum(1)[:, None].clamp(min=1)).square().mean(),
+    "masked mean of tokens": lambda m, x, k: ((x * k[..., None]).sum(1) / k.sum(1)[:, None].clamp(1)).square().mean(),
     "mean of nothing": lambda m, x, k: (x.square().sum(-1) * k * 0).sum() / (k * 0).sum().clamp(min=1e-6),
     "longest": lambda m, x, k: x[:, : int(k.sum(1).max())].square().mean(),
     "any": lambda m, x, k: x.square().mean() if k.any() else x.sum(),
@@ -183,7 +183,6 @@ WAYS = {
     "shifted segments": lambda m, x, k: segments(x, 1).square().mean(),
     "padded batch": lambda m, x, k: F.pad(x, (0, 0, 0, 0, 1, 0))[:-1].mul(x).mean(),
     "triangle": lambda m, x, k: (x[:, 0] @ x[:, 0].T).tril().sum(),
-    "batch kernel": lambda m, x, k: F.avg_pool1d(x.permute(1, 2, 0), 2).square().mean(),
     "kept mean": lambda m, x, k: (x / x.detach().mean()).square().mean(),
     "count nonzero": lambda m, x, k: x.square().sum() / torch.count_nonzero(k),
 }  # fmt: skip
