@@ -46,7 +46,7 @@ class GeminiCompiler:
         if settings.asks_for_workers:
             from gemini.runtime.start import start
 
-            start(model, settings, _planner(settings))
+            start(model, settings, planner_for(settings))
         elif not settings.quiet:
             print(
                 f"gemini: {type(model).__name__} runs in this process: no workers are asked for "
@@ -56,7 +56,7 @@ class GeminiCompiler:
         return model
 
 
-def _planner(config: GeminiConfig) -> Planner | None:
+def planner_for(config: GeminiConfig) -> Planner | None:
     """What makes plans of whole steps under a configuration; None where steps are not to run by one."""
     from gemini.runtime.start import how_many
 

@@ -61,6 +61,8 @@ class GeminiConfig:
     run_folder: str = _setting(".gemini", settings.word, "where a run keeps what it writes")
     seed: int = _setting(0, settings.seed, "seed of every search Gemini makes")
     strict: bool = _setting(False, settings.flag, "raise where Gemini would fall back to a slower path")
+    verify: bool = _setting(False, settings.flag, "make the first steps on one device too, and compare")
+    dry_run: bool = _setting(False, settings.flag, "plan and report, without training")
     quiet: bool = _setting(False, settings.flag, "print nothing but the program's own output")
 
     def __init__(self, **given: Any) -> None:

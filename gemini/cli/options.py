@@ -56,6 +56,8 @@ OPTIONS = (
     Option("--run-folder", "DIR", "where a run keeps what it writes"),
     Option("--seed", "N", "seed of every search Gemini makes"),
     Option("--strict", "", "raise where Gemini would fall back to a slower path"),
+    Option("--dry-run", "", "plan and report; end before the first backward pass"),
+    Option("--verify", "", "make the first steps in one process too, and print the largest difference"),
     Option("--quiet", "", "print nothing but the program's own output (also -q)"),
     Option("--version", "", "print the version and exit (also -V)", "information"),
     Option("--help", "", "print this help and exit (also -h)", "information"),

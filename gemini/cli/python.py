@@ -97,12 +97,6 @@ def _check(invocation: Invocation) -> bool:
     from gemini.config import GeminiConfig
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
-    if config.asks_for_workers and not config.quiet:
-        print(
-            "gemini: gemini_python does not start workers by itself yet: the program runs in one process "
-            "(GeminiCompiler().compiler(model, config) starts them for one model)",
-            file=sys.stderr,
-        )
     return config.quiet
 
 

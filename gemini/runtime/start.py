@@ -22,25 +22,33 @@ from gemini.runtime.overlap.overlap import Overlap
 _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
 
 
-def start(model: nn.Module, config: GeminiConfig, planner: Planner | None = None) -> None:
-    """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given."""
-    if dispatch.find(model) is not None:
-        return
+def start(
+    model: nn.Module, config: GeminiConfig, planner: Planner | None = None, *, announce: bool = True
+) -> Managed | None:
+    """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given.
+
+    None where it stays in this process. Without `announce` nothing is said of what goes well.
+    """
+    known = dispatch.find(model)
+    if known is not None:
+        return known
     count = how_many(config)
     if count < 2 and not _names_hosts(config):
         _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
-        return
+        return None
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
-        return
+        return None
     crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
     managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
+    managed.announces = announce
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
     if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
         folder = Path(config.run_folder).resolve()
         story = journal_of(folder).story(managed.name, count)
         managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
+    return managed
 
 
 def how_many(config: GeminiConfig) -> int:

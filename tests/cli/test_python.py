@@ -56,13 +56,11 @@ def test_faults_of_the_configuration_come_before_the_program_all_at_once(script:
     assert "Traceback" not in done.stderr
 
 
-def test_a_request_for_workers_is_answered_honestly(tmp_path: Path) -> None:
+def test_a_program_without_torch_hears_nothing_of_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('ran')\n")
-    done = gemini("--pipeline-degree", "2", "train.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert "does not start workers by itself yet" in done.stderr
-    assert gemini("--pipeline-degree", "2", "-q", "train.py", cwd=tmp_path).stderr == ""
-    assert gemini("train.py", cwd=tmp_path).stderr == ""
+    for words in (["--pipeline-degree", "2"], ["--mode", "pipeline", "-q"], []):
+        done = gemini(*words, "train.py", cwd=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from _frozen_importlib import BuiltinImporter
 from _frozen_importlib_external import SourceFileLoader
 
 from gemini.instrument.launch.shadows import LibraryFirst, library_path
+from gemini.launch.arming import arm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypedDict
 
     from gemini.instrument.launch.session import Session
+    from gemini.instrument.program.hook import Hook
 
     class Plan(TypedDict):
         """What the launcher tells the new process; made of what fits into a constant of a code object."""
@@ -39,7 +41,7 @@ def begin(plan: Plan) -> None:
     """Make this process the one that `python` would have started, and install the hook."""
     library = library_path()
     with LibraryFirst(library, users=[] if plan["path0"] is None else [plan["path0"]]):
-        install(plan["session"], library)
+        arm(plan["session"], install(plan["session"], library))
     _restore_sys(plan)
     _restore_main(plan)
     _compile_warnings(plan)
@@ -54,7 +56,7 @@ def begin_child(session: Session) -> None:
         install(session, library)
 
 
-def install(session: Session, library: list[str]) -> None:
+def install(session: Session, library: list[str]) -> Hook:
     """Enter `session`: hook imports, `runpy`, and the start of other processes."""
     from gemini.instrument.launch import children
     from gemini.instrument.launch import session as sessions
@@ -65,6 +67,7 @@ def install(session: Session, library: list[str]) -> None:
     if not hook.install(installed) and not session["quiet"]:
         sys.stderr.write("gemini_python: this Python's library has no source; imported modules run unchanged\n")
     children.install(installed)
+    return installed
 
 
 def _restore_sys(plan: Plan) -> None:

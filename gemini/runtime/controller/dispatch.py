@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,13 +25,18 @@ from gemini.runtime.controller.observing import Observation
 from gemini.runtime.controller.remote import Call, RefusedError
 from gemini.runtime.controller.unit import Unit
 from gemini.runtime.controller.watchers import is_running_backward, watcher
-from gemini.runtime.controller.worker import OurFault, ours
+from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.memory.heap import give_back
 
 _managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
 # References both ways would keep a model alive for ever: the model's entry above holds its units.
 _Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
 _units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
+
+
+# Asked about modules that are not managed; it may have one managed, and says what to call instead.
+Asked = Callable[[nn.Module], Callable[..., Any] | None]
+_others: Asked | None = None
 
 
 class _State(threading.local):
@@ -54,6 +59,12 @@ def find(model: nn.Module) -> Managed | None:
     return _managed.get(model)
 
 
+def ask_about_others(ask: Asked | None) -> None:
+    """Be asked about every module that is called and not managed; None: no more."""
+    global _others  # noqa: PLW0603 - there is one program, and one that looks for its models
+    _others = ask
+
+
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or _state.here:  # torch.compile sees the program's own code, and compiles that
         return ORIGINAL_CALL(module, *args, **kwargs)
@@ -71,6 +82,10 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     known = _managed.get(module)
     if known is not None and known.crew.is_ours:
         return _call_model(module, known, args, kwargs)
+    if known is None and _others is not None:
+        instead = _others(module)
+        if instead is not None:
+            return instead(*args, **kwargs)
     return ORIGINAL_CALL(module, *args, **kwargs)
 
 
@@ -159,8 +174,10 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
     call: Call | None = None
     try:
         with Held():
-            with ours(f"looking at {unit.name}"):
+            try:
                 reason = unit.obstacle()
+            except Exception as error:
+                blame_us(error, f"looking at {unit.name}")
             if not reason:
                 call = Call(unit, args, kwargs)
                 managed.calls += 1

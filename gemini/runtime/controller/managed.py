@@ -53,6 +53,7 @@ class Managed:
         self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
         self.planned = False  # units are chosen, when the second call begins
         self.calls = 0
+        self.announces = True  # or only what goes wrong is said
         self.overlap: Overlap | None = None  # how whole steps run by a plan
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, Proof] = {}
@@ -78,7 +79,9 @@ class Managed:
         used = {unit.worker.place for unit in found.values()}
         if not found:
             reasons = [f"{name}: {why}" for name, why in self.refused.items()]
-            self.say(f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run elsewhere'][0]}")
+            self.record.say(
+                f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run elsewhere'][0]}"
+            )
         else:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
@@ -149,5 +152,6 @@ class Managed:
         return self.record.demotions
 
     def say(self, text: str) -> None:
-        """One line to the user."""
-        self.record.say(text)
+        """One line to the user, of what goes well."""
+        if self.announces:
+            self.record.say(text)

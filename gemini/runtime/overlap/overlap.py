@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +33,7 @@ from gemini.runtime.executor.executor import Executor
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
+from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
 from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
 from gemini.step.program import program_of
@@ -63,6 +65,7 @@ class Overlap:
 
     def __init__(self, managed: Managed, planner: Planner, story: Story, trace: Path | None = None) -> None:
         self.managed, self.planner, self.story, self.trace = managed, planner, story, trace
+        self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.kinds: dict[Any, list[Kind]] = {}
         self.steps = 0
 
@@ -117,7 +120,7 @@ class Overlap:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         try:
-            with here():
+            with here(), hookless(model):
                 plan = self.planner(model, *call.arguments())
             self._check(plan)
         except ScheduleError:  # what was asked for cannot be: the user is to know
@@ -161,11 +164,14 @@ class Overlap:
         if work is None or [*map(id, work.parameters)] != [*map(id, trained)]:
 
             def overlapped(pending: Pending, tape: Tape, root: int) -> StepResult | None:
-                return self._run(kind, samples, pending, tape, root)
+                result = self._run(kind, samples, pending, tape, root)
+                if result is not None and self.verify is not None:
+                    self.verify(pending, root, result)
+                return result
 
-            draws = kind.plan.is_random
+            draws, writes = kind.plan.is_random, bool(kind.plan.once)
             work = Work(
-                model, kind.outlines[samples], eager, overlapped, trained, draws, False, partial(self._demoted, kind)
+                model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind)
             )
             kind.works[samples] = work
         work.eager = eager
@@ -251,7 +257,7 @@ class Overlap:
 
         assert kind.plan is not None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
-        with here(), torch.random.fork_rng(devices=[]):
+        with here(), hookless(pending.work.model), torch.random.fork_rng(devices=[]):
             reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs)
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
@@ -276,7 +282,7 @@ class Overlap:
             kind.executor = self._installed(kind, piped)
             if kind.executor is not None:
                 return kind.executor
-            program = program_of(piped, kind.plan.schedule, draws=kind.plan.draws)
+            program = replace(program_of(piped, kind.plan.schedule, draws=kind.plan.draws), once=kind.plan.once)
             kind.executor = Executor(self.managed.crew, self.managed.household, program)
             where = f"<stages of {type(piped.model).__name__}>"
             kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
@@ -288,7 +294,8 @@ class Overlap:
         for other in (one for kinds in self.kinds.values() for one in kinds):
             if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
                 continue
-            same = other.plan.schedule is kind.plan.schedule and other.plan.draws == kind.plan.draws
+            mine, their = kind.plan, other.plan
+            same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
             if same and other.plan.build(other.shares).sources == piped.sources:
                 return other.executor
         return None

@@ -1,0 +1,95 @@
+"""Arming: a program's process waits until torch is imported, and then for optimizers.
+
+Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gemini.instrument.launch.session import Session
+    from gemini.instrument.program.hook import Hook
+    from gemini.launch.recognition import Recognition
+
+_OPTIMIZERS = "torch.optim.optimizer"
+
+
+class Armed:
+    """A process in which models are looked for. Its children train as under `python`."""
+
+    session: Session | None = None
+    folder = ""  # where the program was started: files that its configuration names count from there
+    owner = 0
+    recognition: Recognition | None = None
+
+    def found(self) -> Recognition:
+        """What is known of the program's models."""
+        if self.recognition is None:
+            from gemini.launch.recognition import recognition_for
+
+            assert self.session is not None
+            self.recognition = recognition_for(self.session, self.folder)
+        return self.recognition
+
+
+armed = Armed()
+
+
+def arm(session: Session, hook: Hook) -> None:
+    """See to it that the models which this process trains are found."""
+    armed.session, armed.owner = session, os.getpid()
+    try:
+        armed.folder = os.getcwd()
+    except OSError:  # removed
+        armed.folder = ""
+    hook.followers[_OPTIMIZERS] = __name__
+    if _OPTIMIZERS in sys.modules:
+        follow(_OPTIMIZERS)
+
+
+def follow(name: str) -> None:
+    """Torch's optimizers have just been imported: be told what they are given, and of losses without any."""
+    import atexit
+
+    from gemini.managed import marks
+
+    kind: Any = sys.modules[name].Optimizer
+    add = kind.add_param_group
+
+    def add_param_group(self: Any, param_group: Any) -> None:
+        add(self, param_group)
+        _given(self)
+
+    add_param_group.__doc__ = add.__doc__
+    kind.add_param_group = add_param_group
+
+    def marked(_: Any, site: Any) -> None:
+        if site.kind in ("loss", "step"):
+            unwatch()
+            if armed.recognition is None and os.getpid() == armed.owner:  # it does without an optimizer of torch's
+                armed.found().take_all()
+
+    unwatch = marks.watch(marked)
+    atexit.register(_farewell)
+
+
+def _given(optimizer: Any) -> None:
+    """An optimizer has parameters: from now on the modules that use them are looked for."""
+    if os.getpid() == armed.owner:
+        armed.found().given(optimizer)
+
+
+def _farewell() -> None:
+    """One line where a program that has torch, and ends well, has trained nothing."""
+    if os.getpid() != armed.owner or armed.session is None or armed.session["quiet"] or hasattr(sys, "last_value"):
+        return
+    if armed.recognition is None or not armed.recognition.models:
+        from contextlib import suppress
+
+        with suppress(OSError, ValueError, AttributeError):  # standard error is closed
+            sys.stderr.write("gemini: no model was trained: the program ran as under python\n")

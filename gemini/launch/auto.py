@@ -1,0 +1,140 @@
+"""Auto: workers for a model where they make its steps faster, and nothing for one where they do not.
+
+    first call         cold, not counted
+    two more           forward and backward timed, in this process, on all its threads
+    the next           too short: it stays here. Else a plan is made; a plan that gains gets workers
+
+A model that stays here costs nothing from then on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.config import GeminiConfig
+from gemini.launch.deciding import Forced
+from gemini.launch.recognition import Instead
+
+_COLD, _TIMED = 1, 2  # calls
+_SHORT_MS = 20.0  # a step below this gains nothing: messages and waking up cost milliseconds
+_GAIN = 1.1  # a plan below this is not worth its memory and its noise
+
+
+@dataclass
+class Trial:
+    """The first calls of a model."""
+
+    calls: int = 0
+    began: float = 0.0  # when the timed calls did
+    ms: float = 0.0  # of the timed calls, their backward included
+
+    def add(self, ms: float) -> None:
+        """Time spent in the model's forward, or in backward after it."""
+        if self.calls > _COLD:
+            self.ms += ms
+
+    @property
+    def step_ms(self) -> float:
+        """Forward and backward of one call."""
+        return self.ms / _TIMED
+
+
+class Auto(Forced):
+    """Times a model first."""
+
+    is_lasting = False
+
+    def __init__(self, config: GeminiConfig) -> None:
+        super().__init__(config)
+        self._trials: dict[int, Trial] = {}
+        self._backward: Callable[..., Any] | None = None
+
+    def decide(self, model: nn.Module) -> Instead | bool | None:
+        """Time it; then decide on the call that comes next."""
+        if how_many_workers(self.config) < 2:
+            self.say(f"{type(model).__name__} runs as under python: this machine has one core and no more devices")
+            return False
+        trial = self._trials.setdefault(id(model), Trial())
+        if trial.calls < _COLD + _TIMED:
+            self._time_backward()
+            return lambda *args, **kwargs: self._timed(model, trial, args, kwargs)
+        del self._trials[id(model)]
+        self._leave_backward()
+        name = type(model).__name__
+        if trial.step_ms < _SHORT_MS:
+            self.say(f"{name} runs as under python: a step of {trial.step_ms:.2g} ms is too short to gain from workers")
+            return False
+        return lambda *args, **kwargs: self._planned(model, trial, args, kwargs)
+
+    def _timed(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
+        self.recognition.pass_over(model)
+        trial.calls += 1
+        began = time.perf_counter()
+        try:
+            return self.recognition.call(model, args, kwargs)
+        finally:
+            trial.add((time.perf_counter() - began) * 1e3)
+
+    def _planned(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
+        self.recognition.settle(model, managed=self._gains(model, trial, args, kwargs))
+        return nn.Module.__call__(model, *args, **kwargs)
+
+    def _gains(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool:
+        name, single_ms = type(model).__name__, trial.step_ms
+        self.recognition.stop_watching()
+        try:
+            from gemini.runtime.controller.dispatch import here
+
+            planner = self.planner()
+            assert planner is not None
+            with here():
+                plan = planner(model, args, kwargs)
+        except Exception as error:
+            self.recognition.resume()
+            if self.config.strict:
+                raise
+            reason = str(error).partition("\n")[0]
+            self.say(f"{name} runs as under python: {reason or type(error).__name__}")
+            return False
+        gain = single_ms / plan.step_ms if plan.step_ms else 0.0
+        if gain < _GAIN:
+            self.recognition.resume()
+            self.say(
+                f"{name} runs as under python: {plan.schedule.ndevs} workers would take {plan.step_ms:.0f} ms a step, "
+                f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)"
+            )
+            return False
+        return self.start(model, plan, single_ms)
+
+    # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def _time_backward(self) -> None:
+        if self._backward is not None:
+            return
+        backward = self._backward = torch.autograd.backward
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                for trial in self._trials.values():
+                    trial.add((time.perf_counter() - began) * 1e3)
+
+        torch.autograd.backward = timed
+
+    def _leave_backward(self) -> None:
+        if self._backward is not None and not self._trials:
+            torch.autograd.backward, self._backward = self._backward, None
+
+
+def how_many_workers(config: GeminiConfig) -> int:
+    """What this machine has for a configuration that asks for nothing."""
+    from gemini.launch.choosing import devices
+
+    return min(devices(), config.pipeline_degree or 1)

@@ -1,0 +1,127 @@
+"""Deciding: what becomes of a model that was found.
+
+Forced     a mode, a degree or workers were asked for: every model that is trained runs in workers
+Auto       see `auto`
+DryRun     see `dry_run`
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gemini.config import GeminiConfig
+from gemini.launch.choosing import completed
+from gemini.launch.recognition import Instead, Recognition
+
+if TYPE_CHECKING:
+    from gemini.instrument.launch.session import Session
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.overlap.kinds import Planner
+
+Told = Callable[["StepPlan"], None]
+
+
+class Forced:
+    """Every model that is trained runs in workers."""
+
+    is_lasting = True
+
+    def __init__(self, config: GeminiConfig) -> None:
+        self.config = config
+        self.recognition: Recognition
+
+    def decide(self, model: nn.Module) -> Instead | bool | None:
+        """Start it. What fails of ours leaves it in this process."""
+        return self.start(model)
+
+    def start(self, model: nn.Module, plan: StepPlan | None = None, single_ms: float | None = None) -> bool:
+        """Workers for a model, with a plan that was made for it, if any; whether it has them now."""
+        self.recognition.stop_watching()
+        try:
+            obstacle = _obstacle(model)
+            if obstacle:
+                self.say(f"{type(model).__name__} runs in this process: {obstacle}")
+                return False
+            from gemini.runtime.start import start
+
+            planner = self.planner()
+            managed = start(model, self.config, planner and self._telling(planner, plan, single_ms), announce=False)
+            if managed is not None and managed.overlap is not None and self.config.verify:
+                from gemini.launch.verifying import Verification
+
+                managed.overlap.verify = Verification(managed.name, self.config).check
+            return managed is not None
+        except Exception as error:
+            if self.config.strict:
+                raise
+            self.say(f"{type(model).__name__} runs in this process: {type(error).__name__}: {error}")
+            return False
+        finally:
+            self.recognition.resume()
+
+    def planner(self) -> Planner | None:
+        """What makes plans of whole steps; None where they are not wanted."""
+        from gemini.compiler import planner_for
+
+        return planner_for(self.config)
+
+    def _telling(self, planner: Planner, plan: StepPlan | None, single_ms: float | None) -> Planner:
+        """The planner, which shows its first plan; `plan` is one that it would make."""
+        first = [plan]
+        shown: list[StepPlan] = []
+
+        def plan_and_tell(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
+            made = first.pop() if first else None
+            found = made or planner(model, args, kwargs)
+            if not shown:
+                shown.append(found)
+                self.show(model, found, single_ms)
+            return found
+
+        return plan_and_tell
+
+    def show(self, model: nn.Module, plan: StepPlan, single_ms: float | None = None) -> None:
+        """Print the summary of a plan."""
+        if not self.config.quiet:
+            from gemini.launch.summary import show
+
+            show(model, plan, self.recognition.trained_by(model), self.config, single_ms)
+
+    def say(self, text: str) -> None:
+        """One line to the user."""
+        if not self.config.quiet:
+            print(f"gemini: {text}".partition("\n")[0], file=sys.stderr)
+
+
+def _obstacle(model: nn.Module) -> str:
+    """Why a model cannot have workers; '' where it can."""
+    import torch
+
+    if isinstance(model, torch.jit.ScriptModule):
+        return "torch.jit has compiled it"
+    group = torch.distributed
+    if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        return "the program spreads its own training over several processes"
+    return ""
+
+
+def decider_for(session: Session, folder: str) -> Forced:
+    """What a session asks for."""
+    config = GeminiConfig.load(session["config"], flags=session["flags"])
+    config = GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+    is_asked = config.asks_for_workers
+    config = completed(config)
+    if config.dry_run:
+        from gemini.launch.dry_run import DryRun
+
+        return DryRun(config)
+    if is_asked:
+        return Forced(config)
+    from gemini.launch.auto import Auto
+
+    return Auto(config)
