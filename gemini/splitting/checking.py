@@ -68,13 +68,14 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
     whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes) for at in range(tape.outputs)]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
-    loss = run_tape(tape, whole, operands)[root]
+    loss = run_tape(tape, [one.clone() for one in whole], operands)[root]
     gathered = torch.zeros_like(loss)
     doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
     for index, (start, length) in enumerate(pieces(sizes)):
         given = split_operands(doubled, splitting, start, length, total)
         ops = {at: weight[index] for at, weight in weights.items()}
-        gathered = gathered + run_tape(tape, parts[index], given, splitting, length, ops)[root]
+        outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
+        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops)[root]
     if not _near(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
     leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
@@ -132,12 +133,14 @@ def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Seq
     saved = Saved(forms.graph.bound_model())
     try:
         with torch.no_grad():
-            return _compare_graph(forms, splitting, call, sizes, weights)
+            return _compare_graph(forms, splitting, call, sizes, weights, saved)
     finally:
         saved.restore()
 
 
-def _compare_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any) -> str:
+def _compare_graph(  # noqa: PLR0917
+    forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any, saved: Saved
+) -> str:
     graph, model = forms.graph, forms.graph.bound_model()
     args, kwargs = call.arguments()
     whole, drawn = _whole_run(graph, bind(model, args, kwargs))
@@ -152,6 +155,7 @@ def _compare_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: S
         for node, made in drawn.items():
             noise[node] = _part(forms, Ref(node), made, (start, length, sum(sizes)))
         factors = {node: weight[index] for node, weight in weights.items()}
+        saved.restore()  # every micro-batch finds buffers as they were
         found.append(run_graph(graph, bind(model, args, kwargs), factors, noise))
     return _differ(graph, splitting, whole, found)
 

@@ -14,7 +14,8 @@ from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Node, TensorMeta
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
-from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.effects import obstacle
+from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rules.registry import short_name
 from gemini.step.splitting import Constant, Kind, Opaque, Sample
@@ -92,26 +93,7 @@ def _obstacle(graph: Graph) -> str:
                 return f"the input {node.target} has {meta.batch_factor} entries a sample"
     if not any(meta.batch_dim is not None for node in graph.nodes for meta in node.outputs.values()):
         return "no input counts samples"
-    return _effects(graph)
-
-
-def _effects(graph: Graph) -> str:
-    """What a run leaves behind: M runs would leave it M times."""
-    for node in graph.nodes:
-        if node.changes and node.target != ASSIGN and not _is_batch_norm(graph, node):
-            return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
-        for ref in node.mutates:
-            source = graph.nodes[ref.node]
-            if source.is_source:
-                return f"{node.name} writes the {source.kind} {source.target} in place"
-    return ""
-
-
-def _is_batch_norm(graph: Graph, node: Node) -> bool:
-    """Its own rule says what is wrong with it."""
-    if node.kind not in MODULES:
-        return False
-    return isinstance(graph.bound_model().get_submodule(node.target), torch.nn.modules.batchnorm._NormBase)
+    return obstacle(graph)
 
 
 def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
@@ -172,7 +154,8 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
         from gemini.splitting.leaves import open_leaf
 
         made.name = node.cls or "module"
-        made.run = lambda interpreter, statement: open_leaf(graph, node, interpreter, statement, memo)
+        opened = _keeping if node.changes else open_leaf
+        made.run = lambda interpreter, statement: opened(graph, node, interpreter, statement, memo)
     elif node.kind == "function":
         from gemini.splitting.functions import open_function
 
@@ -182,6 +165,17 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     if any(key.source != "ret" for key, _ in made.results):
         made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
     return made
+
+
+def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
+    """A leaf that keeps something of every run: where it cannot be followed, nothing may be split."""
+    from gemini.splitting.leaves import open_leaf
+
+    try:
+        return open_leaf(graph, node, interpreter, statement, memo)
+    except (Refused, Inherited) as refused:
+        interpreter.blocked = interpreter.blocked or f"{statement.where}: it keeps something of every run; {refused}"
+        raise
 
 
 def _can_be_opened(node: Node) -> bool:

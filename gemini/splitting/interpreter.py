@@ -303,12 +303,20 @@ class Interpreter:
             return
         old, new = self.values[key], self.values[statement.results[0][0]]
         maker = self.statements[self.origin[key]]
-        if old.kind != new.kind:
+        if old.kind != new.kind and not self._loses_keys(old, new):
             self.rewritten = True
             if maker.name in _VIEWS or maker.known is not None or old.rank or isinstance(new.kind, Opaque):
                 reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
                 self.blocked = self.blocked or reason
         self.values[key] = replace(old, kind=new.kind, known=False)
+
+    def _loses_keys(self, old: Value, new: Value) -> bool:
+        """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""
+        before, after = old.kind, new.kind
+        if not isinstance(before, Arranged) or before.role != "keys" or after != replace(before, role="rows"):
+            return False
+        others = [value for value in self.values.values() if value.kind == before and value.key != old.key]
+        return all(value.dtype != old.dtype for value in others)
 
 
 def form_refs(form: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from gemini.capture.state import Saved
 from gemini.capture.traces import Subject, first_mismatch, mark_batch, trace
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Call, Count, Odd, Refused, Value, leaves
+from gemini.splitting.effects import obstacle
 from gemini.splitting.interpreter import Interpreter, Statement
 from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
@@ -49,7 +50,7 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
     given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Value)]
     module = graph.bound_model().get_submodule(node.target)
     varying = [value for value in given if not value.is_constant]
-    if not varying and not _counts((args, kwargs)):
+    if not varying and not _counts((args, kwargs)) and not node.changes:
         return Constant()
     for value in varying:
         if isinstance(value.kind, Opaque):
@@ -58,7 +59,7 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
         raise Refused("its hooks are not followed")
     if any(isinstance(value.kind, Arranged) for value in varying):
         return _row_by_row(graph, node, interpreter, statement, memo)
-    found = _known(module, args, kwargs, statement)
+    found = None if node.changes else _known(module, args, kwargs, statement)
     if found is not None:
         return found
     key = (node_signature(graph, node, costs=False), tuple((v.kind, v.shape, v.dtype, v.known) for v in given))
@@ -194,9 +195,8 @@ def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any
         inside.extend([made])
     found = _results(inner, inside)
     _guards(inner, inside)
-    for effect in tracer.nodes:
-        if effect.changes or any(tracer.nodes[ref.node].is_source for ref in effect.mutates):
-            raise Refused(f"inside it, {effect.name} writes what is not its own")
+    if effect := obstacle(inner):
+        raise Refused(f"inside it, {effect}")
     if inside.blocked:
         raise Refused(f"inside it, {inside.blocked}")
     return found
