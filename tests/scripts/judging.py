@@ -1,0 +1,161 @@
+"""The verdict on one program: does `gemini_python` do what `python` does, and by which path."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
+from tests.scripts import comparing, running
+from tests.scripts.registry import Program
+
+_WARMING = "the first call"  # what a plan is made from; every model has it
+
+
+@dataclass
+class Verdict:
+    """What was found; `faults` is empty where all is as under `python`."""
+
+    name: str
+    faults: list[str] = field(default_factory=list)
+    path: str = LOCAL
+    reason: str = ""
+    steps: dict[str, int] = field(default_factory=dict)
+    noise: float = 0.0  # largest deviation of a printed number between runs under python
+    deviation: float = 0.0  # … and between python and gemini_python
+    seconds: tuple[float, float] = (0.0, 0.0)
+    said: str = ""
+
+
+class Judge:
+    """Runs a program and compares. The noise of `python` is measured where a deviation asks for it, or `always`."""
+
+    def __init__(self, program: Program, folder: Path, always: bool = False) -> None:
+        self.program, self.folder, self.always = program, folder, always
+
+    @cached_property
+    def reference(self) -> running.Outcome:
+        """Under `python` with one thread."""
+        return running.plain(self.program, self.folder / "python")
+
+    @cached_property
+    def references(self) -> list[running.Outcome]:
+        """Under `python` with two threads, and with kernels that add in another order."""
+        return [
+            running.plain(self.program, self.folder / "threads", threads=2),
+            running.plain(self.program, self.folder / "kernels", kernels="default"),
+        ]
+
+    def judge(self) -> Verdict:
+        """Run all of it."""
+        verdict = Verdict(self.program.name)
+        if self.reference.code != self.program.code:
+            verdict.faults.append(f"under python it ends with {self.reference.code}: {self.reference.stderr[-300:]}")
+            return verdict
+        ours = running.ours(self.program, self.folder / "gemini")
+        verdict.seconds = self.reference.seconds, ours.seconds
+        verdict.said = "\n".join(line for line in ours.stderr.splitlines() if line.startswith("gemini"))
+        verdict.path, verdict.reason, verdict.steps = path_of(ours.stories, verdict.said)
+        self._compare_ends(ours, verdict)
+        self._compare_printed(ours, verdict)
+        self._compare_saved(ours, verdict)
+        verdict.faults += [f"left behind: {name}" for name in ours.left]
+        return verdict
+
+    def _compare_ends(self, ours: running.Outcome, verdict: Verdict) -> None:
+        if ours.code != self.reference.code:
+            last = ours.stderr.strip().splitlines()[-1:] or [""]
+            verdict.faults.append(f"exit code {ours.code}, not {self.reference.code}: {last[0]}")
+        if self.program.code == 1:
+            theirs, found = _traceback(self.reference.stderr), _traceback(ours.stderr)
+            if not theirs or theirs[-1] not in found or [x for x in theirs if x not in found]:
+                verdict.faults.append(f"another traceback: {found} where python shows {theirs}")
+
+    def _compare_printed(self, ours: running.Outcome, verdict: Verdict) -> None:
+        theirs = self.reference.stdout
+        if comparing.template(ours.stdout) != comparing.template(theirs):
+            verdict.faults.append(_first_difference(theirs, ours.stdout))
+        deviations = comparing.printed(theirs, ours.stdout)
+        verdict.deviation = max(deviations, default=0.0)
+        if not self.always and verdict.deviation <= comparing.FLOOR:
+            return
+        noise = [0.0] * len(deviations)
+        for reference in self.references:
+            other = comparing.grown(comparing.printed(theirs, reference.stdout))
+            noise = [max(a, b) for a, b in zip(noise, [*other, *[0.0] * len(noise)])]
+        verdict.noise = max(noise, default=0.0)
+        for index, (deviation, allowed) in enumerate(zip(deviations, noise)):
+            if deviation > max(comparing.FACTOR * allowed, comparing.FLOOR):
+                was, is_ = comparing.numbers(theirs)[index].value, comparing.numbers(ours.stdout)[index].value
+                verdict.faults.append(f"number {index}: {was} became {is_}; noise {allowed:.1e}, here {deviation:.1e}")
+                break
+
+    def _compare_saved(self, ours: running.Outcome, verdict: Verdict) -> None:
+        if not self.program.checkpoint:
+            return
+        path = ours.folder / self.program.checkpoint
+        if not path.exists():
+            verdict.faults.append(f"no {path.name} was written")
+            return
+        theirs = comparing.load(self.reference.folder / self.program.checkpoint)
+        faults, deviations = comparing.saved(theirs, comparing.load(path))
+        verdict.faults += [f"{path.name}: {fault}" for fault in faults[:3]]
+        if max(deviations.values(), default=0.0) > comparing.FLOOR:
+            self._weigh_saved(theirs, deviations, verdict)
+
+    def _weigh_saved(self, theirs: dict[str, Any], deviations: dict[str, float], verdict: Verdict) -> None:
+        noise: dict[str, float] = {}
+        for reference in self.references:
+            _, other = comparing.saved(theirs, comparing.load(reference.folder / self.program.checkpoint))
+            noise = {name: max(noise.get(name, 0.0), value) for name, value in other.items()}
+        for name, deviation in sorted(deviations.items(), key=lambda entry: -entry[1]):
+            allowed = noise.get(name, 0.0)
+            if deviation > max(comparing.FACTOR * allowed, comparing.FLOOR):
+                verdict.faults.append(f"checkpoint: {name} is off by {deviation:.1e}; noise {allowed:.1e}")
+                break
+
+
+def judge(program: Program, always: bool = False) -> Verdict:
+    """Judge one program in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="script-") as folder:
+        return Judge(program, Path(folder), always).judge()
+
+
+def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:
+    """The fastest path that a run's models took, why not a faster one, and the steps by path."""
+    steps: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    for story in stories:
+        for path, count in story.steps.items():
+            steps[path] = steps.get(path, 0) + count
+        for reason, count in story.reasons.items():
+            if not reason.startswith(_WARMING):
+                reasons[reason] = reasons.get(reason, 0) + count
+    taken = next((path for path in PATHS if steps.get(path)), LOCAL)
+    reason = max(reasons, key=lambda name: reasons[name], default="")
+    if taken == LOCAL and not reason:
+        reason = said.splitlines()[0].removeprefix("gemini: ") if said else "nothing was trained in workers"
+    return taken, reason, steps
+
+
+def _traceback(stderr: str) -> list[str]:
+    """The frames in the program's own file, and the last line."""
+    text = stderr.rpartition("Traceback (most recent call last)")[2]
+    frames = re.findall(r'File "[^"]*/programs/([^"]+)", (line \d+, in \S+)', text)
+    last = [line for line in text.strip().splitlines() if line and not line.startswith((" ", "gemini:", "in worker"))]
+    return [f"{file} {place}" for file, place in frames] + last[-1:]
+
+
+def _first_difference(theirs: str, found: str) -> str:
+    one, other = theirs.splitlines(), found.splitlines()
+    for number, (a, b) in enumerate(zip([*one, "<end>"], [*other, "<end>"]), 1):
+        if comparing.template(a) != comparing.template(b):
+            return f"stdout line {number}: {a!r} became {b!r}"
+    return f"stdout has {len(other)} lines, not {len(one)}"
+
+
+__all__ = ["DISPATCHED", "OVERLAPPED", "Judge", "Verdict", "judge", "path_of"]

@@ -1,0 +1,93 @@
+"""`python -m tests.scripts.table`: judges every program and writes docs/scripts_table.md.
+
+python -m tests.scripts.table                        all of them, one at a time
+python -m tests.scripts.table --only vae unet        these anew; the others as they were
+python -m tests.scripts.table --draw                 the table from the verdicts that are there
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED
+from tests.scripts import results
+from tests.scripts.judging import Verdict, judge
+from tests.scripts.registry import BY_NAME, PROGRAMS, Program
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "scripts_table.md"
+VERDICTS = ROOT / ".gemini" / "scripts.jsonl"
+
+_HEAD = """\
+# Scripts under `gemini_python`
+
+Ordinary training scripts (`tests/scripts/programs`), each run under `python` and under `gemini_python --mode pipeline
+--pipeline-degree 2 --accum-degree 4` on a CPU. *Same* means: what is printed is equal but for rounding, step by step,
+so are checkpoint, exit code and traceback, and nothing is left behind. Numbers may deviate by {factor} × what two runs
+under `python` deviate by (two threads, other kernels), and at least by {floor:.0e} of their size. Written by
+`python -m tests.scripts.table`.
+
+"""
+
+
+def render(verdicts: Mapping[str, Verdict]) -> str:
+    """The table, and what it comes to."""
+    from tests.scripts.comparing import FACTOR, FLOOR
+
+    lines = [_HEAD.format(factor=FACTOR, floor=FLOOR) + _sums(verdicts), ""]
+    lines += ["| script | kind | same | path | steps | deviation | why not faster |", "|---|---|---|---|---|---|---|"]
+    lines += [_row(program, verdicts.get(program.name)) for program in PROGRAMS]
+    return "\n".join(lines) + "\n"
+
+
+def _sums(verdicts: Mapping[str, Verdict]) -> str:
+    known = [verdicts[program.name] for program in PROGRAMS if program.name in verdicts]
+    fine = [verdict for verdict in known if not verdict.faults]
+    split = [verdicts[p.name] for p in PROGRAMS if p.name in verdicts and not p.why_whole]
+    fast = [verdict for verdict in split if verdict.path == OVERLAPPED and not verdict.faults]
+    paths = ", ".join(f"{sum(v.path == path for v in known)} {path}" for path in (OVERLAPPED, DISPATCHED, LOCAL))
+    share = f" ({100 * len(fast) / len(split):.0f} %)" if split else ""
+    return (
+        f"{len(fine)} of {len(known)} are the same. By path: {paths}. Of {len(split)} whose steps are sums over "
+        f"samples, {len(fast)}{share} ran by an overlapped schedule."
+    )
+
+
+def _row(program: Program, verdict: Verdict | None) -> str:
+    if verdict is None:
+        absent = f"needs {', '.join(program.missing)}" if program.missing else "not judged"
+        return f"| {program.name} | {program.kind} | | | | | {absent} |"
+    same = "yes" if not verdict.faults else f"**no**: {verdict.faults[0]}"
+    steps = ", ".join(f"{count} {path}" for path, count in verdict.steps.items())
+    why = "" if verdict.path == OVERLAPPED and not verdict.reason else verdict.reason
+    if program.why_whole:
+        why = f"{program.why_whole}: {why}" if why else program.why_whole
+    cells = (program.name, program.kind, same, verdict.path, steps, f"{verdict.deviation:.0e}", why)
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|")[:300] for cell in cells) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=sorted(BY_NAME), default=[])
+    parser.add_argument("--draw", action="store_true", help="judge nothing")
+    parser.add_argument("--verdicts", type=Path, default=VERDICTS)
+    parser.add_argument("--new", action="store_true", help="judge only those without a verdict")
+    arguments = parser.parse_args()
+    arguments.verdicts.parent.mkdir(exist_ok=True)
+    known = results.read(arguments.verdicts)
+    for program in PROGRAMS:
+        wanted = program.name in arguments.only if arguments.only else not (arguments.new and program.name in known)
+        if arguments.draw or not wanted or program.missing:
+            continue
+        verdict = judge(program, always=True)
+        results.add(arguments.verdicts, verdict)
+        known[program.name] = verdict
+        state = "same" if not verdict.faults else "; ".join(verdict.faults)
+        print(f"{program.name:28} {verdict.path:10} {verdict.seconds[1]:6.1f} s  {state}", flush=True)
+    TABLE.write_text(render(known), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
