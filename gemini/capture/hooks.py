@@ -35,6 +35,11 @@ def has_any_hooks(module: nn.Module) -> bool:
     )
 
 
+def hook_tables(module: nn.Module) -> list[Any]:
+    """The dictionaries in which hooks of a module are: where all are empty it has none."""
+    return [getattr(module, kind) for kind in _KINDS]
+
+
 def with_hooks(
     model: nn.Module,
     args: Any,

@@ -41,8 +41,10 @@ class Touches:
     @classmethod
     def have_been_made(cls) -> bool:
         """Since the last look."""
-        found, cls.seen = cls.seen, False
-        return found
+        if not cls.seen:  # to set an attribute of a class costs more than all the rest of a look
+            return False
+        cls.seen = False
+        return True
 
 
 class Absent(torch.Tensor):  # type: ignore[misc]

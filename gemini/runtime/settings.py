@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Settings = tuple[Any, ...]
-_PREFIX = len("torch.")
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _SWITCHES = (
     torch._C._get_deterministic_algorithms,  # without the functions in Python around them: every call asks
     torch._C._get_deterministic_algorithms_warn_only,
@@ -27,7 +27,7 @@ _SWITCHES = (
 
 def current() -> Settings:
     """Those of this process."""
-    return (str(torch.get_default_dtype())[_PREFIX:], *[switch() for switch in _SWITCHES])
+    return (_NAMES[torch.get_default_dtype()], *[switch() for switch in _SWITCHES])
 
 
 def follow(settings: Any) -> None:

@@ -9,7 +9,8 @@ a module, which for unchanged values compares identities.
 from __future__ import annotations
 
 import random
-from operator import is_, ne
+from itertools import chain
+from operator import is_, methodcaller, ne
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_VALUES = methodcaller("values")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
@@ -40,7 +42,8 @@ class Snapshot:
         self._own = [own for own, *_ in self.states]
         self._before = [before for _, before, *_ in self.states]
         self._tables = [table for state in self.states for table in (state[2], state[4])]
-        self._named = [held for state in self.states for held in (state[3], state[5])]
+        self._lengths, self._names = [*map(len, self._tables)], [*chain.from_iterable(self._tables)]
+        self._tensors = [*chain.from_iterable(map(_VALUES, self._tables))]
         values = [value for own, *_ in self.states for value in own.values()]
         internal = {id(part) for module in self.modules for part in _internal(module)}
         self.containers = [value for value in values if _is_container(value) and id(value) not in internal]
@@ -64,11 +67,11 @@ class Snapshot:
                     return f"a {type(module).__name__} has other tensors"
         if [*map(len, self.containers)] != self.sizes:
             return "a list or dict in an attribute has changed"
-        if any(tensor._version != version for tensor, version in self.loose):
+        if self.loose and any(tensor._version != version for tensor, version in self.loose):
             return "a tensor in an attribute has changed"
-        if any(source_state(value) != state for value, state in self.sources):
+        if self.sources and any(source_state(value) != state for value, state in self.sources):
             return "a generator in an attribute has been drawn from"
-        if not all(_equal(own, before) for own, before in self.objects):
+        if self.objects and not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
         return ""
 
@@ -79,7 +82,9 @@ class Snapshot:
                 return False
         except Exception:  # see _equal
             return False
-        return all(map(_identical, self._tables, self._named))
+        if [*map(len, self._tables)] != self._lengths or [*chain.from_iterable(self._tables)] != self._names:
+            return False
+        return all(map(is_, chain.from_iterable(map(_VALUES, self._tables)), self._tensors))
 
 
 def is_source(value: Any) -> bool:
@@ -132,6 +137,4 @@ def _only_training(now: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _identical(now: dict[str, Any], before: dict[str, Any]) -> bool:
-    if len(now) == len(before) and all(map(is_, now.values(), before.values())) and [*now] == [*before]:
-        return True
     return len(now) == len(before) and all(now.get(key) is value for key, value in before.items())

@@ -39,7 +39,7 @@ class Crew:
         devices: Sequence[str] | None = None,
         home: str = "cpu",
     ) -> None:
-        self.owner = os.getpid()
+        self.owner, self._process = os.getpid(), _process[0]
         self.workers: list[Worker] = []
         self.number = 0
         self.placed = 0  # tensors that have a home
@@ -61,7 +61,7 @@ class Crew:
     @property
     def is_ours(self) -> bool:
         """Whether this process started the crew, rather than was forked from the one that did."""
-        return os.getpid() == self.owner
+        return self._process is _process[0]
 
     @property
     def loss(self) -> str:
@@ -136,6 +136,14 @@ def _done(worker: Worker, reply: Any) -> None:
 
 
 _ALL: weakref.WeakSet[Crew] = weakref.WeakSet()
+_process = [object()]  # stands for this process: to ask the system takes longer, and every call asks
+
+
+def _is_another_process() -> None:
+    _process[0] = object()
+
+
+os.register_at_fork(after_in_child=_is_another_process)
 
 
 def _stop_all() -> None:

@@ -69,8 +69,9 @@ class Household:
         Raises Astray where one cannot be.
         """
         homeless = []
+        addresses, devices, name = self.addresses, self.devices, device.name
         for tensor in tensors:
-            if self.addresses.get(id(tensor)) == tensor.data_ptr() and self.devices[id(tensor)] == device.name:
+            if addresses.get(id(tensor)) == tensor.data_ptr() and devices[id(tensor)] == name:
                 continue
             self._check(tensor, device)
             view = self.views.get(id(tensor))

@@ -24,18 +24,19 @@ _HELD = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, sig
 class Held:
     """`with Held():` — handlers of the program run when the block ends. Costs microseconds; may be nested."""
 
-    _current: Held | None = None  # of the main thread, the only one in which handlers run
-
     _is_outermost = False
 
     def __enter__(self) -> Held:
-        if Held._current is not None or threading.get_ident() != threading.main_thread().ident:
+        if _current[0] is not None or threading.get_ident() != threading.main_thread().ident:
             return self
         self.noted: list[int] = []
-        found = [(number, _signal.getsignal(number)) for number in _HELD]
-        self._before: list[tuple[int, Any]] = [(number, handler) for number, handler in found if callable(handler)]
+        self._before: list[tuple[int, Any]] = []
+        for number in _HELD:
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                self._before.append((number, handler))
         try:
-            self._is_outermost, Held._current = True, self
+            self._is_outermost, _current[0] = True, self
             for number, _ in self._before:
                 _signal.signal(number, self._note)
         except BaseException:
@@ -47,9 +48,10 @@ class Held:
         if not self._is_outermost:
             return
         self._restore()
-        handlers = dict(self._before)
-        for number in dict.fromkeys(self.noted):
-            handlers[number](number, sys._getframe(1))
+        if self.noted:
+            handlers = dict(self._before)
+            for number in dict.fromkeys(self.noted):
+                handlers[number](number, sys._getframe(1))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.noted.append(number)
@@ -60,21 +62,24 @@ class Held:
             handlers[number](number, frame)
 
     def _restore(self) -> None:
-        self._is_outermost, Held._current = False, None
+        self._is_outermost, _current[0] = False, None
         for number, handler in self._before:
             if _signal.getsignal(number) == self._note:  # else the program has set another one meanwhile
                 _signal.signal(number, handler)
 
 
+_current: list[Held | None] = [None]  # of the main thread, the only one in which handlers run
+
+
 def waiting() -> bool:
     """Whether a signal waits for the end of a block."""
-    held = Held._current
+    held = _current[0]
     return held is not None and bool(held.noted)
 
 
 def _forget_in_child() -> None:
-    if Held._current is not None:
-        Held._current._restore()
+    if _current[0] is not None:
+        _current[0]._restore()
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

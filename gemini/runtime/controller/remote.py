@@ -28,12 +28,12 @@ from gemini.runtime.controller.again import Wanted, gradients_here
 from gemini.runtime.controller.faults import surfaced
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import saves_elsewhere
-from gemini.runtime.controller.worker import OurFault, ours
+from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given, objects_of, opened
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
-from gemini.runtime.transport.packing import pack, unpack
+from gemini.runtime.transport.packing import ONLY_TENSORS, pack, unpack
 
 if TYPE_CHECKING:
     from gemini.runtime.controller.unit import Unit
@@ -66,23 +66,28 @@ class Call:
     def run(self) -> Any:
         """The result of the module; raises RefusedError where it must be run here."""
         classes = self.unit.worker.link.classes
-        with ours("its arguments cannot be sent"):
+        try:
             self.body, given = pack(self.arguments, classes)
-            args, kwargs = self.arguments  # type: ignore[misc]
-            self.absent = [] if self.unit.needs_all else facts_of(args, kwargs, given)
-        there, here = self.device.where, self.unit.household.outside
+            if self.body != ONLY_TENSORS and not self.unit.needs_all:
+                args, kwargs = self.arguments  # type: ignore[misc]
+                self.absent = facts_of(args, kwargs, given)
+        except Exception as error:
+            blame_us(error, "its arguments cannot be sent")
         self.inputs = self._carried(given)
         outputs = self.forward()
-        if any(outputs.differentiable):
+        if True in outputs.differentiable:
             self.trained = self.unit.trained()
             made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.trained))
         else:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
         if self.away:
+            there, here = self.device.where, self.unit.household.outside
             tensors = [t.to(here) if t.device == there else t for t in tensors]
-        with ours("its result cannot be read"):
+        try:
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
+        except Exception as error:
+            blame_us(error, "its result cannot be read")
 
     def _carried(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.hooks import has_any_hooks
+from gemini.capture.hooks import hook_tables
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import Astray, can_move
@@ -47,6 +47,7 @@ class Unit:
         self.parameters = list(self.module.parameters())
         self.buffers = list(self.module.buffers())
         self.held = [*self.parameters, *self.buffers]
+        self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
         if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
@@ -73,16 +74,16 @@ class Unit:
         """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again."""
         if self.refused:
             return self.refused
-        if any(has_any_hooks(module) for module in self.modules[1:]):
-            return "hooks hang on modules inside it"
-        if self.module._forward_pre_hooks:  # they may change the module
-            return "hooks run before it"
         try:
             if self.snapshot.changed() or self.worker.bring_home(self):
-                return self.install()
+                reason = self.install()
+                if reason:
+                    return reason
         except Astray as astray:
             return str(astray)
-        return ""
+        if any(self._hooks):
+            return "hooks hang on modules inside it"
+        return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module
 
     def leave(self) -> None:
         """It runs in this process now."""

@@ -18,8 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -48,20 +47,11 @@ class OurFault(Exception):
     """Something of ours failed; the program's state is as before, and the call can be made here instead."""
 
 
-class ours:
-    """Inside runs code of ours alone: an exception of it, but for the loss of a worker, is our fault."""
-
-    __slots__ = ("what",)
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        """Nothing to prepare."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (WorkerError, OurFault)):
-            raise OurFault(f"{self.what}: {type(error).__name__}: {error}") from error
+def blame_us(error: Exception, what: str) -> NoReturn:
+    """Raise what an exception of code of ours alone is: our fault, but for the loss of a worker."""
+    if isinstance(error, (WorkerError, OurFault)):
+        raise error
+    raise OurFault(f"{what}: {type(error).__name__}: {error}") from error
 
 
 class Worker:
@@ -195,19 +185,20 @@ class Worker:
 
     def _receive(self, patience: float) -> Any:
         """The next reply, whoever waits for it; news on the way are repeated."""
-        deadline, leave = time.monotonic() + patience, 0.0
+        deadline = leave = 0.0  # not looked at yet: most replies are there before anybody asks for the time
         while True:
             try:
                 found = self.link.receive(_SLICE)
             except ChannelClosed:
                 raise self._death() from None
-            now = time.monotonic()
-            if found is not None and not isinstance(found[0], NEWS):
-                return found[0]
             if found is not None:
-                deadline = now + patience
+                if type(found[0]) not in NEWS:
+                    return found[0]
+                deadline = 0.0
                 self._repeat(found[0])
                 continue
+            now = time.monotonic()
+            deadline = deadline or now - _SLICE + patience
             for other in self.team:
                 if other.loss or other.process.poll() is not None:
                     raise other._death()

@@ -62,7 +62,8 @@ class Channel:
         header = _HEADER.pack(len(body), len(descriptors))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
         with self._sending:
-            self._check()
+            if self.torn:
+                self._check()
             try:
                 sent = self.connection.sendmsg((header, body), rights)
                 if sent < len(header) + len(body):
@@ -90,7 +91,8 @@ class Channel:
                 found = self._complete()
                 if found is not None:
                     return found
-            self._check()
+            if self.torn:
+                self._check()
             try:
                 if not self._poll.poll(patience):
                     return None

@@ -61,6 +61,7 @@ class FarWindow:
 
     def __init__(self, lane: Lane, device: Device) -> None:
         self.lane, self.device, self.where = lane, device, device.where
+        self.is_main = self.where.type == "cpu"
 
     has_news = False  # nothing is shared
 
@@ -117,7 +118,7 @@ class FarLink(Link):
         """The tensors of this end are on `device`; what comes from the other end's device comes there."""
         self.carriage = FarCarriage(device, self._lane)
 
-    def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         super()._send(kind, fields, headers, descriptors)
         self.carriage.ship(headers)
 

@@ -52,10 +52,10 @@ class Link:
         """
         kind = type(message).__name__
         if kind in self.plain:
-            *fields, found = message
+            fields, found = message[:-1], message[-1]
         else:
             body, found = pack(message, self.classes)
-            kind, fields = "", [getattr(message, "number", 0), body]
+            kind, fields = "", (getattr(message, "number", 0), body)
         headers: list[Any] = []
         try:
             for tensor in found:
@@ -73,7 +73,7 @@ class Link:
             raise
         return True
 
-    def _send(self, kind: str, fields: list[Any], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         if not self.carriage.has_news and not self.classes.has_news:
             frame = marshal.dumps((kind, fields, headers))
             self.carriage.device.finish()

@@ -35,7 +35,7 @@ Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 _NOTHING: Mapping[int, int] = {}
 # What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
-_TENSOR, _TENSORS = b"t", b"a"
+_TENSOR, ONLY_TENSORS = b"t", b"a"
 
 
 class Missing(NamedTuple):
@@ -108,7 +108,7 @@ def pack(value: Any, classes: Classes, known: Mapping[int, int] = _NOTHING) -> P
     if type(value) is torch.Tensor:
         return _TENSOR, [value]
     if type(value) is tuple and len(value) == 2 and _are_tensors(*value):
-        return _TENSORS, list(value[0])
+        return ONLY_TENSORS, list(value[0])
     try:
         return _pack(_Packer, value, classes, known)
     except (pickle.PicklingError, TypeError, AttributeError, RuntimeError):
@@ -127,7 +127,7 @@ def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes
     """The value, with these tensors in the place of its own, and these objects for those that are known."""
     if body == _TENSOR:
         return tensors[0]
-    if body == _TENSORS:
+    if body == ONLY_TENSORS:
         return tuple(tensors), {}
     unpacker = _Unpacker(io.BytesIO(body))
     unpacker.tensors, unpacker.classes, unpacker.known = tensors, classes, known

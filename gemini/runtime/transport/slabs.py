@@ -113,6 +113,7 @@ class Window:
 
     def __init__(self, device: Device) -> None:
         self.device, self.where = device, device.where
+        self.is_main = self.where.type == "cpu"  # memory
         self.segments: list[Segment] = []
         self._released: deque[Slab] = deque()
 

@@ -22,6 +22,7 @@ INLINE = 16 << 10  # bytes: up to here copying them once more costs less than sh
 _GAPS = 4  # times its contents that the memory of a tensor with gaps may be on the way
 _SPREAD = 64 << 20  # bytes that it may be in the receiver; what lies between is never touched
 _OURS = (torch.Tensor, torch.nn.Parameter)
+_MAIN = torch.device("cpu")
 
 
 class Unsendable(Exception):
@@ -104,6 +105,12 @@ def slabs(header: Header | None) -> list[tuple[int, int, int]]:
 
 def read(window: Window, header: Header) -> torch.Tensor:
     """The tensor of a header."""
+    if header[0] == "inline":
+        _, contents, name, shape, strides, requires_grad = header
+        found = _copied(contents, _dtype(name), shape, strides)
+        if not window.is_main:
+            found = found.to(window.where)
+        return found.requires_grad_() if requires_grad else found
     kind, where, *rest = header
     if kind == "coo":
         values, shape, coalesced = rest
@@ -114,24 +121,19 @@ def read(window: Window, header: Header) -> torch.Tensor:
         return _spread(read(window, where), *rest)
     name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
-    if kind == "inline":
-        found = _copied(where, dtype, shape, strides)
-        if window.where.type != "cpu":
-            found = found.to(window.where)
-    else:
-        memory = window.look(Slab(*where), _span(shape, strides) * dtype.itemsize)
-        # Not a view of anything: autograd treats writes to views of another's results with suspicion.
-        empty = torch.empty(0, dtype=dtype, device=window.where)
-        found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
+    memory = window.look(Slab(*where), _span(shape, strides) * dtype.itemsize)
+    # Not a view of anything: autograd treats writes to views of another's results with suspicion.
+    empty = torch.empty(0, dtype=dtype, device=window.where)
+    found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
     return found.requires_grad_() if requires_grad else found
 
 
 def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:
     """A tensor with memory of its own."""
     if strides:
-        found = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        found = torch.empty_strided(shape, strides, dtype=dtype, device=_MAIN)
     else:
-        found = torch.empty(shape, dtype=dtype, device="cpu")
+        found = torch.empty(*shape or ((),), dtype=dtype, device=_MAIN)  # quicker than with a tuple
     if contents:
         ctypes.memmove(found.data_ptr(), contents, len(contents))
     return found

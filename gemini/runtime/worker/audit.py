@@ -46,13 +46,13 @@ class Audit:
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
         draws.have_been_made()  # what importing its classes has drawn is not its own
 
-    def watch(self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> Any:
+    def watch(self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: Given) -> Any:
         """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
         learning = self.suspects is None
         at_risk = range(len(self.buffers)) if self.suspects is None else self.suspects
-        self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk]
+        self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk] if at_risk else []
         versions = [tensor._version for tensor in inputs]
-        self.given = Given(args, kwargs, self.classes)
+        self.given = given
         failure: BaseException | None = None
         result = None
         try:
@@ -83,7 +83,7 @@ class Audit:
     def _fault(self, inputs: list[torch.Tensor], versions: list[int], failure: BaseException | None) -> str:
         if [tensor._version for tensor in inputs] != versions:
             return "it writes to its inputs"
-        changes = self.given.changes()
+        changes = self.given.changes() if self.given.objects else {}
         if isinstance(changes, str):
             return changes
         if changes and failure is not None:

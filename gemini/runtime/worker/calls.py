@@ -22,7 +22,7 @@ from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
-from gemini.runtime.transport.packing import Classes, unpack
+from gemini.runtime.transport.packing import ONLY_TENSORS, Classes, unpack
 from gemini.runtime.transport.tensors import INLINE
 from gemini.runtime.worker.audit import Audit, Drew, Refusal, draws
 
@@ -42,17 +42,11 @@ class Entrance(torch.autograd.Function):  # type: ignore[misc]
 
 
 def entered(leaf: torch.Tensor) -> torch.Tensor:
-    """An input as the unit sees it; copying a small one costs less than a function in Python."""
-    if not leaf.requires_grad:
-        return leaf
+    """An input that wants a gradient as the unit sees it; copying a small one costs less than a function in Python."""
     if leaf.layout is not torch.strided:
         return Entrance.apply(leaf)
     found: torch.Tensor = leaf.clone() if leaf.nbytes <= INLINE and leaf.is_contiguous() else Entrance.apply(leaf)
     return found
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach() if tensor.requires_grad else tensor
 
 
 class UnitRaised(Exception):
@@ -127,6 +121,7 @@ class Calls:
         self._nothing = Given((), {}, classes)
         # What the controller has told, which it does not repeat while it stays the same:
         self._region, self._switches, self._generator = Region.current(), settings.current(), b""
+        self.is_settled = False  # the switches of this process are those, for certain
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
@@ -141,13 +136,14 @@ class Calls:
         """Run a unit; raises Refusal where that cannot be done from afar."""
         if request.region is not None:
             *region, self._switches = request.region
-            self._region = Region(*region)
+            self._region, self.is_settled = Region(*region), False
         self._generator = request.generator or self._generator
         unit = self.units[request.unit]
         unit.follow(request.state)
         leaves = request.tensors
-        placed(leaves, request.absent)
-        inputs = [leaf if type(leaf) is Absent else entered(leaf) for leaf in leaves]
+        if request.absent:
+            placed(leaves, request.absent)
+        inputs = [entered(leaf) if leaf.requires_grad and type(leaf) is not Absent else leaf for leaf in leaves]
         try:
             result = self._run(unit, request, inputs)
         except Drew:
@@ -161,11 +157,12 @@ class Calls:
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         same = [place.get(id(tensor)) for tensor in tensors]
         graded = [at is None and tensor.requires_grad for tensor, at in zip(tensors, same, strict=True)]
-        if any(graded):
+        if True in graded:
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
-        sent = [_plain(tensor) if at is None else None for tensor, at in zip(tensors, same, strict=True)]
+            tensors = [tensor.detach() if flag else tensor for tensor, flag in zip(tensors, graded, strict=True)]
+        sent = [tensor if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         news = b"" if drawn == self._generator else drawn
         has_objects = bool(unit.audit.given.objects)
         unit.audit.given = self._nothing  # it holds inputs, and so slabs
@@ -173,18 +170,22 @@ class Calls:
 
     def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = unpack(request.body, inputs, self.classes)
-        settings.follow(self._switches)
+        given = self._nothing if request.body == ONLY_TENSORS else Given(args, kwargs, self.classes)
+        if not self.is_settled:
+            settings.follow(self._switches)
+        self.is_settled = False
         set_state(self._generator, self.device)
         ambient = Region.current()
         if self._region == ambient:
-            result = unit.audit.watch(unit.run, args, kwargs, inputs)
+            result = unit.audit.watch(unit.run, args, kwargs, inputs, given)
         else:
             with ExitStack() as stack:
                 self._region.enter(stack, ambient)
-                result = unit.audit.watch(unit.run, args, kwargs, inputs)
+                result = unit.audit.watch(unit.run, args, kwargs, inputs, given)
         if settings.current() != self._switches:
             unit.audit.undo()
             raise Refusal("it turns switches of torch that hold for the whole process")
+        self.is_settled = True
         return result
 
     def backward(self, request: Backward) -> Gradients:

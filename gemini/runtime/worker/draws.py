@@ -19,6 +19,8 @@ import numpy as np
 
 _WORDS = 624  # of a Mersenne Twister; the place of the next one stands before (Python) or behind them (NumPy)
 _SIZE = (_WORDS + 1) * 4  # bytes
+_differ = ctypes.PyDLL(None).memcmp
+_differ.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
 class Draws:
@@ -30,15 +32,14 @@ class Draws:
         random.seed()
         np.random.seed()
         self._rest = random.getstate(), np.random.get_state()
-        self._seen = self._look()
-
-    def _look(self) -> tuple[Any, bytes]:
-        python = ctypes.string_at(self._python, _SIZE) if self._python else random.getstate()
-        return python, ctypes.string_at(self._numpy, _SIZE)
+        self._seen = [ctypes.string_at(at, _SIZE) if at else b"" for at in (self._python, self._numpy)]
 
     def have_been_made(self) -> bool:
         """Whether any were made since the last look; then the generators are put to rest again."""
-        if self._look() == self._seen:
+        python, other = self._seen
+        if not _differ(self._numpy, other, _SIZE) and (
+            not _differ(self._python, python, _SIZE) if python else random.getstate() == self._rest[0]
+        ):
             return False
         random.setstate(self._rest[0])
         np.random.set_state(self._rest[1])

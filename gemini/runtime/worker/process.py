@@ -110,6 +110,7 @@ class Server:
                 self._flush()
                 return
             if isinstance(request, preload):
+                self.calls.is_settled = False
                 _import(request.names)
                 continue
             self._reply(request, self._answer(request, descriptors))
@@ -168,8 +169,10 @@ class Server:
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
         if isinstance(request, self.protocol.Forward):
-            self.calls.drop(request.dropped)
+            if request.dropped:
+                self.calls.drop(request.dropped)
             return self.calls.forward(request)
+        self.calls.is_settled = False
         if isinstance(request, self.protocol.Backward):
             self.calls.drop(request.dropped)
             return self.calls.backward(request)
