@@ -128,7 +128,8 @@ def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def _copy(value: Any) -> Any:
-    return value.copy()
+    """The items, as they are: a class of its own may copy itself into something else."""
+    return next(kind(value) for kind in _CONTAINERS if isinstance(value, kind))
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -137,7 +138,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _same_items(a: Any, b: Any) -> bool:
-    if type(a) is not type(b) or len(a) != len(b):
+    """Whether a live container holds what was saved of it."""
+    if not isinstance(a, type(b)) or len(a) != len(b):
         return False
     if isinstance(a, dict):
         return all(key in b and (b[key] is value or _equal(b[key], value)) for key, value in a.items())

@@ -55,6 +55,11 @@ class Auto(Forced):
         self._trials: dict[int, Trial] = {}
         self._backward: Callable[..., Any] | None = None
 
+    def refuses_compiled(self, model: nn.Module) -> bool:
+        """Always: its steps here are faster than those that would be timed, and those of workers are not compiled."""
+        self.say(f"{type(model).__name__} runs as under python: torch.compile has it (--mode pipeline uses workers)")
+        return True
+
     def decide(self, model: nn.Module) -> Instead | bool | None:
         """Time it; then decide on the call that comes next."""
         if how_many_workers(self.config) < 2:

@@ -35,6 +35,10 @@ class Forced:
         self.config = config
         self.recognition: Recognition
 
+    def refuses_compiled(self, model: nn.Module) -> bool:
+        """Never: workers were asked for."""
+        return False
+
     def decide(self, model: nn.Module) -> Instead | bool | None:
         """Start it. What fails of ours leaves it in this process."""
         return self.start(model)

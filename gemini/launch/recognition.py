@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CALL = nn.Module.__call__
 _PATIENCE = 100_000  # calls of modules after which parameters that no module uses are not waited for
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 Instead = Callable[..., Any]
 
 
@@ -33,6 +34,9 @@ class Decider(Protocol):
     @property
     def is_lasting(self) -> bool:
         """Whether modules are to be looked at as long as parameters are open."""
+
+    def refuses_compiled(self, model: nn.Module) -> bool:
+        """Whether a model that the program has given to `torch.compile` is left to it."""
 
     def decide(self, model: nn.Module) -> Instead | bool | None:
         """True: it is managed; False or None: it runs here; a function: call that this time, and ask again."""
@@ -93,9 +97,10 @@ class Recognition:
         return self._found(module, parameters)
 
     def _found(self, module: nn.Module, parameters: list[nn.Parameter]) -> Instead | None:
-        inner = _wrapped(module)
-        if inner is not None:
-            return None if inner is module else inner  # its forward calls the model, which is met then
+        if isinstance(module, _PARALLEL):
+            return None  # its forward calls the model, which is met then
+        if _is_compiled(module):
+            return lambda *args, **kwargs: self._compiled(module, args, kwargs)
         if any(id(one) in self._taken for one in parameters) or not any(True for _ in module.children()):
             self.settle(module, managed=False)
             return None
@@ -105,6 +110,23 @@ class Recognition:
             return decided
         self.settle(module, managed=decided is True)
         return lambda *args, **kwargs: nn.Module.__call__(module, *args, **kwargs)
+
+    def _compiled(self, wrapper: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A call of what `torch.compile` returns: where its model gets workers they run that model as it is written."""
+        model: nn.Module = wrapper._modules["_orig_mod"]  # type: ignore[assignment]
+        if self.decider.refuses_compiled(model):
+            self.settle(wrapper, managed=False)
+            return nn.Module.__call__(wrapper, *args, **kwargs)
+        instead = self.meet(model)
+        if all(id(one) in self._taken for one in model.parameters() if one.requires_grad):
+            from gemini.runtime.controller.dispatch import unwrap
+
+            unwrap(wrapper, "_orig_mod")
+            return nn.Module.__call__(model, *args, **kwargs)
+        if instead is not None and id(model) not in self._settled:  # still looked at
+            return instead(*args, **kwargs)
+        _remember(self._settled, wrapper)
+        return _CALL(wrapper, *args, **kwargs)
 
     def trained_by(self, model: nn.Module) -> str:
         """The optimizers of a model."""
@@ -177,15 +199,10 @@ def _remember(table: dict[int, weakref.ref[Any]], one: Any) -> None:
     table[key] = weakref.ref(one, lambda _: table.pop(key, None))
 
 
-def _wrapped(module: nn.Module) -> nn.Module | None:
-    """What a wrapper of torch's runs: itself where its own forward calls the model; None for what is no wrapper."""
-    if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return module
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` has wrapped a model in this module."""
     frame = sys.modules.get("torch._dynamo.eval_frame")
-    if frame is not None and isinstance(module, frame.OptimizedModule):
-        inner: nn.Module = module._modules["_orig_mod"]
-        return inner
-    return None
+    return frame is not None and isinstance(module, frame.OptimizedModule)
 
 
 def recognition_for(session: Session, folder: str) -> Recognition:

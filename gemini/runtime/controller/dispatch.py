@@ -34,6 +34,8 @@ _Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
 _units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
 
+# Wrappers whose own forward would not come to the model in them: which module is called in their place.
+_stand_ins: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 # Asked about modules that are not managed; it may have one managed, and says what to call instead.
 Asked = Callable[[nn.Module], Callable[..., Any] | None]
 _others: Asked | None = None
@@ -59,6 +61,11 @@ def find(model: nn.Module) -> Managed | None:
     return _managed.get(model)
 
 
+def unwrap(wrapper: nn.Module, name: str) -> None:
+    """Call the module that a wrapper holds under a name in the wrapper's place from now on."""
+    _stand_ins[wrapper] = name
+
+
 def ask_about_others(ask: Asked | None) -> None:
     """Be asked about every module that is called and not managed; None: no more."""
     global _others  # noqa: PLW0603 - there is one program, and one that looks for its models
@@ -82,6 +89,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     known = _managed.get(module)
     if known is not None and known.crew.is_ours:
         return _call_model(module, known, args, kwargs)
+    if module in _stand_ins:
+        return module._modules[_stand_ins[module]](*args, **kwargs)  # type: ignore[misc]
     if known is None and _others is not None:
         instead = _others(module)
         if instead is not None:
