@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -96,11 +97,26 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
+_known: ContextVar[tuple[int | None, ...] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def knowing(dims: tuple[int | None, ...]) -> Iterator[None]:
+    """Inside, calls count samples in these dimensions: few samples would not show it."""
+    before = _known.set(dims)
+    try:
+        yield
+    finally:
+        _known.reset(before)
+
+
 def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:
     """The plan under which samples are independent; the first that runs at all, if none is; else None.
 
     These are the first runs of the model; a verdict from runs in which it settled is not trusted.
     """
+    if (known := _plan_of(call.tensors)) is not None:
+        return known
     runnable: BatchPlan | None = None
     if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
         return next(candidates(call.tensors), None)
@@ -115,6 +131,15 @@ def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | 
         if verdict is not None:
             runnable = runnable or plan
     return runnable
+
+
+def _plan_of(given: Sequence[torch.Tensor]) -> BatchPlan | None:
+    """What is known beforehand of a call with these tensors."""
+    dims = _known.get()
+    if dims is None or len(dims) != len(given):
+        return None
+    sizes = {tensor.shape[dim] for tensor, dim in zip(given, dims, strict=True) if dim is not None}
+    return BatchPlan(dims, sizes.pop()) if len(sizes) == 1 else None
 
 
 def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling) -> bool | None:

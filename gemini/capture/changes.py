@@ -14,6 +14,8 @@ from torch import nn
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
 
+_Normalization = nn.modules.batchnorm._NormBase
+
 State = dict[str, Any]
 
 
@@ -36,7 +38,16 @@ def _facts(part: nn.Module) -> list[Any]:
             found += [_fact(key, held) for held in value.values()]
         elif key not in _INTERNAL:
             found.append(_fact(key, value))
+    if part.training and not isinstance(part, _Normalization):
+        found += [(key, _contents(getattr(part, key, None))) for key in ("running_mean", "running_var")]
     return found
+
+
+def _contents(value: Any) -> Any:
+    """What tells statistics from others: torch writes them without a new version."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return None
+    return hash(value.detach().cpu().to(torch.float64).numpy().tobytes())
 
 
 def _fact(key: str, value: Any) -> tuple[Any, ...]:
@@ -48,5 +59,5 @@ def _fact(key: str, value: Any) -> tuple[Any, ...]:
 
 
 def _counts_batches(part: nn.Module) -> bool:
-    """Batch normalization writes its statistics without a new version."""
-    return part.training and isinstance(getattr(part, "running_mean", None), torch.Tensor)
+    """Batch normalization writes its statistics without a new version; layers of other names show it by contents."""
+    return part.training and isinstance(part, _Normalization) and isinstance(part.running_mean, torch.Tensor)

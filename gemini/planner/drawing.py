@@ -26,8 +26,10 @@ def record_draws(
     """The draws of every stage; nothing of the model or the generator is left changed."""
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
         return ((),) * len(piped.stages)
-    if any(node.random and node.checkpoint for node in piped.graph.nodes):
-        raise UnplannableError("it draws random numbers inside a checkpoint")
+    devices = {tensor.device.type for tensor in (*piped.model.parameters(), *piped.model.buffers())}
+    if devices - {"cpu"} and any(node.random and node.checkpoint for node in piped.graph.nodes):
+        # There backward, and what a checkpoint runs again in it, has threads of its own.
+        raise UnplannableError("it draws random numbers inside a checkpoint, not on a CPU")
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
     try:
         first, second = (_draws(piped, part_of(args, kwargs, batch.dims, 0, count)) for count in (more, fewer))

@@ -16,10 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.batches import BatchPlan, knowing
+from gemini.capture.binding import Call, bind
 from gemini.capture.graph import Graph
+from gemini.capture.values import follow
 from gemini.errors import GeminiError, ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner.drawing import record_draws
+from gemini.planner.keeping import find_written
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.plan_files import by_file
@@ -67,25 +71,38 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     sizes = piece_sizes(batch.size, wish.micro_batches)
     piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
     try:
-        graph = _captured(model, *piece, wish)
+        with knowing(batch.dims):
+            graph = _captured(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise UnplannableError(f"on {sizes[0]} samples it raises {type(error).__name__}: {error!s:.150}") from error
     with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
         forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
+    _check_dimensions(graph, piece, batch)
     like = find_like(graph, len(sizes))
     if like is not None:
         earlier, ratio = like
         analysis = replace(earlier.analysis, step_ms=earlier.step_ms * ratio)
-        plan = replace(earlier, graph=graph, analysis=analysis, batch=batch, forms=forms, draws=(), _built={})
+        plan = replace(earlier, graph=graph, analysis=analysis, batch=batch, forms=forms, draws=(), once=(), _built={})
     else:
         profile = _profiled(graph, *piece, wish, len(sizes))
         choice = _chosen(graph, profile, wish, wish.options(len(sizes)))
         plan = StepPlan(
             graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
         )
+    plan = replace(plan, once=find_written(plan))
     return plan if wish.rng == "fast" else replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
+
+
+def _check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
+    """The graph must have found samples where the call has been cut."""
+    bound = bind(graph.bound_model(), *call)
+    seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
+    for tensor, dim in zip(Call(*call).tensors, batch.dims, strict=True):
+        node = seen.get(id(tensor))
+        if node is not None and (found := next(iter(node.outputs.values())).batch_dim) != dim:
+            raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
 
 
 def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:

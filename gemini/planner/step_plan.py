@@ -40,6 +40,7 @@ class StepPlan:
     batch: BatchPlan
     forms: GraphForms
     draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
+    once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property

@@ -5,10 +5,15 @@ those of one device, and the generator ends where its would:
 
     whole batch      bernoulli_ (8, 16)  ──►  ▓░▓▓░▓░▓ │ ▓▓░▓▓▓░░ │ …
     micro-batches                             first       second
+
+A checkpoint runs a part of the stage again in backward, with the generator in the state in which that part began. So
+while a micro-batch runs, the generator is in a state that tells where it is, a *mark*: whoever finds it in that state
+later, and draws, gets the same numbers again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gemini.randomness.doors import at_doors
 from gemini.randomness.fills import IN_PLACE, aten, draw_whole, draws, give, is_fill, shape_of
 from gemini.randomness.recording import Pattern
+
+_marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that nobody else takes
+_generator = torch.default_generator
 
 
 class DrawsDiffer(Exception):
@@ -31,23 +39,60 @@ class SlicedDraws:
     def __init__(self, patterns: Sequence[Pattern], samples: int) -> None:
         self.patterns, self.samples = patterns, samples
         self._kept: list[torch.Tensor] = []
+        self._next: torch.Tensor | None = None  # the state of the generator for the next draw of the whole batch
+        self._places: dict[int, tuple[tuple[int, int], int]] = {}  # by mark: samples, and number of the draw
 
     @contextmanager
     def piece(self, start: int, length: int) -> Iterator[None]:
-        """Inside runs the stage for samples from `start` on."""
+        """Inside runs the stage for samples from `start` on; the generator is left after all draws so far."""
         if not self.patterns:
             yield
             return
-        mode = _Slicing(self, start, length)
-        watched = at_doors(lambda: mode) if all(pattern.by_door for pattern in self.patterns) else mode
-        with watched:
-            yield
-        if mode.at != len(self.patterns):
-            raise DrawsDiffer(f"{mode.at} draws, {len(self.patterns)} were expected")
+        if self._next is None:
+            self._next = _generator.get_state()
+        mode = _Slicing(self)
+        self.mark((start, length), 0)
+        try:
+            with self._watched(mode):
+                yield
+        finally:
+            last = self._places.get(_generator.initial_seed(), ((0, 0), -1))[1]
+            _generator.set_state(self._next)
+        if last != len(self.patterns):
+            raise DrawsDiffer(f"{last} draws, {len(self.patterns)} were expected")
 
-    def release(self) -> None:
-        """No micro-batch will draw any more."""
-        self._kept.clear()
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside runs the backward of the stage: checkpoints draw again what they drew."""
+        if not self.patterns:
+            yield
+            return
+        before = _generator.get_state()
+        try:
+            with self._watched(_Slicing(self)):
+                yield
+        finally:
+            _generator.set_state(before)
+
+    def _watched(self, mode: _Slicing) -> Any:
+        return at_doors(lambda: mode) if all(pattern.by_door for pattern in self.patterns) else mode
+
+    def mark(self, where: tuple[int, int], at: int) -> int:
+        """Have the generator say that draw number `at` for some samples is the next."""
+        seed = next(_marks)
+        self._places[seed] = where, at
+        _generator.manual_seed(seed)
+        return seed
+
+    def draw(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """The part of the draw that is the next, as the generator says."""
+        place = self._places.get(_generator.initial_seed())
+        if place is None:
+            raise DrawsDiffer(f"{function} where nothing was drawn in forward")
+        where, at = place
+        found = self.take(at, where, function, args, kwargs)
+        self.mark(where, at + 1)
+        return found
 
     def take(self, at: int, where: tuple[int, int], function: Any, args: Any, kwargs: Any) -> Any:
         """What draw number `at` gives for some samples: the first of them, and how many."""
@@ -60,9 +105,12 @@ class SlicedDraws:
                 f"draw {at} is {function} {shape_of(function, args)}, expected {pattern.name} {pattern.of(length)}"
             )
         if at == len(self._kept):
+            assert self._next is not None
+            _generator.set_state(self._next)
             drawn = draw_whole(function, args, kwargs, pattern.of(self.samples), pattern.order)
             # Only zeros and ones: a byte is enough.
             self._kept.append(drawn.to(torch.bool) if function is aten.bernoulli_.float else drawn)
+            self._next = _generator.get_state()
         elif at > len(self._kept):
             raise DrawsDiffer(f"draw {at} comes before draw {len(self._kept)}")
         part = self._kept[at]
@@ -72,22 +120,20 @@ class SlicedDraws:
 
 
 class _Slicing(TorchDispatchMode):  # type: ignore[misc]
-    """Hands out slices while a stage runs forward."""
+    """Hands out slices while a stage runs, forward or again."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No: to skip it, torch would load its compiler."""
         return False
 
-    def __init__(self, source: SlicedDraws, start: int, length: int) -> None:
+    def __init__(self, source: SlicedDraws) -> None:
         super().__init__()
-        self.source, self.where = source, (start, length)
-        self.at = 0
+        self.source = source
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; a draw gets its part."""
         kwargs = kwargs or {}
         if not draws(func) or not is_fill(func):
             return func(*args, **kwargs)
-        at, self.at = self.at, self.at + 1
-        return self.source.take(at, self.where, func, args, kwargs)
+        return self.source.draw(func, args, kwargs)

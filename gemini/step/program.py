@@ -84,6 +84,8 @@ class StepProgram:
     recompute: frozenset[int] = frozenset()
     draws: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
+    # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
+    once: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -139,7 +141,7 @@ class StepProgram:
     def forward_only(self) -> StepProgram:
         """The same order without backward actions: evaluation."""
         rows = tuple(tuple(action for action in row if action.btype == FORWARD) for row in self.orders)
-        return StepProgram(self.interfaces, rows, frozenset(), self.draws, self.called)
+        return replace(self, orders=rows, recompute=frozenset())
 
 
 def program_of(

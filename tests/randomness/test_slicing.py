@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gemini.randomness.fills import UnsliceableDraw
 from gemini.randomness.recording import Recorder, patterns
@@ -27,6 +28,18 @@ def twice(x: torch.Tensor) -> torch.Tensor:
     return F.dropout(torch.relu(F.dropout(x, 0.4)), 0.1)
 
 
+def nested(x: torch.Tensor) -> torch.Tensor:
+    inner = checkpoint(lambda y: F.dropout(torch.tanh(F.dropout(y, 0.2)), 0.3), x, use_reentrant=False)
+    return F.dropout(torch.sin(inner), 0.1)
+
+
+def checkpointed(x: torch.Tensor, reentrant: bool) -> torch.Tensor:
+    """Two parts that run again in backward, with a draw before, between and after."""
+    x = checkpoint(twice, F.dropout(x, 0.5), use_reentrant=reentrant)
+    x = F.dropout(torch.tanh(x), 0.2)
+    return F.dropout(checkpoint(twice if reentrant else nested, x, use_reentrant=reentrant), 0.3)
+
+
 CODES: dict[str, Code] = {
     "dropout": lambda x: F.dropout(x, 0.3),
     "twice": twice,
@@ -42,6 +55,8 @@ CODES: dict[str, Code] = {
     "not through a door": lambda x: x * torch.empty_like(x).bernoulli_(0.5),
     "lstm": lambda x: _lstm.to(x.dtype)(x)[0],
     "layer": lambda x: _layer.to(x.dtype)(x),
+    "checkpointed": lambda x: checkpointed(x, reentrant=False),
+    "checkpointed, re-entrant": lambda x: checkpointed(x, reentrant=True),
 }
 
 
@@ -72,11 +87,24 @@ def test_draws_as_the_whole_batch(code: Code, sizes: tuple[int, ...]) -> None:
         if start == 0:
             assert torch.equal(torch.get_rng_state(), after)
         start += length
-    draws.release()
     assert torch.equal(torch.get_rng_state(), after)
     torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-12, atol=1e-12)
-    torch.cat(parts).pow(2).sum().backward()
+    for part in parts[::-1]:
+        with draws.again():
+            part.pow(2).sum().backward()
+    assert torch.equal(torch.get_rng_state(), after)
     torch.testing.assert_close(x.grad, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_draws_in_backward_that_forward_did_not_make_are_noticed() -> None:
+    x = torch.rand(4, 5, 6, requires_grad=True)
+    found = patterns(recorded(twice, x, 3), 3, recorded(twice, x, 2), 2)
+    draws = SlicedDraws(found, 4)
+    with draws.piece(0, 4):
+        y = twice(x)
+    y.register_hook(lambda gradient: F.dropout(gradient, 0.5))
+    with pytest.raises(DrawsDiffer, match="nothing was drawn in forward"), draws.again():
+        y.sum().backward()
 
 
 def test_draws_by_contents_are_refused() -> None:

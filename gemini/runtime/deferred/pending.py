@@ -112,25 +112,35 @@ class Pending(Values):
             self._check()
             self.surroundings.begin()
             result: StepResult | None = None
+            raised: Exception | None = None
             try:
                 with self.surroundings.modes_of_then(), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
                     result = self.work.overlapped(self, self.tape, root)
             except Exception as error:
                 self.surroundings.undo()
-                try:
-                    self.work.failed(error)
-                except Exception as fatal:  # nobody is to try again
-                    self.state, self._error = DONE, fatal
-                    raise
+                raised = error
+                if isinstance(error, GeminiError):
+                    self._tell(error)
             if result is not None:
                 self.state, self._result, self._ran_for = RAN, result, root
         if result is None:
             self.resolve()
+            # Where the program's own code raises here too, nothing of ours has failed.
+            if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
+                self._tell(raised)
             return
         queue.has_run(self)
         self._contents[root] = result.root
         self._give(root, Answer(self, root, result.root, self._gradients(result)).connect())
+
+    def _tell(self, error: Exception) -> None:
+        """Say that a step has failed; whoever raises then wants nobody to try again."""
+        try:
+            self.work.failed(error)
+        except Exception as fatal:
+            self.state, self._error = DONE, fatal
+            raise
 
     def resolve(self) -> None:
         """Make the call eagerly; every value becomes real."""

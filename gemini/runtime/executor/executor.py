@@ -115,7 +115,8 @@ class Executor:
             modules = {at: silent(stages[at], self.program.called) for at in numbers}
             program = self.program
             done(worker, Stages(
-                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws,
+                program.once,
             ), "take stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:

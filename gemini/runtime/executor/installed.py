@@ -20,7 +20,7 @@ class Installed:
         self.stages = {
             number: LiveStage(number, module, message.interfaces[number]) for number, module in message.stages.items()
         }
-        self.recompute, self.draws = message.recompute, message.draws
+        self.recompute, self.draws, self.once = message.recompute, message.draws, message.once
         self.drawing = [stage for stage, patterns in enumerate(message.draws) if patterns]
         self.numbers = {id(tensor): number for number, tensor in homes.items()}
         # Parameters of the whole model: the loss may use one that no stage here has.

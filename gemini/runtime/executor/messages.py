@@ -48,6 +48,7 @@ class Stages(NamedTuple):
     interfaces: tuple[Any, ...]
     recompute: frozenset[int]
     draws: tuple[Any, ...]
+    once: tuple[tuple[int, ...], ...] = ()
 
 
 class Tasks(NamedTuple):

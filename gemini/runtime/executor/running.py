@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -152,6 +152,9 @@ class StepRun:
     def _run_stage(self, task: Task, stage: LiveStage, given: list[Any], kept: Kept, saves: bool) -> dict[str, Any]:
         if self.request.shares:
             stage.set_shares(self.request.shares[task.mid])
+        if self.program.once and self.program.once[task.stage]:  # written once a step, not once a micro-batch
+            once = self.program.once[task.stage]
+            stage.restore_buffers([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             if self.records:
@@ -289,9 +292,12 @@ class StepRun:
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
 
     def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[Later]) -> None:
+        drawn = self.draws.get(task.stage)
         try:
-            with STORE.collecting(queue):
+            with STORE.collecting(queue), drawn.again() if drawn is not None else nullcontext():
                 torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+        except DrawsDiffer:
+            raise
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
 

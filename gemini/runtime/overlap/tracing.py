@@ -15,6 +15,11 @@ _TYPES = {letter: btype for btype, letter in LETTERS.items()} | {btype: btype fo
 
 def save_trace(folder: Path, plan: StepPlan, events: Sequence[Event], step_ms: float) -> list[Path]:
     """Write the timeline of a step beside its plan."""
+    return trace_of(plan, events, step_ms).save(folder)
+
+
+def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float) -> StepTrace:
+    """The timeline of a step beside its plan."""
     done = [event for event in events if event.kind in _TYPES]
     first = min(event.begin for event in done)
     ran = [
@@ -26,5 +31,4 @@ def save_trace(folder: Path, plan: StepPlan, events: Sequence[Event], step_ms: f
         )
         for event in done
     ]
-    trace = StepTrace(plan.schedule, executed(plan.schedule, ran), step_ms, plan.step_ms)
-    return trace.save(folder)
+    return StepTrace(plan.schedule, executed(plan.schedule, ran), step_ms, plan.step_ms)

@@ -1,0 +1,35 @@
+"""Effects: what a run of a model leaves behind, and when it may be left by micro-batches.
+
+M runs would leave it M times. A buffer whose new contents are the same whatever the samples (a counter, a power
+iteration) may be written all the same: every micro-batch finds it as it was before the step, and leaves it as one run
+of the whole batch would. Whether contents depend on samples is for the rules to say; anything else is an obstacle.
+"""
+
+from __future__ import annotations
+
+from gemini.capture.assignments import TARGET as ASSIGN
+from gemini.capture.graph import Graph
+
+
+def obstacle(graph: Graph) -> str:
+    """What a graph leaves behind in a way that no rule follows; '' if nothing."""
+    held = dict(graph.bound_model().named_buffers(remove_duplicate=False))
+    for node in graph.nodes:
+        if node.changes and node.target != ASSIGN and node.kind != "module":
+            return f"{node.name} keeps something of every run ({', '.join(node.changes)})"
+        for ref in node.mutates:
+            source = graph.nodes[ref.node]
+            if source.is_source and (source.kind != "buffer" or source.target not in held):
+                return f"{node.name} writes the {source.kind} {source.target} in place"
+    return ""
+
+
+def written_buffers(graph: Graph) -> frozenset[str]:
+    """The names of the buffers that a run may write."""
+    model = graph.bound_model()
+    found = {graph.nodes[ref.node].target for node in graph.nodes for ref in node.mutates}
+    for node in graph.nodes:
+        for owner in node.changes if node.target != ASSIGN else ():
+            module = model.get_submodule(owner)
+            found |= {f"{owner}.{name}" if owner else name for name, _ in module.named_buffers(recurse=False)}
+    return frozenset(found & dict(model.named_buffers(remove_duplicate=False)).keys())
