@@ -1,0 +1,65 @@
+"""Runs a sample under `gemini_python` with two CPU workers, then under `python`, and compares the last losses.
+
+    python samples/compare.py samples/mnist/train.py --epochs 3
+
+The sample's own output is that of the parallel run. The run on one device works on copies, in a folder of its own.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LAUNCHER = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
+LOSS = re.compile(r"loss[^\d\n]{1,3}(\d+\.\d+)")
+
+
+def last_loss(text):
+    found = LOSS.findall(text)
+    return float(found[-1]) if found else None
+
+
+def run(command, folder, show):
+    """Run a command; its standard output is kept, and shown as it comes."""
+    lines = []
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if show:
+                print(line, end="", flush=True)
+    if process.returncode:
+        sys.exit(process.returncode)
+    return "".join(lines)
+
+
+def copied(arguments, folder):
+    """The arguments, with files that exist replaced by copies: the first run may write to them."""
+    result = []
+    for argument in arguments:
+        path = Path(argument)
+        if path.is_file():
+            argument = shutil.copy(path, folder / path.name)
+        elif path.is_dir():
+            argument = path.resolve()
+        result.append(str(argument))
+    return result
+
+
+def main():
+    script, arguments = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    launcher = Path(sys.executable).with_name("gemini_python")
+    with tempfile.TemporaryDirectory() as name:
+        alone = copied(arguments, Path(name))
+        parallel = run([launcher, *LAUNCHER, script, *arguments], None, show=True)
+        print("── the same on one device …", file=sys.stderr, flush=True)
+        single = run([sys.executable, script, *alone], name, show=False)
+    two, one = last_loss(parallel), last_loss(single)
+    if two is None or one is None:
+        sys.exit("no loss was printed")
+    print(f"last loss: {two} on two workers, {one} on one device, difference {abs(two - one):.1g}")
+
+
+if __name__ == "__main__":
+    main()
