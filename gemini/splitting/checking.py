@@ -99,9 +99,9 @@ def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Genera
     if isinstance(kind, Sample):
         shape[kind.dim] = shape[kind.dim] // total * size
     if not meta.dtype.is_floating_point:
-        return torch.zeros(shape, dtype=meta.dtype)
+        return torch.zeros(shape, dtype=meta.dtype, device=meta.device)
     made = torch.rand(shape, dtype=torch.float64, generator=generator) * 0.9 + 0.05
-    return made.requires_grad_(meta.requires_grad)
+    return made.to(meta.device).requires_grad_(meta.requires_grad)
 
 
 def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int]) -> torch.Tensor:
