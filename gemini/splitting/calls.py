@@ -6,13 +6,14 @@ counts samples cannot be taken for another; numbers of the model's Python that c
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import torch
 
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Positions, Sample
+from gemini.step.splitting import Constant, Each, Kind, Mean, Opaque, Partial, Positions, Sample
 
 # The number of samples that sizes of a graph are written with: a prime that no other size has.
 SAMPLES = 1_000_003
@@ -45,6 +46,15 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Repeats:
+    """What a tensor's entries are those of, each so many times, sample by sample."""
+
+    key: Hashable
+    kind: Sample
+    times: int
+
+
+@dataclass(frozen=True)
 class Value:
     """A tensor."""
 
@@ -57,6 +67,7 @@ class Value:
     operand: bool = False  # of a tape, not met by samples yet
     numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
     sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
+    repeats: Repeats | None = None  # something that is known before the step
 
     @property
     def rank(self) -> int:
@@ -98,6 +109,7 @@ class Call:
     index: Hashable = None  # of the statement
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
     assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
+    conditions: list[Each] = field(default_factory=list)  # what must hold in every step
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""
@@ -155,6 +167,32 @@ class Call:
                 raise Refused(f"{self.name} with an operand whose samples do not lie together")
             raise Demand(value.key, kind)
         raise Refused(f"{self.name} with a tensor that is not split as the samples are")
+
+    def each(self, mask: Value, kind: Sample, entries: int, or_none: bool = False) -> None:
+        """Rely on a mask of which every sample has so many entries; it must be known before the step."""
+        source = mask.repeats
+        if mask.known:
+            self.conditions.append(Each(mask.key, kind, entries, or_none))
+        elif source is not None and entries % source.times == 0:
+            self.conditions.append(Each(source.key, source.kind, entries // source.times, or_none))
+        else:
+            raise Refused(f"{self.name} by a mask that is not known before the step")
+
+
+REPEATING = ("expand", "expand_as", "broadcast_to", "unsqueeze", "contiguous", "clone", "to", "bool")
+
+
+def repeats(name: str, args: Sequence[Any], made: Value) -> Repeats | None:
+    """Of which known mask the result of an op is a repetition."""
+    given = args[0] if args else None
+    if name not in REPEATING or not isinstance(given, Value) or given.dtype != torch.bool or made.dtype != torch.bool:
+        return None
+    if not isinstance(given.kind, Sample) or not isinstance(made.kind, Sample):
+        return None
+    times = prod(made.shape) // max(prod(given.shape), 1)
+    if given.known:
+        return Repeats(given.key, given.kind, times)
+    return None if given.repeats is None else replace(given.repeats, times=given.repeats.times * times)
 
 
 def leaves(value: Any) -> Iterator[Any]:

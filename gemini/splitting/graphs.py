@@ -146,7 +146,7 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
     pure = node.kind == "op" and not node.mutates and not node.after
     made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
-    made.flaggable, made.writes = alone and not node.mutates, tuple(node.mutates)
+    made.flaggable, made.writes, made.late = alone and not node.mutates, tuple(node.mutates), bool(node.after)
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
         ref = node.mutates[0]
         made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False

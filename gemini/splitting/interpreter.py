@@ -20,12 +20,24 @@ from typing import Any
 
 from gemini.capture.forms import refs
 from gemini.capture.values import decode
-from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Result, Value, leaves
+from gemini.splitting.calls import (
+    REPEATING,
+    Call,
+    Count,
+    Demand,
+    Odd,
+    Refused,
+    Result,
+    Value,
+    leaves,
+    repeats,
+)
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
     Arranged,
     Constant,
+    Each,
     Kind,
     Mean,
     Opaque,
@@ -69,6 +81,7 @@ class Statement:
     random: bool = False
     flaggable: bool = True  # its one result can be multiplied
     writes: tuple[Hashable, ...] = ()
+    late: bool = False  # what it reads may have been written to since it was made
     run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
 
 
@@ -84,6 +97,7 @@ class Interpreter:
     shares: dict[Hashable, Share] = field(default_factory=dict)
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
+    conditions: dict[Hashable, list[Each]] = field(default_factory=dict)  # by statement
     frozen: bool = False  # nothing may be flagged
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
@@ -170,10 +184,15 @@ class Interpreter:
             name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
             value = Value(name, checked, result.shape, result.dtype, result.grad, known, given)
             value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
+            if statement.name in REPEATING and statement.run is None and not known and isinstance(checked, Sample):
+                value = replace(value, repeats=repeats(statement.name, self.arguments(statement)[0], value))
             self.values[key] = value
             self._decided(statement, value, result)
         for key in statement.writes:
             self._write(statement, key)
+        if statement.writes and not statement.traced:  # a tape does not say what looks at the same memory
+            for key, value in self.values.items():
+                self.values[key] = replace(value, known=False, repeats=None)
 
     def _knows(self, statement: Statement) -> bool:
         if statement.known is not None:
@@ -209,11 +228,17 @@ class Interpreter:
     # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
     def arguments(self, statement: Statement) -> tuple[Any, Any]:
         """(args, kwargs) with values in place of tensors."""
+        read = self._read_late if statement.late else self.read
         if isinstance(statement.form, tuple):
-            args, kwargs = (decode(form, self.read) for form in statement.form)
+            args, kwargs = (decode(form, read) for form in statement.form)
         else:
-            args, kwargs = decode(statement.form, self.read)
+            args, kwargs = decode(statement.form, read)
         return args, kwargs
+
+    def _read_late(self, form: Any) -> Any:
+        """A value of which nothing is known before the step."""
+        value = self.read(form)
+        return replace(value, known=False, repeats=None) if isinstance(value, Value) else value
 
     def read(self, form: Any) -> Any:
         """The value of a reference or a number."""
@@ -239,7 +264,9 @@ class Interpreter:
         )
         call.random, call.index = statement.random, statement.index
         found = self._judged(statement, call)
-        self.assumed[statement.index] = call.assumed
+        if call.conditions and self.frozen:
+            raise Refused(f"{call.name} by a mask, inside a layer")
+        self.assumed[statement.index], self.conditions[statement.index] = call.assumed, call.conditions
         if call.sizes:
             self.sizes[statement.index] = call.sizes
         else:

@@ -152,4 +152,5 @@ def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: 
     ops = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
     sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}
     assumed = {key[1] for keys in interpreter.assumed.values() for key in keys if isinstance(key, tuple)}
-    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes, tuple(sorted(assumed)))
+    conditions = tuple(dict.fromkeys(one for each in interpreter.conditions.values() for one in each))
+    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes, tuple(sorted(assumed)), conditions)

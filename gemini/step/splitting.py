@@ -216,6 +216,27 @@ class _Nothing(torch.autograd.Function):  # type: ignore[misc]
         return None
 
 
+@dataclass(frozen=True)
+class Each:
+    """What must hold in every step: of a mask, every sample has so many entries that are true (or none has any)."""
+
+    mask: Hashable
+    kind: Sample
+    entries: int
+    or_none: bool = False
+
+    def broken(self, known: Known, samples: int) -> str:
+        """How it does not hold; '' if it does."""
+        mask = known.value(self.mask).detach()
+        counts = [int(self.kind.take(mask, at, 1, samples).count_nonzero()) for at in range(samples)]
+        wrong = next((at for at, count in enumerate(counts) if count != self.entries), None)
+        if wrong is None or (self.or_none and not any(counts)):
+            return ""
+        return (
+            f"a mask selects {counts[wrong]} entries of sample {wrong}, and {self.entries} of those it was proven for"
+        )
+
+
 def weigh(value: Any, weight: Any) -> Any:
     """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
@@ -245,6 +266,7 @@ class Splitting:
     op_shares: dict[int, Share] = field(default_factory=dict)
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()  # operands that must hold 0, 1, 2 … in every step; a micro-batch has its own
+    conditions: tuple[Each, ...] = ()  # must hold in every step
 
     def __bool__(self) -> bool:
         return not self.reason
@@ -259,13 +281,18 @@ class Splitting:
     def needs(self) -> tuple[Hashable, ...]:
         """The values that shares are computed from."""
         shares = (*self.node_shares.values(), *self.op_shares.values())
-        return tuple(dict.fromkeys(key for share in shares for key in share.needs()))
+        keys = [key for share in shares for key in share.needs()]
+        return tuple(dict.fromkeys([*keys, *(condition.mask for condition in self.conditions)]))
 
     def weights(self, known: Known, sizes: Sequence[int]) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
         """The factors of flagged nodes and of flagged ops, one a micro-batch.
 
-        Raises SplittingError where an operand is not what the proof relied on.
+        Raises SplittingError where an operand or a mask is not what the proof relied on.
         """
+        for condition in self.conditions:
+            reason = condition.broken(known, sum(sizes))
+            if reason:
+                raise SplittingError(reason)
         for number in self.numbers:
             operand = known.value(("tape", number))
             if not torch.equal(operand, torch.arange(sum(sizes), device=operand.device)):

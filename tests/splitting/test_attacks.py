@@ -184,6 +184,9 @@ WAYS = {
     "padded batch": lambda m, x, k: F.pad(x, (0, 0, 0, 0, 1, 0))[:-1].mul(x).mean(),
     "triangle": lambda m, x, k: (x[:, 0] @ x[:, 0].T).tril().sum(),
     "kept mean": lambda m, x, k: (x / x.detach().mean()).square().mean(),
+    "targets written under a view": lambda m, x, k: late(x, k, view=True),
+    "targets written": lambda m, x, k: late(x, k, view=False),
+    "a count before a write": lambda m, x, k: counted(x, k),
     "count nonzero": lambda m, x, k: x.square().sum() / torch.count_nonzero(k),
 }  # fmt: skip
 
@@ -195,6 +198,20 @@ def cells(x, mask):
 def segments(x, shift):
     owner = (torch.arange(x.shape[0]).repeat_interleave(3) + shift).clamp(max=x.shape[0] - 1)
     return torch.zeros(x.shape[0], 4).to(x).index_add(0, owner, x.flatten(0, 1))
+
+
+def late(x, mask, view):
+    target = mask.long() + 1
+    flat = target.view(-1)
+    target.masked_fill_(mask > 0, -100)
+    return F.cross_entropy(x.reshape(-1, 4), flat if view else target.reshape(-1), ignore_index=-100)
+
+
+def counted(x, mask):
+    held = mask.clone()
+    row = held[:, 0]
+    held[:, 0] = 1 - held[:, 0]
+    return (x.square().sum(-1)[:, 0] * row).sum() / row.sum()
 
 
 def written(x, mask):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis, leaves
+from gemini.splitting.rules.masks import selected
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
@@ -45,7 +46,9 @@ def getitem(call: Call) -> Kind:
     value, items = call.args[0], _items(call.args[1], call.args[0].rank)
     tensors = [item for item in items if isinstance(item, Value)]
     if any(item.dtype in (torch.bool, torch.uint8) for item in tensors):
-        raise Refused("selecting by a mask: how many are selected depends on contents")
+        if items[0] is not tensors[0] or any(item != slice(None) for item in items[1:]) or value.is_constant:
+            raise Refused("selecting by a mask: how many are selected depends on contents")
+        return selected(call, value, tensors[0])
     if value.is_sum:
         call.constant(items)
         return value.kind  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ RULES: dict[str, Rule] = {}
 COUNTING: set[str] = set()  # rules that understand numbers which count samples
 _PARTS = (
     "pointwise", "linear", "reductions", "shapes", "layouts", "indexing", "products", "along", "layers", "factories",
-    "losses",
+    "losses", "masks",
 )  # fmt: skip
 _ALIASES = {
     "radd": "add", "iadd": "add", "isub": "sub", "imul": "mul", "rmul": "mul", "truediv": "div", "itruediv": "div",
