@@ -35,7 +35,7 @@ class Forced:
         self.config = config
         self.recognition: Recognition
 
-    def refuses_compiled(self, model: nn.Module) -> bool:
+    def refuses_compiled(self, model: nn.Module) -> bool:  # noqa: ARG002
         """Never: workers were asked for."""
         return False
 

@@ -130,3 +130,22 @@ def test_sizes_kept_in_attributes_are_computed_anew():
         assert model.last == rows
         assert type(model.last) is int
     assert graph.variants.captured == 0
+
+
+def test_containers_of_a_class_of_their_own_are_compared_by_items():
+    class Settings(dict):
+        """A dictionary that says otherwise how it is copied."""
+
+        def copy(self):
+            return dict(self)
+
+    class Configured(Base):
+        def __init__(self):
+            super().__init__()
+            self.settings = Settings(scale=2)
+
+        def forward(self, x):
+            return self.b(self.a(x)) * self.settings["scale"]
+
+    model = Configured()
+    assert capture(model, (torch.randn(4, 8),)).blocks == {}

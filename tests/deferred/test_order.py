@@ -108,8 +108,19 @@ def loaded(s: Session) -> None:
     s.saw(out.detach())
 
 
+def logged(s: Session) -> None:
+    """What a program keeps of its loss, and reads when the loss itself is gone."""
+    loss = loss_of(s, s.x)
+    kept = loss.clone().detach().squeeze()
+    s.saw(loss.item())
+    loss.backward()
+    del loss
+    s.update()
+    s.saw(kept.detach().clone())
+
+
 PROGRAMS = [own_numbers, state_asked_for, seeded, shuffled, other_way_round, dropped, buffers_looked_at,
-            state_dict_taken, evaluated_between, rerun, loaded]  # fmt: skip
+            state_dict_taken, evaluated_between, rerun, loaded, logged]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

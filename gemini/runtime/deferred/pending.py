@@ -131,7 +131,7 @@ class Pending(Values):
                 self._tell(raised)
             return
         queue.has_run(self)
-        self._contents[root] = result.root
+        self._contents[root] = result.root.clone()  # the graph gets the object itself
         self._give(root, Answer(self, root, result.root, self._gradients(result)).connect())
 
     def _tell(self, error: Exception) -> None:
