@@ -1,177 +1,293 @@
 """Overlapped steps against torch.distributed.pipelining and against the physical ceiling, in one run.
 
-    python benchmarks/bench_overlap.py [--models gpt head t5 unet] [--repeats 7] [--micro-batches 8]
+    python benchmarks/bench_overlap.py [--models gpt head t5 unet] [--workers 2 4 8] [--repeats 7] [--json FILE]
 
-Two workers of one thread each; the optimizer's step is excluded on all sides; repeats are interleaved, so that a noisy
-machine is noisy for everybody. The ceiling: two processes, each with half of the micro-batches of the unsplit model.
-torch gets stages of equal layer counts, as its users cut them.
+Processes of one thread, each on a core of its own where there are enough; the optimizer's step is excluded on all
+sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
 
-`computing` is what the busiest process of a contender computed in a step: how much work there is and how well it
-is divided, on a machine that others use as well.
+    ceiling     k independent processes, each with a k-th of the micro-batches of the unsplit model
+    torch …     all schedules it has, on stages of equal layer counts, as its users cut them
+    ours auto   a model compiled with schedule="auto", called by its program
+    ours …      the same with a schedule that is asked for by name
 
-Limits, on a quiet machine: gpt no slower than the best of torch's schedules and within 1.10 of the ceiling; head, t5
-and unet at least 1.2 times as fast as torch's best; the controller's own work under 3 ms a step.
+`computing` is what the busiest process of a contender computed in a step: how much work there is and how well it is
+divided, on a machine that others use as well. `expected` is what the planner foretold, of the step, of computing and of
+the bubble. With `--seconds` the whole run takes no longer; contenders that are clearly not the fastest of their side
+are then not repeated.
+
+Limits, on a quiet machine: gpt on 2 workers no slower than the best of torch's schedules and within 1.10 of the
+ceiling; head, t5 and unet at least 1.2 times as fast as torch's best; on 4 and 8 workers no slower than torch's best;
+the controller's own work under 3 ms a step.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from overlap_models import WORKLOADS
-from overlap_peers import CHAINS, Pair, cpu_seconds, half, torch_ranks
+from overlap_ours import AUTO, PLANS, Ours, Took
+from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
 
-from gemini.capture.binding import bind
-from gemini.capture.forms import Literal, Mapping, Ref, Sequence
-from gemini.capture.regions import Region
-from gemini.partition import Options
-from gemini.pipe import Piped, pipe_model
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.faults import Record
-from gemini.runtime.controller.household import Household
-from gemini.runtime.executor.executor import Executor
-from gemini.runtime.executor.request import StepRequest, StepResult, Whole, inputs_of
-from gemini.schedule.library import library
-from gemini.step.program import Loss, program_of
-from gemini.step.tape import Op
+from gemini.errors import GeminiError
 
-PLANS = {"1f1b": 2, "zb_h1": 2, "interleaved_1f1b": 4, "zb_v": 4}  # and their stages
+_CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
 
 
-class Ours:
-    """A model in two workers, by several plans."""
+@dataclass
+class Contender:
+    """Somebody who takes steps, and how long they took."""
 
-    def __init__(self, name: str, micro_batches: int) -> None:
-        torch.manual_seed(0)
-        self.work = WORKLOADS[name]
-        self.count = micro_batches
-        self.model = self.work.make()
-        self.batch, self.targets = self.work.batch(micro_batches), self.work.targets(micro_batches)
-        self.crew = Crew(2, 1)
-        self.household = Household(self.crew, Record(name), torch.device("cpu"))
-        self.household.take_in([*self.model.parameters(), *self.model.buffers()])
-        self.piped: dict[int, Piped] = {}
-        self.ready: dict[str, tuple[Executor, StepRequest]] = {}
-        self.last: StepResult | None = None
+    name: str
+    pids: Callable[[], list[int]]
+    step: Callable[[], float | Took]
+    seconds: list[float] = field(default_factory=list)
+    computing: list[float] = field(default_factory=list)
+    took: list[Took] = field(default_factory=list)
 
-    def plan(self, name: str) -> None:
-        """Make a plan ready to run."""
-        stages = PLANS[name]
-        if stages not in self.piped:
-            self.piped[stages] = pipe_model(
-                self.model, (self.batch[:1],), nparts=stages, options=Options(mixed=False), rounds=5
-            )
-        piped = self.piped[stages]
-        executor = Executor(self.crew, self.household, program_of(piped, library(name, 2, self.count)))
-        texts = {
-            str(sys.modules[type(stage).__module__].__file__): code.source
-            for stage, code in zip(piped.stages, piped.codes, strict=True)
-        }
-        executor.install(piped.stages, texts)
-        self.ready[name] = executor, self._request(piped)
+    @property
+    def side(self) -> str:
+        """Ours, torch's, or none."""
+        return self.name.partition(" ")[0]
 
-    def _request(self, piped: Piped) -> StepRequest:
-        sizes = (1,) * self.count
-        inputs = inputs_of(piped.wiring, self.model, bind(self.model, (self.batch,), {}), {id(self.batch): 0}, sizes)
-        (port,) = (port.name for port in piped.wiring.results.values())
-        region = Region.current()
-        ops, logits = [], 0
-        if self.targets.dim() == 2:
-            ops.append(Op(torch.Tensor.transpose, _form(Ref(0), Literal(1), Literal(2)), region, (2,)))
-            logits = 2
-        ops.append(Op(F.cross_entropy, _form(Ref(logits), Ref(1)), region, (3,)))
-        loss = Loss(tuple(ops), {0: port}, (1,), 3)
-        shares = {len(ops) - 1: [1 / self.count] * self.count}
-        return StepRequest(inputs, sizes, region, loss, {1: Whole(self.targets, 0)}, op_shares=shares)
+    @property
+    def best(self) -> float:
+        """The shortest step."""
+        return min(self.seconds)
 
-    def step(self, name: str) -> float:
-        """Seconds of a step; gradients of the step before are dropped first, as by `zero_grad`."""
-        executor, request = self.ready[name]
-        self.last = None
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.seconds)
+
+    def run(self, counts: bool) -> None:
+        """Take a step."""
+        pids = self.pids()
+        before = [cpu_seconds(pid) for pid in pids]
+        found = self.step()
+        if not counts:
+            return
+        self.computing.append(max(cpu_seconds(pid) - start for pid, start in zip(pids, before, strict=True)))
+        self.seconds.append(found.seconds if isinstance(found, Took) else found)
+        if isinstance(found, Took):
+            self.took.append(found)
+
+
+@dataclass
+class Found:
+    """One model on so many workers."""
+
+    task: Task
+    ours: Ours
+    contenders: dict[str, Contender]
+    left_out: dict[str, str]
+
+    def best_of(self, side: str) -> Contender | None:
+        """The fastest of a side."""
+        own = [one for one in self.contenders.values() if one.side == side and one.seconds]
+        return min(own, key=lambda one: one.best, default=None)
+
+
+# ── measuring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, until: float) -> Found:
+    """Steps of every contender, in turn; until then, or as often as asked for."""
+    found = Found(task, ours, {}, {})
+    for plan in given.plans:
+        try:
+            ours.plan(plan)
+        except GeminiError as error:
+            found.left_out[f"ours {plan}"] = _line(error)
+    entries: list[tuple[str, Callable[[], list[int]], Callable[[], float | Took]]] = [
+        ("single process", lambda: peers.pids, lambda: peers.ask("whole")),
+        ("ceiling", lambda: peers.pids, lambda: peers.ask("share")),
+        *((f"torch {chain}", lambda: peers.pids, lambda chain=chain: peers.ask(chain)) for chain in given.chains),
+        *((f"ours {plan}", lambda: ours.pids, lambda plan=plan: ours.step(plan)) for plan in ours.kinds),
+    ]
+    found.contenders = {name: Contender(name, pids, step) for name, pids, step in entries}
+    for number in range(given.repeats + 1):
         begin = time.perf_counter()
-        self.last = executor.run(request)
-        return time.perf_counter() - begin
-
-    def overhead(self) -> float:
-        """Seconds of the last step in which no worker had begun or all had ended: the controller's own work."""
-        if self.last is None:
-            return 0.0
-        begin = min(event.begin for event in self.last.trace)
-        return max(event.end for event in self.last.trace) - begin
-
-
-def _form(*args: Any) -> Sequence:
-    return Sequence(tuple, (Sequence(tuple, args), Mapping(dict, ())))
-
-
-Times = dict[str, list[tuple[float, float]]]
-
-
-def measure(name: str, repeats: int, micro_batches: int) -> Times:
-    """Seconds of every contender, interleaved, and what the busiest of its processes computed."""
-    ours, peers = Ours(name, micro_batches), torch_ranks(name, micro_batches)
-    ceiling = Pair(half, name, micro_batches)
-    own = [worker.process.pid for worker in ours.crew.workers]
-    steps: dict[str, tuple[list[int], Callable[[], float]]] = {
-        "single process": (ceiling.pids, lambda: ceiling.ask("whole")),
-        "ceiling": (ceiling.pids, lambda: ceiling.ask("half")),
-    }
-    for chain in CHAINS:
-        steps[f"torch {chain}"] = peers.pids, lambda chain=chain: peers.ask(chain)
-    for plan in PLANS:
-        ours.plan(plan)
-        steps[f"ours {plan}"] = own, lambda plan=plan: ours.step(plan)
-    found: Times = {key: [] for key in steps}
-    controller = []
-    for repeat in range(repeats + 2):
-        for key, (pids, step) in list(steps.items()):
-            before = [cpu_seconds(pid) for pid in pids]
-            try:
-                seconds = step()
-            except RuntimeError as error:
-                print(f"  {key}: left out: {error}"[:160])
-                del steps[key], found[key]
+        for name in list(found.contenders):
+            if name == "single process" and number != 1:
                 continue
-            if repeat >= 2:
-                computed = max(cpu_seconds(pid) - start for pid, start in zip(pids, before, strict=True))
-                found[key].append((seconds, computed))
-                if key.startswith("ours"):
-                    controller.append(seconds - ours.overhead())
-    print(f"  controller's own work: {1e3 * statistics.median(controller):.2f} ms a step")
-    ours.crew.stop()
-    peers.end()
-    ceiling.end()
+            if number > 1 and until < float("inf") and _is_slow(found, name):
+                continue
+            _turn(found, name, counts=number > 0)
+            if number > 1 and time.perf_counter() > until:
+                break
+        if number and time.perf_counter() + 0.5 * (time.perf_counter() - begin) > until:
+            break
     return found
 
 
-def report(name: str, found: Times) -> None:
-    """A table of one model."""
-    best = {key: min(seconds for seconds, _ in times) for key, times in found.items()}
-    peer = min((seconds for key, seconds in best.items() if key.startswith("torch")), default=float("nan"))
-    own = min(seconds for key, seconds in best.items() if key.startswith("ours"))
-    print(f"{name + ': seconds a step':26} {'best':>8} {'median':>7} {'÷ ceiling':>9} {'computing':>9}")
-    for key, times in found.items():
-        middle, busiest = statistics.median(one for one, _ in times), min(one for _, one in times)
-        print(f"  {key:24} {best[key]:8.3f} {middle:7.3f} {best[key] / best['ceiling']:9.3f} {busiest:9.3f}")
-    print(f"  ours ÷ ceiling {own / best['ceiling']:.3f}; torch's best ÷ ours {peer / own:.3f}")
+def _turn(found: Found, name: str, counts: bool) -> None:
+    try:
+        found.contenders[name].run(counts)
+    except (RuntimeError, GeminiError) as error:
+        found.left_out[name] = _line(error)
+        del found.contenders[name]
+
+
+def _is_slow(found: Found, name: str) -> bool:
+    own = found.contenders[name]
+    best = found.best_of(own.side)
+    return name != f"ours {AUTO}" and best is not None and bool(own.seconds) and own.best > _CLEARLY * best.best
+
+
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:160]
+
+
+# ── telling ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def report(found: Found) -> dict[str, Any]:
+    """Print a table of one model on so many workers; the same as plain data."""
+    task, ceiling = found.task, found.contenders["ceiling"]
+    title = f"{task.name}, {task.workers} workers, {task.layers} layers, {task.micro_batches} micro-batches"
+    print(f"\n{title}; ready after {found.ours.ready_s:.1f} s")
+    heads = (
+        "best", "median", "÷ ceiling", "computing", "expected", "median ÷", "computing", "bubble", "expected",
+    )  # fmt: skip
+    print(f"  {'seconds a step':24}" + "".join(f"{head:>10}" for head in heads))
+    rows = []
+    for one in found.contenders.values():
+        row = _row(found, one, ceiling)
+        rows.append(row)
+        own = [row["best"], row["median"], row["to_ceiling"], row["computing"]]
+        text = "".join(f"{value:10.3f}" for value in own)
+        if "expected" in row:
+            text += f"{row['expected']:10.3f}{row['median'] / row['expected']:10.3f}{row['expected_computing']:10.3f}"
+            text += f"{row['bubble']:10.1%}{row['expected_bubble']:10.1%}"
+        print(f"  {one.name:24}{text}")
+    for name, reason in found.left_out.items():
+        print(f"  {name:24} left out: {reason}")
+    print(f"  auto: {found.ours.of(AUTO)}")
+    told = {**_facts(found), "rows": rows, "left_out": found.left_out, "plan": str(found.ours.of(AUTO))}
+    print("  " + "; ".join(f"{name} {value:.3f}" for name, value in told["ratios"].items()))
+    print(f"  controller's own work: {told['controller_ms']:.2f} ms a step")
+    sys.stdout.flush()
+    return told
+
+
+def _row(found: Found, one: Contender, ceiling: Contender) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": one.name, "best": one.best, "median": one.median, "to_ceiling": one.median / ceiling.median,
+        "computing": min(one.computing), "seconds": one.seconds, "computed": one.computing,
+    }  # fmt: skip
+    if one.took:
+        analysis = found.ours.of(one.name.partition(" ")[2]).analysis
+        row |= {
+            "expected": analysis.step_ms / 1e3, "expected_bubble": analysis.bubble,
+            "expected_computing": max(worker.load_ms for worker in analysis.workers) / 1e3,
+            "bubble": statistics.median(took.trace.bubble for took in one.took),
+        }  # fmt: skip
+    return row
+
+
+def _facts(found: Found) -> dict[str, Any]:
+    task, auto, ceiling = found.task, found.contenders[f"ours {AUTO}"], found.contenders["ceiling"]
+    ratios = {"auto ÷ ceiling": auto.median / ceiling.median, "best ÷ best": auto.best / ceiling.best}
+    peer = found.best_of("torch")
+    if peer is not None:
+        ratios |= {
+            f"{peer.name} ÷ auto": peer.median / auto.median, "best ÷ best of these": peer.best / auto.best,
+            "computing ÷ computing": min(peer.computing) / min(auto.computing),
+        }  # fmt: skip
+    return {
+        "model": task.name, "workers": task.workers, "layers": task.layers, "micro_batches": task.micro_batches,
+        "ratios": ratios, "controller_ms": 1e3 * statistics.median(took.outside for took in auto.took),
+    }  # fmt: skip
+
+
+# ── the run ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def cores_for(workers: int) -> list[int]:
+    """A core for each worker, one thread of every core first; all there are where they are too few."""
+    own = sorted(os.sched_getaffinity(0))
+
+    def place(core: int) -> tuple[int, int]:
+        try:
+            twins = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
+        except OSError:
+            return 0, core
+        return _numbers(twins).index(core), core
+
+    return sorted(own, key=place)[:workers]
+
+
+def _numbers(text: str) -> list[int]:
+    found: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def run_all(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """All models on all numbers of workers."""
+    ends = time.perf_counter() + given.seconds
+    everywhere = sorted(os.sched_getaffinity(0))
+    left = len(given.workers) * len(given.models)
+    told = []
+    for workers in given.workers:
+        cores = cores_for(workers)
+        seats = [[core] for core in cores] if given.pin and len(cores) == workers else [everywhere] * workers
+        began = time.perf_counter()
+        peers = Peers(seats)
+        print(f"{workers} processes on cores {seats}, {time.perf_counter() - began:.1f} s to start")
+        for name in given.models:
+            until = time.perf_counter() + (ends - time.perf_counter()) / left
+            pieces = given.micro_batches or max(8, 2 * workers)
+            task = Task(name, workers, given.layers or max(8, 2 * workers), pieces)
+            peers.take(task)
+            pin(os.getpid(), cores)  # workers have as many threads as there are cores for each
+            ours = Ours(task, seats, folder)
+            pin(os.getpid(), everywhere)
+            found = measure(task, peers, ours, given, until)
+            told.append(report(found))
+            for plan in given.trace_plans if given.trace else ():
+                if plan in ours.kinds:
+                    print("  trace:", *ours.save(plan, Path(given.trace) / f"{name}-{workers}-{plan}"))
+            ours.end()
+            left -= 1
+        peers.end()
+    return told
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workers", nargs="+", type=int, default=[2])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--micro-batches", type=int, help="2 for each worker, at least 8, unless given")
+    parser.add_argument("--layers", type=int, help="2 for each worker, at least 8, unless given")
+    parser.add_argument("--plans", nargs="*", default=list(PLANS), help="schedules of ours beside auto")
+    parser.add_argument("--chains", nargs="*", default=list(CHAINS), choices=list(CHAINS), help="schedules of torch")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="the whole run takes no longer")
+    parser.add_argument("--json", metavar="FILE", help="where to write all figures")
+    parser.add_argument("--trace", metavar="FOLDER", help="where to write timelines and pictures of a step")
+    parser.add_argument("--trace-plans", nargs="+", default=[AUTO, "1f1b"])
+    parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="processes to cores")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for name in given.models:
-        report(name, measure(name, given.repeats, given.micro_batches))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # times of another day are not those of this run
+        told = run_all(given, Path(folder))
+    if given.json:
+        machine = {
+            "torch": torch.__version__, "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
+            "processor": platform.processor() or platform.machine(), "load": os.getloadavg(),
+        }  # fmt: skip
+        Path(given.json).write_text(json.dumps({"machine": machine, "runs": told}, indent=1, default=str))
 
 
 if __name__ == "__main__":

@@ -135,10 +135,10 @@ class Last(nn.Module):
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, its batch of 8 micro-batches, and its loss."""
+    """A model of so many layers, batches of so many samples, and its loss."""
 
-    make: Callable[[], Blocks]
-    batch: Callable[[int], torch.Tensor]  # of so many samples
+    make: Callable[[int], Blocks]
+    batch: Callable[[int], torch.Tensor]
     targets: Callable[[int], torch.Tensor]
 
     @staticmethod
@@ -147,20 +147,20 @@ class Workload:
         return F.cross_entropy(logits.transpose(1, 2) if logits.dim() == 3 else logits, targets)
 
 
-def gpt(words: int = 8192, width: int = 512, layers: int = 8, length: int = 128) -> Blocks:
-    """33.7 M parameters."""
+def gpt(layers: int, words: int = 8192, width: int = 512, length: int = 128) -> Blocks:
+    """33.7 M parameters with 8 layers."""
     return Blocks([Embed(words, width, length), *(Layer(width) for _ in range(layers)), Head(width, words)])
 
 
-def t5(words: int = 8192, width: int = 384, layers: int = 4, length: int = 96) -> Blocks:
+def t5(layers: int, words: int = 8192, width: int = 384, length: int = 96) -> Blocks:
     """As many layers of the encoder as of the decoder, which are larger."""
-    encoder = [Layer(width, 0, causal=False) for _ in range(layers)]
-    decoder = [Layer(width, 1, 0) for _ in range(layers)]
+    encoder = [Layer(width, 0, causal=False) for _ in range(layers // 2)]
+    decoder = [Layer(width, 1, 0) for _ in range(layers // 2)]
     return Blocks([Embed(words, width, length, 2), *encoder, *decoder, Head(width, words, 1)])
 
 
-def unet(width: int = 16, depth: int = 4) -> Blocks:
-    """A level costs as much as any other on the way down, more on the way up."""
+def unet(_layers: int, width: int = 16, depth: int = 4) -> Blocks:
+    """A level costs as much as any other on the way down, more on the way up; as deep as its pictures allow."""
     widths = [width << at for at in range(depth + 1)]
     downs = [Down(3 if not at else widths[at - 1], widths[at]) for at in range(depth)]
     middle = [Down(widths[depth - 1], widths[depth])]
@@ -171,7 +171,7 @@ def unet(width: int = 16, depth: int = 4) -> Blocks:
 WORKLOADS: dict[str, Workload] = {
     "gpt": Workload(gpt, lambda n: torch.randint(0, 8192, (n, 128)), lambda n: torch.randint(0, 8192, (n, 128))),
     "head": Workload(
-        lambda: gpt(words=32768, width=256, layers=8, length=64),
+        lambda layers: gpt(layers, words=32768, width=256, length=64),
         lambda n: torch.randint(0, 32768, (n, 64)),
         lambda n: torch.randint(0, 32768, (n, 64)),
     ),
@@ -183,6 +183,8 @@ WORKLOADS: dict[str, Workload] = {
 def in_equal_parts(model: Blocks, count: int) -> list[Part]:
     """Stages with as many layers each, as users of a chain cut; what is before and after goes to the ends."""
     first, *layers, last = model.blocks
+    if len(layers) < count:
+        raise ValueError(f"{count} stages of {len(layers)} layers")
     cuts = [round(at * len(layers) / count) for at in range(count + 1)]
     parts = [list(layers[begin:end]) for begin, end in pairwise(cuts)]
     parts[0].insert(0, first)

@@ -1,7 +1,7 @@
 """The peers of the overlap benchmark: processes that take a step when they are told to, and are idle otherwise.
 
-Two ranks of torch.distributed.pipelining, each with the stages that every schedule needs; and two processes that each
-run half of the micro-batches of the whole model, which is as fast as two processes can be.
+Each process plays two parts: a rank of torch.distributed.pipelining, with the stages that a schedule wants of it; and
+one of k processes that each run a k-th of the micro-batches of the whole model, which is as fast as k processes can be.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,131 +21,186 @@ import torch
 import torch.distributed as dist
 from overlap_models import WORKLOADS, Workload, in_equal_parts
 
-CHAINS = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zbv": 2}  # stages a rank
+# torch's schedules: the name of the class, stages a rank, and whether these lie in a V rather than in a loop.
+CHAINS = {
+    "gpipe": ("ScheduleGPipe", 1, False),
+    "1f1b": ("Schedule1F1B", 1, False),
+    "interleaved": ("ScheduleInterleaved1F1B", 2, False),
+    "looped": ("ScheduleLoopedBFS", 2, False),
+    "zb": ("ScheduleInterleavedZeroBubble", 2, False),
+    "zbv": ("ScheduleZBVZeroBubble", 2, True),
+    "dualpipev": ("ScheduleDualPipeV", 2, True),
+}
+_PATIENCE = 60.0  # seconds for a step, and for gloo to wait
 
 
-class Pair:
-    """Two processes that do the same thing at once."""
+class StuckError(RuntimeError):
+    """A schedule did not end."""
 
-    def __init__(self, target: Any, *args: Any) -> None:
+
+@dataclass(frozen=True)
+class Task:
+    """A model of the benchmark, its depth, and in how many pieces its batch comes."""
+
+    name: str
+    workers: int
+    layers: int
+    micro_batches: int
+
+    @property
+    def work(self) -> Workload:
+        """What is run."""
+        return WORKLOADS[self.name]
+
+    def made(self) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+        """The model, a batch and its targets: the same in every process."""
+        torch.manual_seed(0)
+        return self.work.make(self.layers), self.work.batch(self.micro_batches), self.work.targets(self.micro_batches)
+
+
+class Peers:
+    """As many processes as workers, which do the same thing at once."""
+
+    def __init__(self, seats: list[list[int]]) -> None:
+        self.workers, self.seats = len(seats), seats
+        self.task: Task | None = None
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
-        ends = [context.Pipe() for _ in range(2)]
+        store = f"{tempfile.mkdtemp(prefix='overlap-')}/store"
+        ends = [context.Pipe() for _ in range(self.workers)]
         self.pipes = [mine for mine, _ in ends]
         self.processes = [
-            context.Process(target=target, args=(rank, theirs, *args), daemon=True)
+            context.Process(target=serve, args=(rank, self.workers, theirs, store, self.seats[rank]), daemon=True)
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process in self.processes:
             process.start()
-        self.ask("ready")
+        self.ask("ready", 120)
 
-    def ask(self, what: Any) -> float:
-        """Let both do something; how long it took until both had done it."""
+    def take(self, task: Task) -> None:
+        """From now on, this model."""
+        self.task = task
+        self.ask(task)
+
+    def ask(self, what: Any, patience: float = _PATIENCE) -> float:
+        """Let all do something; how long it took until all had done it."""
         begin = time.perf_counter()
         for pipe in self.pipes:
             pipe.send(what)
-        found = [pipe.recv() for pipe in self.pipes]
+        found = []
+        for pipe in self.pipes:
+            if not pipe.poll(max(0.0, begin + patience - time.perf_counter())):
+                self._again()
+                raise StuckError(f"not done after {patience:.0f} s")
+            found.append(pipe.recv())
         seconds = time.perf_counter() - begin
-        if any(one is not None for one in found):
-            raise RuntimeError(f"{what}: {next(one for one in found if one is not None)}")
+        faults = [one for one in found if one]
+        if faults:
+            raise RuntimeError(faults[0])
         return seconds
+
+    def _again(self) -> None:
+        """Other processes in the place of those that are stuck."""
+        self.end(0.0)
+        self._start()
+        if self.task is not None:
+            self.take(self.task)
 
     @property
     def pids(self) -> list[int]:
         """Its processes."""
         return [process.pid or 0 for process in self.processes]
 
-    def end(self) -> None:
+    def end(self, patience: float = 5.0) -> None:
         """Let them leave."""
-        for pipe, process in zip(self.pipes, self.processes, strict=True):
-            pipe.send(None)
-            process.join(10)
+        for pipe in self.pipes:
+            if patience:
+                pipe.send(None)
+        for process in self.processes:
+            process.join(patience)
             process.kill()
+            process.join()
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far, itself and in the system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """What the threads of a process have computed so far."""
+    try:
+        return sum(int(path.read_text().split()[0]) for path in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    except OSError:  # a kernel without these counters
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def serve(pipe: Connection, act: Any) -> None:
+def pin(pid: int, cores: list[int]) -> None:
+    """Let all threads of a process run on these cores only."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+# ── in a process ───────────────────────────────────────────────────────────────────────────────────────────────────
+def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int]) -> None:
     """Do what is asked, one thing after the other."""
+    torch.set_num_threads(1)
+    pin(os.getpid(), seat)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=timedelta(seconds=_PATIENCE)
+    )
+    acts: dict[str, Callable[[], None]] = {}
+    task: Task | None = None
     while (what := pipe.recv()) is not None:
         try:
-            act(what)
-            pipe.send(None)
+            if isinstance(what, Task):
+                task, acts = what, {}
+            elif what != "ready" and task is not None:
+                if what not in acts:
+                    acts[what] = _chain(task, what, rank) if what in CHAINS else _alone(task, what, rank)
+                acts[what]()
+            pipe.send("")
         except Exception as error:
-            pipe.send(f"{type(error).__name__}: {error}"[:500])
+            pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
 
 
-# ── the ceiling ────────────────────────────────────────────────────────────────────────────────────────────────────
-def half(rank: int, pipe: Connection, name: str, micro_batches: int) -> None:
-    """One of two processes with half of the micro-batches each (rank of two); or all of them, if alone."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    work = WORKLOADS[name]
-    model, batch, targets = work.make(), work.batch(micro_batches), work.targets(micro_batches)
+def _alone(task: Task, what: str, rank: int) -> Callable[[], None]:
+    """A share of the micro-batches for every process; or all of them, for the first."""
+    model, batch, targets = task.made()
+    shared = range(rank, task.micro_batches, task.workers)
+    mine = shared if what == "share" else range(task.micro_batches if rank == 0 else 0)
 
-    def act(what: Any) -> None:
-        if what == "ready":
-            return
+    def act() -> None:
         model.zero_grad(set_to_none=True)
-        mine = range(rank, micro_batches, 2) if what == "half" else range(micro_batches) if not rank else ()
         for at in mine:
             loss = Workload.loss(model(batch[at : at + 1]), targets[at : at + 1])
-            (loss / micro_batches).backward()
+            (loss / task.micro_batches).backward()
 
-    serve(pipe, act)
-
-
-# ── torch.distributed.pipelining ───────────────────────────────────────────────────────────────────────────────────
-def rank_of_two(rank: int, pipe: Connection, name: str, micro_batches: int, store: str) -> None:
-    """One of two ranks."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    work = WORKLOADS[name]
-    torch.manual_seed(0)
-    batch, targets = work.batch(micro_batches), work.targets(micro_batches)
-    made: dict[str, Any] = {}
-
-    def act(what: Any) -> None:
-        if what == "ready":
-            return
-        if what not in made:
-            made[what] = _schedule(what, rank, work, micro_batches)
-        schedule, stages, first, last = made[what]
-        for stage in stages:
-            stage.zero_grad(set_to_none=True)
-        schedule.step(*((batch,) if first else ()), **({"target": targets} if last else {}))
-
-    serve(pipe, act)
+    return act
 
 
-def _schedule(what: str, rank: int, work: Workload, micro_batches: int) -> Any:
-    from torch.distributed.pipelining import (
-        PipelineStage,
-        Schedule1F1B,
-        ScheduleGPipe,
-        ScheduleInterleaved1F1B,
-        ScheduleZBVZeroBubble,
-    )
+def _chain(task: Task, what: str, rank: int) -> Callable[[], None]:
+    """A rank of torch's."""
+    from torch.distributed import pipelining
 
-    torch.manual_seed(0)
-    chunks = CHAINS[what]
-    parts = in_equal_parts(work.make(), 2 * chunks)
-    mine = [rank] if chunks == 1 else [rank, 3 - rank] if what == "zbv" else [rank, rank + 2]
-    stages = [PipelineStage(parts[at], at, 2 * chunks, torch.device("cpu")) for at in mine]
-    kind = {
-        "gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B,
-        "zbv": ScheduleZBVZeroBubble,
-    }[what]  # fmt: skip
-    schedule = kind(stages[0] if chunks == 1 else stages, micro_batches, loss_fn=Workload.loss)
-    return schedule, [parts[at] for at in mine], 0 in mine, 2 * chunks - 1 in mine
+    name, chunks, vee = CHAINS[what]
+    kind: Any = getattr(pipelining, name, None) or getattr(pipelining.schedules, name, None)
+    if kind is None:
+        raise LookupError(f"torch {torch.__version__} has no {name}")
+    model, batch, targets = task.made()
+    total = task.workers * chunks
+    parts = in_equal_parts(model, total)
+    mine = [rank + at * task.workers for at in range(chunks)]
+    if vee:
+        mine = [rank, total - 1 - rank]
+    stages = [pipelining.PipelineStage(parts[at], at, total, torch.device("cpu")) for at in mine]
+    schedule = kind(stages[0] if chunks == 1 else stages, task.micro_batches, loss_fn=Workload.loss)
+    kept = [parts[at] for at in mine]
+    args = (batch,) if 0 in mine else ()
+    kwargs = {"target": targets} if total - 1 in mine else {}
 
+    def act() -> None:
+        for part in kept:
+            part.zero_grad(set_to_none=True)
+        schedule.step(*args, **kwargs)
 
-def torch_ranks(name: str, micro_batches: int) -> Pair:
-    """Both ranks, started."""
-    folder = tempfile.mkdtemp()
-    return Pair(rank_of_two, name, micro_batches, f"{folder}/store")
+    return act

@@ -135,10 +135,18 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
 
 
 def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: int) -> Profile:
+    from gemini.planner.in_workers import as_in_workers
     from gemini.profiling import profile
+    from gemini.profiling.cpu import CpuDevice
 
+    tensors = (*graph.bound_model().parameters(), *graph.bound_model().buffers())
+    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    # Processor time of the thread: whatever else runs on this machine now will not when the plan is followed.
+    device = CpuDevice(clock="cpu") if on_cpu and wish.threads == 1 else None
     with _threads(wish.threads):
-        found = profile(graph, args, kwargs, rounds=2, check=False, cache=wish.cache)
+        found = profile(graph, args, kwargs, device=device, rounds=2, check=False, cache=wish.cache)
+        if on_cpu:
+            found = as_in_workers(found, graph, wish.workers, wish.threads)
     return _of_all_pieces(_learning(found, graph), pieces)
 
 

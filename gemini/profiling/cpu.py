@@ -42,7 +42,10 @@ class CpuDevice(Device):
         """Milliseconds of the chosen clock."""
         if self.clock == "wall":
             return time.perf_counter() * 1e3
-        return time.process_time() * 1e3 / int(torch.get_num_threads())
+        threads = int(torch.get_num_threads())
+        if threads == 1:  # other threads of the program do not count
+            return time.thread_time() * 1e3
+        return time.process_time() * 1e3 / threads
 
     def stopwatch(self, earlier: Stopwatch | None = None) -> Stopwatch:  # noqa: ARG002
         """Calls run to their end on the CPU, so a clock around them is all it takes."""

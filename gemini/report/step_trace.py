@@ -42,8 +42,7 @@ class StepTrace:
     @property
     def bubble(self) -> float:
         """The share of all workers' time in which they did nothing."""
-        busy = sum(block.span for block in self.measured)
-        return 1 - float(busy) / (float(self.measured.nsteps) * self.measured.ndevs) if len(self.measured) else 0.0
+        return _bubble(self.measured)
 
     def __str__(self) -> str:
         error = self.step_ms / self.predicted_ms - 1 if self.predicted_ms else 0.0
@@ -51,6 +50,39 @@ class StepTrace:
         if self.peak_mb and self.predicted_mb:
             text += f"; largest worker {max(self.peak_mb):.0f} MB, {max(self.predicted_mb):.0f} predicted"
         return text
+
+    # ── what stands over the pictures ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def planned_title(self) -> str:
+        """Over the plan."""
+        return f"planned: {self.predicted_ms:.1f} ms"
+
+    @property
+    def planned_facts(self) -> tuple[tuple[str, str], ...]:
+        """Below it."""
+        facts = [("bubble", f"{_bubble(self.planned):.1%}")]
+        if self.predicted_mb:
+            facts.append(("largest worker", f"{max(self.predicted_mb):.0f} MB"))
+        return tuple(facts)
+
+    @property
+    def measured_title(self) -> str:
+        """Over what was measured."""
+        error = f" ({self.step_ms / self.predicted_ms - 1:+.1%})" if self.predicted_ms else ""
+        return f"measured: {self.step_ms:.1f} ms{error}"
+
+    @property
+    def measured_facts(self) -> tuple[tuple[str, str], ...]:
+        """Below it."""
+        inside = float(self.measured.nsteps)
+        facts = [
+            ("bubble", f"{self.bubble:.1%}"),
+            ("from first action to last", f"{inside:.1f} ms"),
+            ("before and after", f"{max(0.0, self.step_ms - inside):.1f} ms"),
+        ]
+        if self.peak_mb:
+            facts.append(("largest worker", f"{max(self.peak_mb):.0f} MB"))
+        return tuple(facts)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the trace for Perfetto and, where matplotlib is installed, the picture."""
@@ -86,6 +118,11 @@ def executed(plan: SchedPlan, ran: Sequence[Ran]) -> SchedPlan:
     return found
 
 
+def _bubble(plan: SchedPlan) -> float:
+    busy = sum(block.span for block in plan)
+    return 1 - float(busy) / (float(plan.nsteps) * plan.ndevs) if len(plan) else 0.0
+
+
 def draw_both(trace: StepTrace, path: Path) -> Path:
     """Planned and measured, one above the other, on one scale of time."""
     try:
@@ -98,11 +135,15 @@ def draw_both(trace: StepTrace, path: Path) -> Path:
     from gemini.schedule.draw.timeline import timeline
 
     end = max(trace.planned.nsteps, trace.measured.nsteps)
-    titles = {
-        f"planned: {trace.predicted_ms:.1f} ms": trace.planned,
-        f"measured: {trace.step_ms:.1f} ms": trace.measured,
-    }
-    timelines = [replace(timeline(plan, title), end=end, phases=None) for title, plan in titles.items()]
+    planned, measured = timeline(trace.planned, trace.planned_title), timeline(trace.measured, trace.measured_title)
+    timelines = [
+        replace(planned, end=end, phases=None, units=("ms", "MB"), row_name="worker", facts=trace.planned_facts),
+        # Memory is not measured action by action: the plan's curve under measured times would pretend it is.
+        replace(
+            measured, end=end, phases=None, units=("ms", "MB"), row_name="worker", facts=trace.measured_facts,
+            shows_memory=False,
+        ),
+    ]  # fmt: skip
     scale = max(lay_out(one).axis_width for one in timelines)
     pictures = [
         matplotlib.image.imread(io.BytesIO(render_figure(one, "png", scale)), format="png") for one in timelines

@@ -41,3 +41,17 @@ def test_other_actions_than_planned_are_refused() -> None:
         executed(plan, [one for one in ran_slower(plan) if str(one.action) != "0F0"])
     with pytest.raises(InvalidPlanError, match="not planned: 3F9"):
         executed(plan, [*ran_slower(plan), Ran(0, library("1f1b", 4, 10).all_blocks()[-1].action.parse("3F9"), 0, 1)])
+
+
+def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
+    plan = library("1f1b", 2, 4)
+    measured = executed(plan, ran_slower(plan))
+    trace = StepTrace(plan, measured, 50.0, 40.0, (10.0, 12.0), (11.0, 11.0))
+    assert trace.planned_title == "planned: 40.0 ms"
+    assert trace.measured_title == "measured: 50.0 ms (+25.0%)"
+    told = dict(trace.measured_facts)
+    assert told["bubble"] == f"{trace.bubble:.1%}"
+    assert told["largest worker"] == "12 MB"
+    inside = float(measured.nsteps)
+    assert told["before and after"] == f"{50.0 - inside:.1f} ms"
+    assert dict(trace.planned_facts)["bubble"] == "20.0%"  # 1F1B: 3 of 15 units

@@ -220,17 +220,18 @@ def _margins(axes: Axes, picture: Timeline, layout: Layout) -> None:
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(palette.LINE)
     middles = [layout.top_of(index) + layout.bar / 2 for index in range(len(picture.rows))]
-    axes.set_yticks(middles, [f"device {index}" for index in range(len(picture.rows))])
+    axes.set_yticks(middles, [picture.row_label(index) for index in range(len(picture.rows))])
     axes.tick_params(axis="y", length=0, labelsize=layout.row_size, labelcolor=palette.INK, pad=6)
     axes.tick_params(axis="x", color=palette.LINE, labelsize=layout.row_size, labelcolor=palette.FAINT)
-    axes.set_xlabel("time", fontsize=layout.row_size, color=palette.FAINT)
+    time, memory = picture.units
+    axes.set_xlabel(f"time ({time})" if time else "time", fontsize=layout.row_size, color=palette.FAINT)
     for index, row in enumerate(picture.rows):
         if picture.shows_memory:
             limit = f" of {format_time(row.limit)}" if row.limit is not None else ""
             axes.text(
                 1,
                 layout.floor_of(index) - layout.memory / 2,
-                f"  peak {format_time(row.peak)}{limit}",
+                f"  peak {format_time(row.peak)}{limit}{f' {memory}' if memory else ''}",
                 transform=axes.get_yaxis_transform(),
                 ha="left",
                 va="center",

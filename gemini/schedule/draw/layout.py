@@ -114,7 +114,7 @@ def lay_out(picture: Timeline, axis_width: float | None = None) -> Layout:
     label_form, label_size = _labels(picture, per_unit, bar)
     row_size = max(min(9.0, 9.0 * crowding + 1.2) * shrink, 3.0)
     return Layout(
-        left=0.35 + text_width(f"device {rows - 1}", row_size),
+        left=0.35 + text_width(picture.row_label(rows - 1), row_size),
         axis_width=axis_width,
         right=1.25 if picture.shows_memory else 0.35,
         head=0.82,

@@ -35,6 +35,9 @@ class Timeline:
     phases: Phases | None
     figures: Figures
     shows_memory: bool
+    units: tuple[str, str] = ("", "")  # of time and of memory
+    row_name: str = "device"
+    facts: tuple[tuple[str, str], ...] | None = None  # what stands over the picture, where it is not the usual
 
     @property
     def memory_range(self) -> tuple[Number, Number]:
@@ -48,6 +51,8 @@ class Timeline:
     @property
     def headline(self) -> list[tuple[str, str]]:
         """The figures that stand over the picture, as (name, value)."""
+        if self.facts is not None:
+            return list(self.facts)
         figures, proof = self.figures, self.plan.proof
         facts = []
         if figures.period is not None:
@@ -61,6 +66,10 @@ class Timeline:
         if self.shows_memory:
             facts.append(("peak memory", format_time(figures.peak)))
         return facts
+
+    def row_label(self, row: int) -> str:
+        """What stands beside a row."""
+        return f"{self.row_name} {row}"
 
     @property
     def sections(self) -> list[tuple[str, Number, Number]]:

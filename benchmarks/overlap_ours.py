@@ -1,0 +1,128 @@
+"""Our side of the overlap benchmark: what a user gets, and the same by plans that are asked for by name.
+
+The model is compiled with `schedule="auto"` and called as a program calls it; the other plans are made on the same
+profile, and take the place of the first in the same workers.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from overlap_peers import Task, pin
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.partition.options import Options
+from gemini.planner.layouts import layouts
+from gemini.planner.planning import LOCAL
+from gemini.planner.scheduling import choose
+from gemini.planner.step_plan import StepPlan
+from gemini.report.step_trace import StepTrace
+from gemini.runtime.controller import dispatch
+from gemini.runtime.executor.request import Event
+from gemini.runtime.overlap.kinds import Kind
+from gemini.runtime.overlap.tracing import save_trace, trace_of
+from gemini.schedule.links import Links
+
+AUTO = "auto"
+PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
+
+
+@dataclass(frozen=True)
+class Took:
+    """A step: what its caller waited for, and of that, in which no worker had begun or all had ended."""
+
+    seconds: float
+    outside: float
+    trace: StepTrace
+
+
+class Ours:
+    """A model in workers, by several plans."""
+
+    def __init__(self, task: Task, seats: list[list[int]], folder: Path) -> None:
+        self.task = task
+        self.model, self.batch, self.targets = task.made()
+        config = GeminiConfig(
+            mode="pipeline", pipeline_degree=task.workers, accum_degree=task.micro_batches, quiet=True,
+            run_folder=str(folder / f"{task.name}-{task.workers}"),
+        )  # fmt: skip
+        began = time.perf_counter()
+        GeminiCompiler().compiler(self.model, config)
+        managed = dispatch.find(self.model)
+        if managed is None or managed.overlap is None:
+            raise RuntimeError("the model is not managed")
+        self.overlap, self.crew = managed.overlap, managed.crew
+        self.overlap._trace = self._keep  # type: ignore[method-assign]
+        self._last: tuple[Kind, list[Event]] | None = None
+        for _ in range(2):  # watched; planned
+            self.model(self.batch)
+        for worker, seat in zip(self.crew.workers, seats, strict=True):
+            pin(worker.process.pid, seat)
+        self.ready_s = time.perf_counter() - began
+        ((self.key, (kind,)),) = self.overlap.kinds.items()
+        if kind.plan is None:
+            raise RuntimeError(f"no plan: {kind.reason}")
+        self.kinds: dict[str, Kind] = {AUTO: kind}
+        self._layouts: list[Any] | None = None
+
+    def plan(self, name: str) -> None:
+        """Make the plan with a schedule; raises GeminiError where there is none."""
+        first = self.of(AUTO)
+        pieces = self.task.micro_batches
+        links = Links(float(LOCAL.latency), float(LOCAL.bandwidth) / pieces)  # sizes are of a micro-batch
+        options = Options(links=links, micro_batches=pieces, time_limit=2.0)
+        if self._layouts is None:
+            self._layouts = list(layouts(first.graph, first.profile, self.task.workers, "exact", options))
+        choice = choose(first.graph, first.profile, self._layouts, options, name)
+        plan = replace(
+            first, partition=choice.partition, analysis=choice.analysis, schedule=choice.plan, name=name, _built={}
+        )
+        kind = Kind(plan, "", self.kinds[AUTO].shapes)
+        kind.outlines = dict(self.kinds[AUTO].outlines)
+        self.kinds[name] = kind
+
+    def of(self, name: str) -> StepPlan:
+        """A plan."""
+        plan = self.kinds[name].plan
+        if plan is None:
+            raise RuntimeError(self.kinds[name].reason)
+        return plan
+
+    def step(self, name: str) -> Took:
+        """A step by a plan, as a program takes it."""
+        self.overlap.kinds[self.key] = [self.kinds[name]]
+        if name != AUTO:  # the proof that micro-batches are allowed has been held against numbers once
+            self.overlap._checked = lambda _kind, prepared, *_: prepared  # type: ignore[method-assign]
+        self._last = None
+        begin = time.perf_counter()
+        self.model.zero_grad(set_to_none=True)
+        loss = self.task.work.loss(self.model(self.batch), self.targets)
+        loss.backward()
+        seconds = time.perf_counter() - begin
+        if self._last is None:
+            raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.story.reasons)}")
+        kind, events = self._last
+        first, last = min(event.begin for event in events), max(event.end for event in events)
+        assert kind.plan is not None
+        return Took(seconds, seconds - (last - first), trace_of(kind.plan, events, seconds * 1e3))
+
+    def save(self, name: str, folder: Path) -> list[Path]:
+        """The trace of one more step, and its picture."""
+        took = self.step(name)
+        assert self._last is not None
+        return save_trace(folder, self.of(name), self._last[1], took.seconds * 1e3)
+
+    def _keep(self, kind: Kind, ran: Any, _step_ms: float) -> None:
+        self._last = kind, list(ran.trace)
+
+    @property
+    def pids(self) -> list[int]:
+        """Its workers."""
+        return [worker.process.pid for worker in self.crew.workers]
+
+    def end(self) -> None:
+        """Let them leave."""
+        self.crew.stop()

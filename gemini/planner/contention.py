@@ -1,0 +1,111 @@
+"""Contention: how much slower a process is while others compute beside it.
+
+Processes on one machine share the way to memory, and two threads of one core share that core. So a node that takes a
+millisecond here, alone, takes longer in a worker. Two small probes, which need no more than Python, find out by how
+much: copying more than caches hold, and computing on a few kilobytes; by one process, then by as many as there will be.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemini.profiling.costs import NodeCost
+from gemini.profiling.result import Profile
+
+_MOST = 3.0  # times as slow; more than that is not contention but a machine that others use
+_PATIENCE = 20.0  # seconds
+_COPIED_MB = 32
+
+# Rates are of the processor time of the process: waiting for one's turn is not contention.
+_PROBE = f"""
+import ctypes, hashlib, sys, time
+size = {_COPIED_MB} << 20
+source, target = ctypes.create_string_buffer(size), ctypes.create_string_buffer(size)
+little = bytes(1 << 16)
+def rate(call, seconds):
+    call()
+    count, end, begin = 0, time.perf_counter() + seconds, time.process_time()
+    while time.perf_counter() < end:
+        call()
+        count += 1
+    return count / max(time.process_time() - begin, 1e-9)
+copy = lambda: ctypes.memmove(target, source, size)
+compute = lambda: hashlib.sha256(little).digest()
+copy()
+print(flush=True)
+sys.stdin.readline()
+print(rate(copy, 0.12), rate(compute, 0.05), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Contention:
+    """How many times as long work takes that is bound by memory, and by the processor; and what a core copies alone."""
+
+    memory: float = 1.0
+    compute: float = 1.0
+    mb_per_ms: float = 10.0  # read and written
+
+    def slowed(self, profile: Profile) -> Profile:
+        """The times of nodes, while others compute."""
+        return replace(profile, nodes=tuple(self._slowed(node) for node in profile.nodes))
+
+    def _slowed(self, node: NodeCost) -> NodeCost:
+        backward_mb = node.moved_mb - node.forward_moved_mb
+        return replace(
+            node,
+            forward_ms=node.forward_ms * self.factor(node.forward_ms, node.forward_moved_mb),
+            backward_ms=node.backward_ms * self.factor(node.backward_ms, backward_mb),
+        )
+
+    def factor(self, ms: float, moved_mb: float) -> float:
+        """How many times as long something takes that moves so much: as far as moving explains its time, by memory."""
+        share = min(1.0, moved_mb / (self.mb_per_ms * ms)) if ms > 0 else 0.0
+        return share * self.memory + (1 - share) * self.compute
+
+
+def measure(workers: int, threads: int = 1) -> Contention:
+    """The contention among so many workers on the cores of this process; none where probes cannot run."""
+    return _measured(workers, threads, tuple(sorted(os.sched_getaffinity(0))))
+
+
+@functools.lru_cache(maxsize=16)
+def _measured(workers: int, threads: int, cores: tuple[int, ...]) -> Contention:
+    wanted = workers * threads
+    turns = max(1.0, wanted / len(cores))  # more than there are cores: they take turns
+    try:
+        alone, together = _rates(min(threads, len(cores))), _rates(min(wanted, len(cores)))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return Contention(turns, turns)
+    slower = [min(_MOST, max(1.0, one / max(other, 1e-9))) for one, other in zip(alone, together, strict=True)]
+    return Contention(slower[0] * turns, slower[1] * turns, alone[0] * 2 * _COPIED_MB / 1e3)
+
+
+def _rates(count: int) -> tuple[float, float]:
+    """What one of so many processes copies and computes, at the same time."""
+    streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    probes = [subprocess.Popen([sys.executable, "-I", "-S", "-c", _PROBE], **streams) for _ in range(count)]
+    try:
+        for probe in probes:
+            assert probe.stdout is not None
+            probe.stdout.readline()
+        for probe in probes:
+            assert probe.stdin is not None
+            probe.stdin.write("\n")
+            probe.stdin.flush()
+        found = [[float(part) for part in probe.communicate(timeout=_PATIENCE)[0].split()] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.kill()
+            probe.wait()
+    return _middle([one[0] for one in found]), _middle([one[1] for one in found])
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,64 @@
+"""Costs in workers: large weights, the loss of large outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.capture import capture
+from gemini.planner import in_workers
+from gemini.planner.contention import Contention
+from gemini.planner.in_workers import as_in_workers
+from gemini.profiling import profile
+
+
+class Words(nn.Module):
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.table, self.inner, self.out = nn.Embedding(words, 32), nn.Linear(32, 32), nn.Linear(32, words)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.inner(self.table(ids)))
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_workers, "measure", lambda *_: Contention())
+
+
+def costs_of(model: nn.Module, batch: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
+    graph = capture(model, (batch,))
+    costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
+    changed = as_in_workers(costs, graph, 2, 1)
+    return {node.name: node.ms for node in costs}, {node.name: node.ms for node in changed}
+
+
+def test_a_table_of_words_costs_its_rows_and_outputs_cost_their_loss() -> None:
+    before, after = costs_of(Words(16384), torch.randint(16384, (2, 64)))
+    assert after["table"] < before["table"] / 2
+    assert after["inner"] == before["inner"]
+    assert after["out"] != before["out"]
+
+
+def test_small_models_are_left_as_they_are() -> None:
+    before, after = costs_of(Words(100), torch.randint(100, (2, 8)))
+    assert before == after
+
+
+def test_frozen_weights_are_left_as_they_are() -> None:
+    model = Words(16384)
+    model.table.requires_grad_(False)
+    before, after = costs_of(model, torch.randint(16384, (2, 64)))
+    assert after["table"] == before["table"]
+
+
+def test_the_generator_and_the_model_are_left_as_they_were() -> None:
+    model, batch = Words(16384), torch.randint(16384, (2, 64))
+    graph = capture(model, (batch,))
+    costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
+    weights, state = [one.detach().clone() for one in model.parameters()], torch.get_rng_state()
+    as_in_workers(costs, graph, 2, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+    assert all(one.grad is None for one in model.parameters())
