@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 Found = tuple[torch.Tensor | None, ...]
 
@@ -63,15 +63,6 @@ def cut(value: torch.Tensor) -> torch.Tensor:
             return cut(value)
     found: torch.Tensor = _Cut.apply(TOKEN, value)
     return found
-
-
-def edge_of(tensor: torch.Tensor) -> GradientEdge:
-    """Where the gradient of a tensor with a history arrives.
-
-    The engine owns functions written in Python, cuts among them: what Python holds of one does not keep it alive once
-    nothing else leads to it, so the edge brings a function that does.
-    """
-    return get_gradient_edge(tensor)
 
 
 def stamp(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ...]:

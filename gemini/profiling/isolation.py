@@ -22,7 +22,8 @@ from torch.autograd.graph import GradientEdge
 from gemini.capture.forms import Ref
 from gemini.capture.node import Node
 from gemini.capture.values import follow
-from gemini.profiling.cuts import TOKEN, Found, accumulate, cut, differentiate, edge_of, stamp
+from gemini.edges import edge_of
+from gemini.profiling.cuts import TOKEN, Found, accumulate, cut, differentiate, stamp
 from gemini.profiling.flow import GradientFlow, tensor_outputs
 from gemini.profiling.held import HELD
 from gemini.profiling.walk import Walk

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from gemini.profiling.cuts import cut, differentiate, edge_of, stamp
+from gemini.edges import edge_of
+from gemini.profiling.cuts import cut, differentiate, stamp
 from gemini.profiling.device import Device, Span, Stopwatch, Times
 
 EVERY = 24  # nodes between two readings

@@ -7,7 +7,8 @@ import sys
 
 PROGRAM = """
 import torch
-from gemini.profiling.cuts import cut, differentiate, edge_of
+from gemini.edges import edge_of
+from gemini.profiling.cuts import cut, differentiate
 
 class Twice(torch.autograd.Function):
     @staticmethod

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
+from gemini.edges import edge_of
 from gemini.pipe.wiring import returned
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.worker.audit import Refusal
@@ -31,7 +32,7 @@ _TAKES_EDGES = "GradientEdge" in str(inspect.signature(torch.autograd.backward))
 
 def place_in_graph(tensor: torch.Tensor) -> Any:
     """Where a backward can begin: without the contents, where this version of torch can."""
-    return get_gradient_edge(tensor) if _TAKES_EDGES else tensor
+    return edge_of(tensor) if _TAKES_EDGES else tensor
 
 
 @dataclass

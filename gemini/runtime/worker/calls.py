@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 
 from gemini.capture.regions import Region
+from gemini.edges import edge_of
 from gemini.runtime import settings
 from gemini.runtime.absent import Absent, placed
 from gemini.runtime.devices.base import Device
@@ -159,7 +159,7 @@ class Calls:
         graded = [at is None and tensor.requires_grad for tensor, at in zip(tensors, same, strict=True)]
         if True in graded:
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
-            edges = [get_gradient_edge(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
+            edges = [edge_of(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
             tensors = [tensor.detach() if flag else tensor for tensor, flag in zip(tensors, graded, strict=True)]
         sent = [tensor if at is None else None for tensor, at in zip(tensors, same, strict=True)]
