@@ -2,45 +2,91 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import bind
-from gemini.capture.executor import GuardBroken
+from gemini.capture.executor import Execution, GuardBroken
+from gemini.capture.regions import RegionSwitch
 from gemini.pipe.piped import Piped
 from gemini.pipe.undo import Undo
 from gemini.pipe.wiring import Caller, returned
 from gemini.planner.pieces import part_of
 from gemini.planner.step_plan import UnplannableError
+from gemini.randomness.branches import Branches, Made, Unforeseeable, random_guards
 from gemini.randomness.fills import UnsliceableDraw
 from gemini.randomness.recording import Draw, Pattern, Recorder, patterns
 
 Recorded = list[list[Draw]]
+Drawn = tuple[tuple[Pattern, ...], ...]
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def record_draws(
     piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan
-) -> tuple[tuple[Pattern, ...], ...]:
-    """The draws of every stage; nothing of the model or the generator is left changed."""
+) -> tuple[Drawn, Branches | None]:
+    """The draws of every stage, and branches on them; nothing of the model or the generator is left changed."""
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
-        return ((),) * len(piped.stages)
+        return ((),) * len(piped.stages), None
     devices = {tensor.device.type for tensor in (*piped.model.parameters(), *piped.model.buffers())}
     if devices - {"cpu"} and any(node.random and node.checkpoint for node in piped.graph.nodes):
         # There backward, and what a checkpoint runs again in it, has threads of its own.
         raise UnplannableError("it draws random numbers inside a checkpoint, not on a CPU")
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
+    calls = [part_of(args, kwargs, batch.dims, 0, count) for count in (more, fewer)]
     try:
-        first, second = (_draws(piped, part_of(args, kwargs, batch.dims, 0, count)) for count in (more, fewer))
-        return tuple(tuple(patterns(one, more, other, fewer)) for one, other in zip(first, second, strict=True))
+        if random_guards(piped.graph):
+            return _by_node(piped, calls, (more, fewer))
+        first, second = (_draws(piped, call) for call in calls)
+        return tuple(tuple(patterns(one, more, other, fewer)) for one, other in zip(first, second, strict=True)), None
     except GuardBroken as error:
-        raise UnplannableError(f"a branch depends on random numbers, or on few samples: {error}") from error
+        raise UnplannableError(f"a branch depends on the number of samples: {error}") from error
     except UnsliceableDraw as error:
         raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
+    except Unforeseeable as error:
+        raise UnplannableError(str(error)) from error
 
 
-def _draws(piped: Piped, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Recorded:
+def _by_node(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, Branches]:
+    """The draws of every node: which way random numbers went in these runs does not matter."""
+    first, second = (_draws_of_nodes(piped, call) for call in calls)
+    made = {
+        at: [
+            Made(pattern, one)
+            for pattern, one in zip(patterns(found, sizes[0], second[at], sizes[1]), found, strict=True)
+        ]
+        for at, found in first.items()
+    }
+    stages = piped.partition.stages
+    return tuple(tuple(one.pattern for at in nodes for one in made.get(at, ())) for nodes in stages), Branches(
+        piped.graph, made
+    )
+
+
+def _draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
+    graph, bound = piped.graph, bind(piped.model, *call)
+    undo, execution, free = Undo(piped._changeable, bound), Execution(graph, piped.model, bound), random_guards(graph)
+    found = {}
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), RegionSwitch() as regions:
+            for node in graph.nodes:
+                execution.check([guard for guard in graph.guards_at().get(node.id, ()) if guard not in free])
+                if not node.is_source and node.region is not None:
+                    regions.to(node.region)
+                recorder = Recorder()
+                with recorder.recording() if node.random else nullcontext():
+                    execution.step(node)
+                if node.random:
+                    found[node.id] = recorder.draws
+    finally:
+        undo.undo()
+    return found
+
+
+def _draws(piped: Piped, call: Arguments) -> Recorded:
     bound = bind(piped.model, *call)
     undo = Undo(piped._changeable, bound)
     caller = Caller(piped.wiring, piped.model, bound)

@@ -22,6 +22,7 @@ from gemini.capture.graph import Graph
 from gemini.capture.values import follow
 from gemini.errors import GeminiError, ScheduleError
 from gemini.partition.options import Options, Worker
+from gemini.planner import ways
 from gemini.planner.drawing import record_draws
 from gemini.planner.keeping import find_written
 from gemini.planner.layouts import layouts
@@ -32,6 +33,7 @@ from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.profiling.result import Profile
+from gemini.randomness.branches import random_guards
 from gemini.schedule.links import Links, Table
 
 _SHORT = 1e-6  # ms
@@ -53,11 +55,11 @@ class Wish:
     seed: int = 0
     cache: bool | str | Path = True
 
-    def options(self, micro_batches: int) -> Options:
-        """What partitioners and analysis are told."""
+    def options(self, micro_batches: int, pieces: int) -> Options:
+        """What partitioners and analysis are told; the graph is that of one of so many pieces."""
         workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
-        # The graph is that of one micro-batch, and its sizes are divided by their number: so is the bandwidth.
-        links = Links(self.links.latency, _divided(self.links.bandwidth, micro_batches))
+        # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
+        links = Links(self.links.latency, _divided(self.links.bandwidth, pieces))
         return Options(workers=workers, links=links, micro_batches=micro_batches, seed=self.seed, time_limit=2.0)
 
 
@@ -69,12 +71,13 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     if batch is None:
         raise UnplannableError("none of its inputs counts samples")
     sizes = piece_sizes(batch.size, wish.micro_batches)
-    piece = part_of(args, kwargs, batch.dims, 0, sizes[0])
+    pieces, few = (1, batch.size) if ways.is_given() else (len(sizes), sizes[0])
+    piece = part_of(args, kwargs, batch.dims, 0, few)
     try:
         with knowing(batch.dims):
             graph = _captured(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
-        raise UnplannableError(f"on {sizes[0]} samples it raises {type(error).__name__}: {error!s:.150}") from error
+        raise UnplannableError(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
         forms = prove_graph(graph, *piece)
     if forms.reason:
@@ -84,15 +87,28 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     if like is not None:
         earlier, ratio = like
         analysis = replace(earlier.analysis, step_ms=earlier.step_ms * ratio)
-        plan = replace(earlier, graph=graph, analysis=analysis, batch=batch, forms=forms, draws=(), once=(), _built={})
+        plan = replace(
+            earlier,
+            graph=graph,
+            analysis=analysis,
+            batch=batch,
+            forms=forms,
+            draws=(),
+            once=(),
+            branches=None,
+            _built={},
+        )
     else:
-        profile = _profiled(graph, *piece, wish, len(sizes))
-        choice = _chosen(graph, profile, wish, wish.options(len(sizes)))
+        profile = _profiled(graph, *piece, wish, pieces)
+        choice = _chosen(graph, profile, wish, wish.options(len(sizes), pieces))
         plan = StepPlan(
             graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
         )
     plan = replace(plan, once=find_written(plan))
-    return plan if wish.rng == "fast" else replace(plan, draws=record_draws(plan.build(), args, kwargs, batch))
+    if wish.rng == "fast" and not random_guards(graph):
+        return plan
+    draws, branches = record_draws(plan.build(), args, kwargs, batch)
+    return replace(plan, draws=draws, branches=branches)
 
 
 def _check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:

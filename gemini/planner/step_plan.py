@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.partition.partition import Partition
     from gemini.pipe.piped import Piped
     from gemini.profiling.result import Profile
+    from gemini.randomness.branches import Branches
     from gemini.randomness.recording import Pattern
     from gemini.schedule.schedplan import SchedPlan
     from gemini.splitting.graphs import GraphForms
@@ -40,6 +41,7 @@ class StepPlan:
     batch: BatchPlan
     forms: GraphForms
     draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
+    branches: Branches | None = None  # on random numbers: the plan is for one way
     once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 

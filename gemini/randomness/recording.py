@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ class Draw:
     shape: tuple[int, ...]
     order: tuple[int, ...] | None  # dimensions as they lie in memory; None: with gaps
     by_door: bool = False  # inside one of the functions that are watched anyway
+    function: Any = field(default=None, compare=False)
+    args: tuple[Any, ...] = field(default=(), compare=False)  # empty tensors in the place of its tensors
+    kwargs: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not draws(func):
             return func(*args, **(kwargs or {}))
         if is_fill(func):
-            self.draws.append(Draw(str(func), shape_of(func, args), order_of(func, args), self._at_door))
+            given = tuple(one.new_empty(0) if isinstance(one, torch.Tensor) else one for one in args)
+            named = tuple((kwargs or {}).items())
+            shape, order = shape_of(func, args), order_of(func, args)
+            self.draws.append(Draw(str(func), shape, order, self._at_door, func, given, named))
             return func(*args, **(kwargs or {}))
         before = torch.get_rng_state()
         found = func(*args, **(kwargs or {}))

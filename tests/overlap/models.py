@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 WORDS, WIDTH, LENGTH, CLASSES = 23, 12, 5, 7
 
@@ -94,3 +95,55 @@ class Normed(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
+
+
+class Skipping(nn.Module):
+    """Layers that are left out at random, with dropout before, between and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(9, WIDTH)
+        self.layers = nn.ModuleList(Layer(0.2) for _ in range(3))
+        self.leave = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = F.dropout(self.enter(x), 0.1, self.training)
+        seen = []
+        for layer in self.layers:
+            if self.training and torch.rand(()) < 0.3:
+                continue
+            x = layer(x)
+            seen.append(x)
+        return self.leave(x), *seen
+
+
+class Counted(nn.Module):
+    """Writes buffers that do not depend on the samples: a counter that it uses, and a power iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.utils.parametrizations.spectral_norm(nn.Linear(9, WIDTH))
+        self.layers = nn.Sequential(*(Layer(0.0) for _ in range(2)))
+        self.leave = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, CLASSES))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(self.enter(x))
+        if self.training:
+            self.steps += 1
+        return self.leave(x) * (1 + 1 / (1 + self.steps))
+
+
+class Checkpointed(nn.Module):
+    """Layers with dropout, run again in backward."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.enter, self.leave, self.reentrant = nn.Linear(9, WIDTH), nn.Linear(WIDTH, CLASSES), reentrant
+        self.layers = nn.ModuleList(Layer(0.3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.enter(x), 0.1, self.training)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=self.reentrant)
+        return self.leave(x)

@@ -10,7 +10,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.overlap.models import CLASSES, LENGTH, WORDS, Normed, Plain, Text, TimeFirst, TwoHeads
+from tests.overlap.models import (
+    CLASSES,
+    LENGTH,
+    WORDS,
+    Checkpointed,
+    Counted,
+    Normed,
+    Plain,
+    Skipping,
+    Text,
+    TimeFirst,
+    TwoHeads,
+)
 
 Seen = list[Any]
 Step = Callable[[nn.Module, torch.optim.Optimizer, int], Seen]
@@ -215,6 +227,43 @@ def evaluated_between(model: nn.Module, optimizer: torch.optim.Optimizer, step: 
         seen.append(model(x).clone())
     model.train()
     return seen
+
+
+@program(Counted)
+def buffers_written_once_a_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step, 7)
+    loss = F.cross_entropy(model(x), y)
+    before = model.steps.item()
+    return [before, *finish(loss, optimizer), model.steps.item()]
+
+
+@program(Checkpointed)
+def checkpoints(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step, 7)
+    return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
+
+
+@program(lambda: Checkpointed(reentrant=True))
+def reentrant_checkpoints(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    return checkpoints(model, optimizer, step)
+
+
+@program(Skipping)
+def layers_left_out(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    seen: Seen = []
+    for part in range(4):
+        x, y = batch(10 * step + part)
+        logits, *inner = model(x)
+        loss = F.cross_entropy(logits, y) + sum(one.square().mean() for one in inner)
+        seen += [len(inner), *finish(loss, optimizer), torch.rand(1)]
+    return seen
+
+
+@program(TimeFirst)
+def one_sample_next_to_two(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    chance = torch.Generator().manual_seed(step)
+    x = torch.randn(LENGTH, 5, 9, generator=chance, dtype=torch.float64)
+    return finish(model(x).square().mean(), optimizer)
 
 
 # ── what must not be split ─────────────────────────────────────────────────────────────────────────────────────────

@@ -20,19 +20,17 @@ _KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def hookless(model: nn.Module) -> Iterator[None]:
     """Inside, a call of the model is a call of its forward and nothing else."""
     own = vars(model)
+    held: dict[str, Any] = {kind: own[kind] for kind in _KINDS if own[kind]}
     stand_in = own.get("forward")
-    if not hasattr(stand_in, "__gemini_stands_for__"):
-        yield
-        return
-    held: dict[str, Any] = {kind: own[kind] for kind in _KINDS}
-    replaced = stand_in.__gemini_stands_for__
+    stands = hasattr(stand_in, "__gemini_stands_for__")
     try:
-        own.update({kind: OrderedDict() for kind in _KINDS})
-        if replaced is None:
-            del own["forward"]
-        else:
-            own["forward"] = replaced
+        own.update({kind: OrderedDict() for kind in held})
+        if stands:
+            own["forward"] = stand_in.__gemini_stands_for__
+            if own["forward"] is None:
+                del own["forward"]
         yield
     finally:
         own.update(held)
-        own["forward"] = stand_in
+        if stands:
+            own["forward"] = stand_in

@@ -40,6 +40,16 @@ class Kind:
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
+    variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
+
+    def going(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Kind | None:
+        """The one of all variants whose way a call, run now, goes."""
+        for one in (self, *self.variants):
+            if one.plan is not None and (
+                one.plan.branches is None or one.plan.branches.broken(model, bound, samples) is None
+            ):
+                return one
+        return None
 
     def samples(self, tensors: list[torch.Tensor]) -> int | None:
         """How many samples a call has; None where it is not of these sizes."""

@@ -26,9 +26,11 @@ from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.ways import this_way
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
+from gemini.runtime.deferred.watching import before_drawing
 from gemini.runtime.executor.executor import Executor
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.generator import get_state, set_state
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
+_WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
+_ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
 _SLOW = 10  # times what a step is expected to take: then it hangs
 
 
@@ -83,6 +87,10 @@ class Overlap:
             reason = "" if misfit is None else misfit.text
         if reason or samples is None:
             return self._dispatched(eager, args, kwargs, reason)
+        going = self._going(model, kind, samples, args, kwargs)
+        if going is None:
+            return self._dispatched(eager, args, kwargs, _ANOTHER_WAY)
+        kind = going
         if samples not in kind.outlines:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
             self._learn(kind, samples, output)
@@ -113,6 +121,20 @@ class Overlap:
             found.append(self._planned(model, call))
         made = found[-1]
         return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
+        """The kind for the way that random numbers send a call; None where there is no plan for it."""
+        assert kind.plan is not None
+        if kind.plan.branches is None:
+            return kind
+        before_drawing()  # from now on nobody draws before this call does
+        bound = bind(model, args, kwargs)
+        found = kind.going(model, bound, samples)
+        if found is None and len(kind.variants) < _WAYS:
+            with this_way():
+                kind.variants.append(self._planned(model, Call(args, kwargs)))
+            found = kind.going(model, bound, samples)
+        return found
 
     def _planned(self, model: nn.Module, call: Call) -> Kind:
         from gemini.runtime.controller.dispatch import here
