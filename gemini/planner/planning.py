@@ -37,6 +37,7 @@ from gemini.randomness.branches import random_guards
 from gemini.schedule.links import Links, Table
 
 _SHORT = 1e-6  # ms
+_TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
 LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 
@@ -75,7 +76,7 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     piece = part_of(args, kwargs, batch.dims, 0, few)
     try:
         with knowing(batch.dims):
-            graph = _captured(model, *piece, wish)
+            graph = _repeatable(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise UnplannableError(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
@@ -131,6 +132,18 @@ def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Cho
         if wish.schedule != AUTO:
             raise
         raise UnplannableError(str(error).partition("\n")[0]) from error
+
+
+def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
+    graph = _captured(model, args, kwargs, wish)
+    for seed in range(0 if ways.is_given() else _TRIES):
+        if graph.batch_size is not None or not random_guards(graph):
+            break
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            graph = _captured(model, args, kwargs, wish)
+    return graph
 
 
 def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
