@@ -34,21 +34,24 @@ class Verdict:
 class Judge:
     """Runs a program and compares. The noise of `python` is measured where a deviation asks for it, or `always`."""
 
-    def __init__(self, program: Program, folder: Path, always: bool = False) -> None:
+    def __init__(self, program: Program, folder: Path, always: bool = False, references_at: Path | None = None) -> None:
         self.program, self.folder, self.always = program, folder, always
+        self.references_at = references_at or folder
 
     @cached_property
     def reference(self) -> running.Outcome:
         """Under `python` with one thread."""
-        return running.plain(self.program, self.folder / "python")
+        return self._kept("python")
 
     @cached_property
     def references(self) -> list[running.Outcome]:
         """Under `python` with two threads, and with kernels that add in another order."""
-        return [
-            running.plain(self.program, self.folder / "threads", threads=2),
-            running.plain(self.program, self.folder / "kernels", kernels="default"),
-        ]
+        return [self._kept("threads", threads=2), self._kept("kernels", kernels="default")]
+
+    def _kept(self, name: str, **how: Any) -> running.Outcome:
+        """A run under `python`; one that is there already is not made again."""
+        folder = self.references_at / name
+        return running.read(folder) or running.plain(self.program, folder, **how)
 
     def judge(self) -> Verdict:
         """Run all of it."""
@@ -119,10 +122,10 @@ class Judge:
                 break
 
 
-def judge(program: Program, always: bool = False) -> Verdict:
-    """Judge one program in a folder that is gone afterwards."""
+def judge(program: Program, always: bool = False, references_at: Path | None = None) -> Verdict:
+    """Judge one program in a folder that is gone afterwards; runs under `python` are kept where one is named."""
     with tempfile.TemporaryDirectory(prefix="script-") as folder:
-        return Judge(program, Path(folder), always).judge()
+        return Judge(program, Path(folder), always, references_at).judge()
 
 
 def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from tests.scripts.registry import Program
 
 GEMINI = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
 _MARK = "SCRIPT_RUN"
+_KEPT = "outcome.json"
 _PATIENCE = 5.0  # seconds in which a process that ends may take its children with it
 
 
@@ -35,7 +37,16 @@ class Outcome:
 
 def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "") -> Outcome:
     """The program under `python`."""
-    return _run([sys.executable], program, folder, threads, kernels)
+    outcome = _run([sys.executable], program, folder, threads, kernels)
+    kept = {"stdout": outcome.stdout, "stderr": outcome.stderr, "code": outcome.code, "seconds": outcome.seconds}
+    (folder / _KEPT).write_text(json.dumps(kept), encoding="utf-8")
+    return outcome
+
+
+def read(folder: Path) -> Outcome | None:
+    """A run under `python` that was made there before."""
+    path = folder / _KEPT
+    return Outcome(**json.loads(path.read_text(encoding="utf-8")), folder=folder) if path.exists() else None
 
 
 def ours(program: Program, folder: Path, options: tuple[str, ...] = GEMINI) -> Outcome:

@@ -73,6 +73,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=sorted(BY_NAME), default=[])
     parser.add_argument("--draw", action="store_true", help="judge nothing")
     parser.add_argument("--verdicts", type=Path, default=VERDICTS)
+    parser.add_argument("--references", type=Path, help="keep runs under python here, and use those that are there")
+    parser.add_argument("--noise", action="store_true", help="measure it for all, not only where it matters")
     parser.add_argument("--new", action="store_true", help="judge only those without a verdict")
     arguments = parser.parse_args()
     arguments.verdicts.parent.mkdir(exist_ok=True)
@@ -81,7 +83,8 @@ def main() -> None:
         wanted = program.name in arguments.only if arguments.only else not (arguments.new and program.name in known)
         if arguments.draw or not wanted or program.missing:
             continue
-        verdict = judge(program, always=True)
+        kept = arguments.references / program.name if arguments.references else None
+        verdict = judge(program, arguments.noise, kept)
         results.add(arguments.verdicts, verdict)
         known[program.name] = verdict
         state = "same" if not verdict.faults else "; ".join(verdict.faults)

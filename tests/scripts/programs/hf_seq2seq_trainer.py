@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 from transformers import (
+    PrinterCallback,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     T5Config,
@@ -69,5 +70,6 @@ trainer = Seq2SeqTrainer(
     compute_metrics=compute_metrics,
     callbacks=[Report()],
 )
+trainer.remove_callback(PrinterCallback)
 trainer.train()
 torch.save(model.state_dict(), "checkpoint.pt")

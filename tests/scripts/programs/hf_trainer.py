@@ -6,6 +6,7 @@ from torch.utils.data import Dataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -71,9 +72,7 @@ def main():
         compute_metrics=compute_metrics,
         callbacks=[Printer()],
     )
-    trainer.remove_callback(
-        next(c for c in trainer.callback_handler.callbacks if "PrinterCallback" in type(c).__name__)
-    )
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     metrics = trainer.evaluate()
     print(f"final accuracy {metrics['eval_accuracy']:.4f} loss {metrics['eval_loss']:.5f}")

@@ -6,6 +6,7 @@ from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
     EarlyStoppingCallback,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -49,13 +50,15 @@ def make(epochs):
         report_to=[],
         disable_tqdm=True,
     )
-    return Trainer(
+    trainer = Trainer(
         model=DistilBertForSequenceClassification(config),
         args=args,
         train_dataset=Numbers(48, 0),
         eval_dataset=Numbers(16, 1),
         callbacks=[Report(), EarlyStoppingCallback(early_stopping_patience=2)],
     )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 if __name__ == "__main__":
