@@ -30,6 +30,7 @@ from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.executor.asking import Chorus, check_readable
 from gemini.runtime.executor.joining import PARTS, combined
+from gemini.runtime.executor.lending import lend
 from gemini.runtime.executor.lowering import Lowered, lower
 from gemini.runtime.executor.mesh import connect
 from gemini.runtime.executor.messages import (
@@ -111,7 +112,7 @@ class Executor:
         self._bring_home()
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
-            done(worker, Sources(worker.next_number(), texts), "take generated text")
+            done(worker, Sources(worker.next_number(), texts, lend(texts.values())), "take generated text")
             modules = {at: silent(stages[at], self.program.called) for at in numbers}
             program = self.program
             done(worker, Stages(

@@ -33,10 +33,11 @@ class Connect(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Generated files, by path."""
+    """Generated files, by path, and what they import of the user's program."""
 
     number: int
     texts: dict[str, str]
+    lent: dict[str, dict[str, Any]]
 
 
 class Stages(NamedTuple):

@@ -15,6 +15,7 @@ from gemini.runtime.exceptions import portable
 from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
 from gemini.runtime.executor.joining import PARTS, combined
+from gemini.runtime.executor.lending import borrowed
 from gemini.runtime.executor.messages import (
     ABANDONED,
     Abandon,
@@ -69,8 +70,9 @@ class Steps:
             link.equip(self.control.carriage.device)
             self.peers.add(request.peer, link)
         elif isinstance(request, Sources):
-            for path, text in request.texts.items():
-                load_module(text, path)
+            with borrowed(request.lent):
+                for path, text in request.texts.items():
+                    load_module(text, path)
         elif isinstance(request, Stages):
             self.programs[request.program] = Installed(request, self.control.homes)
             self._know()

@@ -98,7 +98,10 @@ class LiveStage:
         if not isinstance(value, torch.Tensor):
             return value
         fresh = value.detach()
-        if self.written is None or name in self.written:
+        if fresh.is_inference():  # nobody counts what is written to it: an ordinary copy is counted
+            with torch.inference_mode(False):
+                fresh = fresh.clone()
+        elif self.written is None or name in self.written:
             fresh = fresh.clone()
         if not value.requires_grad or not torch.is_grad_enabled():
             return fresh
