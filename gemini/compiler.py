@@ -69,7 +69,10 @@ def planner_for(config: GeminiConfig) -> Planner | None:
 
         limit = None if config.memory_limit is None else config.memory_limit / 2**20
         threads = max(1, len(os.sched_getaffinity(0)) // count)
-        wish = Wish(count, pieces, threads, config.partitioner, config.schedule, limit, config.rng, seed=config.seed)
+        wish = Wish(
+            count, pieces, threads, config.partitioner, config.schedule, limit, config.rng,
+            seed=config.seed, own_statistics=config.batch_norm == "micro-batch",
+        )  # fmt: skip
         return plan_step(model, args, kwargs, wish)
 
     return plan

@@ -54,6 +54,9 @@ class GeminiConfig:
     partitioner: str = _setting("exact", settings.partitioner, "how the model is cut")
     schedule: str = _setting("auto", settings.schedule, "auto, composed, none, a library name, or a plan's file")
     rng: str = _setting("exact", settings.rng, "exact: random numbers as on one device; fast: each worker its own")
+    batch_norm: str = _setting(
+        "batch", settings.batch_norm, "batch normalization in training: statistics of the batch, or of each micro-batch"
+    )
     trace: bool = _setting(False, settings.flag, "write the timeline of a step to the run folder")
     memory_limit: int | None = _setting(None, settings.memory, "memory of a device, in bytes or as 12GB")
     workers: int | None = _setting(None, settings.count, "worker processes")

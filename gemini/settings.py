@@ -21,6 +21,7 @@ _DEVICE = re.compile(r"[a-z][a-z_]*(:\d+)?")
 
 SCHEDULES = ("auto", "composed", "none")  # besides those of the library
 RNG = ("exact", "fast")
+BATCH_NORM = ("batch", "micro-batch")
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ def schedule(value: Any) -> str | Wrong:
 def rng(value: Any) -> str | Wrong:
     """How micro-batches draw random numbers."""
     return value if value in RNG else Wrong("not a way to draw", remedy(str(value), RNG))
+
+
+def batch_norm(value: Any) -> str | Wrong:
+    """What batch normalization takes statistics of in training."""
+    return value if value in BATCH_NORM else Wrong("not what statistics are of", remedy(str(value), BATCH_NORM))
 
 
 def installed(group: str) -> list[str]:

@@ -49,6 +49,7 @@ OPTIONS = (
     Option("--partitioner", "NAME", "how the model is cut"),
     Option("--schedule", "NAME", "pipeline schedule: a name, or a plan's file"),
     Option("--rng", "KIND", "exact: random numbers as on one device; fast: each worker its own"),
+    Option("--batch-norm", "KIND", "statistics in training: of the batch, or of each micro-batch"),
     Option("--trace", "", "write the timeline of a step to the run folder"),
     Option("--memory-limit", "SIZE", "memory of a device, as 12GB"),
     Option("--workers", "N", "worker processes"),

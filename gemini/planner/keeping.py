@@ -7,24 +7,60 @@ Meanwhile nobody else may look: the stage that writes it must be the only one th
 from __future__ import annotations
 
 from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.schedule.block import FORWARD
 from gemini.splitting.effects import written_buffers
+from gemini.splitting.graphs import GraphForms
+from gemini.step.splitting import Opaque
 
 Once = tuple[tuple[int, ...], ...]
 
 
 def find_written(plan: StepPlan) -> Once:
-    """For every stage, the buffers that it writes, by place among its own; () where none does."""
+    """For every stage, the buffers that it writes once a step, by place among its own; () where none does.
+
+    Running averages of micro-batches are not among them: they are written by every micro-batch, in order.
+    """
     names = written_buffers(plan.graph)
     if not names:
         return ()
+    averages = {name for name in names if name.rpartition(".")[0] in plan.forms.own_statistics}
+    _check_order(plan, averages)
     buffers = dict(plan.graph.bound_model().named_buffers(remove_duplicate=False))
     written = {id(buffers[name]): name for name in names}
     stages = plan.build().stages
-    found = tuple(tuple(at for at, one in enumerate(stage.buffers()) if id(one) in written) for stage in stages)
+    once = {identity for identity, name in written.items() if name not in averages}
+    found = tuple(tuple(at for at, one in enumerate(stage.buffers()) if id(one) in once) for stage in stages)
     for identity, name in written.items():
         holders = [at for at, stage in enumerate(stages) if any(id(one) == identity for one in stage.buffers())]
         if len(holders) > 1:
             raise UnplannableError(f"stages {holders} both use the buffer {name}, which is written")
-    if any(found) and len({block.stage for block in plan.schedule}) > len(stages):
+    if len({block.stage for block in plan.schedule}) > len(stages):
         raise UnplannableError(f"it writes the buffer {min(names)}, and {plan.name} has a stage in two places")
     return found if any(found) else ()
+
+
+def check_joinable(forms: GraphForms) -> None:
+    """Where micro-batches have statistics of their own, the outputs of the model itself must be had from theirs."""
+    if not forms.own_statistics:
+        return
+    kinds = [forms.kind(ref) for ref in forms.graph.outputs()]
+    opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
+    if opaque or forms.interpreter.shares:
+        raise UnplannableError(f"statistics of micro-batches, and an output that is not had from them: {opaque}")
+
+
+def _check_order(plan: StepPlan, averages: set[str]) -> None:
+    """Every stage must have the micro-batches in order, where it averages over them."""
+    if not averages:
+        return
+    if any(node.checkpoint for node in plan.graph.nodes):
+        raise UnplannableError("statistics of micro-batches and checkpoints do not go together")
+    for device in range(plan.schedule.ndevs):
+        seen: dict[int | None, int] = {}
+        for block in plan.schedule.device_blocks(device):
+            if block.btype == FORWARD:
+                if block.mid < seen.get(block.stage, -1):
+                    raise UnplannableError(
+                        f"{plan.name} does not run micro-batches in order, as running averages need it"
+                    )
+                seen[block.stage] = block.mid

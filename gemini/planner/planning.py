@@ -24,7 +24,7 @@ from gemini.errors import GeminiError, ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.drawing import record_draws
-from gemini.planner.keeping import find_written
+from gemini.planner.keeping import check_joinable, find_written
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.plan_files import by_file
@@ -35,6 +35,7 @@ from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
 from gemini.schedule.links import Links, Table
+from gemini.splitting.statistics import couples, own_statistics
 
 _SHORT = 1e-6  # ms
 _TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
@@ -52,11 +53,12 @@ class Wish:
     schedule: str = AUTO
     memory_mb: float | None = None  # of a worker
     rng: str = "exact"  # or "fast": each worker draws numbers of its own
+    own_statistics: bool = False  # of micro-batches, for batch normalization in training
     links: Links = LOCAL
     seed: int = 0
     cache: bool | str | Path = True
 
-    def options(self, micro_batches: int, pieces: int) -> Options:
+    def options(self, micro_batches: int, pieces: float) -> Options:
         """What partitioners and analysis are told; the graph is that of one of so many pieces."""
         workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
         # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
@@ -68,22 +70,26 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
     from gemini.splitting.graphs import prove_graph
 
+    _check_coupling(model, wish)
     batch = find_samples(model, args, kwargs)
     if batch is None:
         raise UnplannableError("none of its inputs counts samples")
     sizes = piece_sizes(batch.size, wish.micro_batches)
-    pieces, few = (1, batch.size) if ways.is_given() else (len(sizes), sizes[0])
+    few = batch.size if ways.is_given() else max(sizes[0], _enough(model, batch, sizes))
+    pieces = 1.0 if ways.is_given() else len(sizes) * sizes[0] / few
     piece = part_of(args, kwargs, batch.dims, 0, few)
     try:
         with knowing(batch.dims):
             graph = _repeatable(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise UnplannableError(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
-    with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
+    # Layers are looked at by running them.
+    with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
         forms = prove_graph(graph, *piece)
     if forms.reason:
         raise UnplannableError(forms.reason)
     _check_dimensions(graph, piece, batch)
+    check_joinable(forms)
     like = find_like(graph, len(sizes))
     if like is not None:
         earlier, ratio = like
@@ -110,6 +116,26 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
         return plan
     draws, branches = record_draws(plan.build(), args, kwargs, batch)
     return replace(plan, draws=draws, branches=branches)
+
+
+def _check_coupling(model: nn.Module, wish: Wish) -> None:
+    """Batch normalization in training: at once, for a capture would not change it."""
+    found = [name for name, module in model.named_modules() if couples(module)]
+    if found and not wish.own_statistics:
+        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise UnplannableError(
+            f"batch normalization in training ({found[0]}{others}) takes statistics over the batch; "
+            "batch_norm='micro-batch' would let every micro-batch have its own"
+        )
+
+
+def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int]) -> int:
+    """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
+    if not any(couples(module) for module in model.modules()):
+        return 1
+    if min(sizes) < 2:
+        raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
+    return min(batch.size, 4)
 
 
 def _check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
@@ -163,7 +189,7 @@ def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     return graph
 
 
-def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: int) -> Profile:
+def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: float) -> Profile:
     from gemini.planner.in_workers import as_in_workers
     from gemini.profiling import profile
     from gemini.profiling.cpu import CpuDevice
@@ -190,7 +216,7 @@ def _learning(profile: Profile, graph: Graph) -> Profile:
     return replace(profile, nodes=nodes)
 
 
-def _of_all_pieces(profile: Profile, pieces: int) -> Profile:
+def _of_all_pieces(profile: Profile, pieces: float) -> Profile:
     """The costs of the whole batch if it is run in equal pieces: what is later divided among them."""
     scaled = ("forward_ms", "backward_ms", "forward_peak_mb", "backward_peak_mb", "input_mb", "output_mb", "saved_mb",
               "saved_own_mb", "moved_mb", "forward_moved_mb", "host_ms", "device_ms")  # fmt: skip
@@ -199,7 +225,7 @@ def _of_all_pieces(profile: Profile, pieces: int) -> Profile:
     return replace(profile, nodes=nodes, values_mb=values, check=None, unchecked="scaled from a micro-batch")
 
 
-def _divided(table: Table, count: int) -> Table:
+def _divided(table: Table, count: float) -> Table:
     if isinstance(table, tuple):
         return tuple(tuple(entry / count for entry in row) for row in table)
     return table / count

@@ -51,6 +51,11 @@ class StepPlan:
         return self.analysis.step_ms
 
     @property
+    def writes(self) -> bool:
+        """Whether a step writes buffers."""
+        return bool(self.once or self.forms.own_statistics)
+
+    @property
     def is_random(self) -> bool:
         """Whether a step draws random numbers."""
         return any(node.random for node in self.graph.nodes)

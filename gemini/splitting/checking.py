@@ -39,7 +39,10 @@ def check(  # noqa: PLR0917
     known = Foreseen(graph, bound, tape)
     nodes, ops = splitting.weights(known, sizes)
     try:
-        return _check_tape(tape, root, splitting, sizes, ops) or _check_graph(forms, splitting, call, sizes, nodes)
+        found = _check_tape(tape, root, splitting, sizes, ops)
+        if found or forms.own_statistics:  # those of other micro-batches are others
+            return found
+        return _check_graph(forms, splitting, call, sizes, nodes)
     except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 

@@ -18,6 +18,7 @@ from gemini.splitting.effects import obstacle
 from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rules.registry import short_name
+from gemini.splitting.statistics import may_be_own
 from gemini.step.splitting import Constant, Kind, Opaque, Sample
 
 
@@ -28,6 +29,7 @@ class GraphForms:
     graph: Graph
     interpreter: Interpreter
     order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
+    own_statistics: tuple[str, ...] = ()  # modules that take those of each micro-batch
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -50,7 +52,11 @@ class GraphForms:
 
 def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None) -> GraphForms:
     """Follow samples through a graph. With a call, its tensors give the order of the inputs."""
-    forms = GraphForms(graph, Interpreter(), _order(graph, args, kwargs))
+    modules = {
+        node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
+    }
+    own = tuple(name for name, module in modules.items() if may_be_own(module))
+    forms = GraphForms(graph, Interpreter(), _order(graph, args, kwargs), own)
     forms.interpreter.blocked = _obstacle(graph)
     if forms.reason:
         return forms

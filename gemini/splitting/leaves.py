@@ -29,7 +29,8 @@ from gemini.splitting.effects import obstacle
 from gemini.splitting.interpreter import Interpreter, Statement
 from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
-from gemini.step.splitting import Arranged, Constant, Counted, Kind, Mean, Opaque
+from gemini.splitting.statistics import may_be_own
+from gemini.step.splitting import Arranged, Constant, Counted, Kind, Mean, Opaque, Sample
 
 _POINTWISE = (
     nn.Dropout, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU,
@@ -59,6 +60,8 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
         raise Refused("its hooks are not followed")
     if any(isinstance(value.kind, Arranged) for value in varying):
         return _row_by_row(graph, node, interpreter, statement, memo)
+    if may_be_own(module):
+        return _normalized(args, kwargs)
     found = None if node.changes else _known(module, args, kwargs, statement)
     if found is not None:
         return found
@@ -117,6 +120,14 @@ def _known(module: nn.Module, args: Any, kwargs: Any, statement: Statement) -> A
     rule = find_rule(name)
     assert rule is not None
     return rule(call)
+
+
+def _normalized(args: Any, kwargs: Any) -> Kind:
+    """Batch normalization by statistics of each micro-batch."""
+    value: Value = args[0] if args else kwargs["input"]
+    if not isinstance(value.kind, Sample) or value.kind.dim != 0 or value.kind.outer != 1:
+        raise Refused("batch normalization whose first dimension is not the samples")
+    return value.kind
 
 
 def _constant(tensor: torch.Tensor) -> Value:

@@ -38,6 +38,7 @@ from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, reque
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
 from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
+from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.step.program import program_of
 from gemini.step.tape import Tape
 
@@ -91,6 +92,10 @@ class Overlap:
         if going is None:
             return self._dispatched(eager, args, kwargs, _ANOTHER_WAY)
         kind = going
+        if kind.plan is not None and kind.plan.forms.own_statistics:
+            if samples < 2 * kind.plan.micro_batches:
+                return self._dispatched(eager, args, kwargs, "micro-batches of one sample have no statistics")
+            eager = partial(in_pieces, kind.plan, model)
         if samples not in kind.outlines:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
             self._learn(kind, samples, output)
@@ -191,7 +196,7 @@ class Overlap:
                     self.verify(pending, root, result)
                 return result
 
-            draws, writes = kind.plan.is_random, bool(kind.plan.once)
+            draws, writes = kind.plan.is_random, kind.plan.writes
             work = Work(
                 model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind)
             )

@@ -1,0 +1,65 @@
+"""Piecewise: a call by micro-batches, one after the other, in the program's process.
+
+Where micro-batches have statistics of their own (batch normalization by opt-in), a call is what they make of it,
+whichever way it runs: this is the way for calls that cannot run by the plan, and for running one again. Random numbers
+are those that the plan draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.binding import Call, bind
+from gemini.capture.values import decode
+from gemini.errors import GeminiError
+from gemini.planner.pieces import piece_sizes
+from gemini.planner.step_plan import StepPlan
+from gemini.randomness.slicing import SlicedDraws
+from gemini.runtime.deferred.work import taken_apart
+from gemini.runtime.overlap.hookless import hookless
+from gemini.splitting.foreseeing import Foreseen
+from gemini.step.splitting import Constant, Kind, Mean, Sample, weigh
+from gemini.step.tape import Tape
+
+
+def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """The output of a call, put together from those of its micro-batches, with autograd."""
+    from gemini.runtime.controller.dispatch import here
+
+    call = Call(args, kwargs)
+    samples = next(t.shape[d] for t, d in zip(call.tensors, plan.batch.dims, strict=True) if d is not None)
+    sizes = piece_sizes(samples, plan.micro_batches)
+    draws = SlicedDraws([pattern for stage in plan.draws for pattern in stage], samples)
+    found, start = [], 0
+    with here(), hookless(model):
+        for length in sizes:
+            parts = [
+                tensor if dim is None else tensor.narrow(dim, start, length)
+                for tensor, dim in zip(call.tensors, plan.batch.dims, strict=True)
+            ]
+            given, named = call.arguments(parts)
+            with draws.piece(start, length):
+                found.append(taken_apart(model(*given, **named)))
+            start += length
+    form, (first, *_) = found[0][0], [tensors for _, tensors in found]
+    known = Foreseen(plan.graph, bind(model, args, kwargs), Tape(0, []))
+    kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
+    if any(len(tensors) != len(kinds) for _, tensors in found):
+        raise GeminiError(
+            f"{type(model).__name__} returns {len(first)} tensors for a micro-batch, {len(kinds)} were expected\n"
+            "    → batch_norm='batch'"
+        )
+    joined = [_joined(kind, [one[1][at] for one in found], known, sizes) for at, kind in enumerate(kinds)]
+    return decode(form, lambda ref: joined[ref.node])
+
+
+def _joined(kind: Kind, parts: list[torch.Tensor], known: Foreseen, sizes: list[int]) -> torch.Tensor:
+    if isinstance(kind, Sample):
+        return kind.join(parts)
+    if isinstance(kind, Constant):
+        return parts[0]
+    shares = kind.share.weights(known, sizes) if isinstance(kind, Mean) else [1.0] * len(parts)
+    return torch.stack([weigh(part, share) for part, share in zip(parts, shares, strict=True)]).sum(0)
