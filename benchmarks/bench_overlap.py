@@ -41,6 +41,7 @@ from overlap_ours import AUTO, PLANS, Ours, Took
 from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
 
 from gemini.errors import GeminiError
+from gemini.profiling.device import find_device
 
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
 
@@ -189,8 +190,19 @@ def _row(found: Found, one: Contender, ceiling: Contender) -> dict[str, Any]:
             "expected": analysis.step_ms / 1e3, "expected_bubble": analysis.bubble,
             "expected_computing": max(worker.load_ms for worker in analysis.workers) / 1e3,
             "bubble": statistics.median(took.trace.bubble for took in one.took),
+            "actions": _actions(one.took),
         }  # fmt: skip
     return row
+
+
+def _actions(steps: list[Took]) -> list[tuple[int, str, float, float]]:
+    """Of every stage, what its forward and its gradients were expected to take, and took in the middle (ms)."""
+    expected = {(block.stage or 0, block.btype): float(block.span) for block in steps[0].trace.planned}
+    found: dict[tuple[int, str], list[float]] = {key: [] for key in expected}
+    for took in steps:
+        for block in took.trace.measured:
+            found[block.stage or 0, block.btype].append(float(block.span))
+    return [(*key, expected[key], statistics.median(spans)) for key, spans in sorted(found.items())]
 
 
 def _facts(found: Found) -> dict[str, Any]:
@@ -204,7 +216,8 @@ def _facts(found: Found) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "model": task.name, "workers": task.workers, "layers": task.layers, "micro_batches": task.micro_batches,
-        "ratios": ratios, "controller_ms": 1e3 * statistics.median(took.outside for took in auto.took),
+        "ratios": ratios, "contention": str(found.ours.contention),
+        "controller_ms": 1e3 * statistics.median(took.outside for took in auto.took),
     }  # fmt: skip
 
 
@@ -285,7 +298,7 @@ def main() -> None:
     if given.json:
         machine = {
             "torch": torch.__version__, "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
-            "processor": platform.processor() or platform.machine(), "load": os.getloadavg(),
+            "processor": find_device("cpu").describe(), "load": os.getloadavg(),
         }  # fmt: skip
         Path(given.json).write_text(json.dumps({"machine": machine, "runs": told}, indent=1, default=str))
 

@@ -15,6 +15,7 @@ from overlap_peers import Task, pin
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.partition.options import Options
+from gemini.planner.contention import measure
 from gemini.planner.layouts import layouts
 from gemini.planner.planning import LOCAL
 from gemini.planner.scheduling import choose
@@ -62,6 +63,7 @@ class Ours:
         for worker, seat in zip(self.crew.workers, seats, strict=True):
             pin(worker.process.pid, seat)
         self.ready_s = time.perf_counter() - began
+        self.contention = measure(task.workers)  # as the planner found it
         ((self.key, (kind,)),) = self.overlap.kinds.items()
         if kind.plan is None:
             raise RuntimeError(f"no plan: {kind.reason}")
@@ -77,8 +79,14 @@ class Ours:
         if self._layouts is None:
             self._layouts = list(layouts(first.graph, first.profile, self.task.workers, "exact", options))
         choice = choose(first.graph, first.profile, self._layouts, options, name)
-        plan = replace(
-            first, partition=choice.partition, analysis=choice.analysis, schedule=choice.plan, name=name, _built={}
+        plan = replace(  # these models draw no random numbers
+            first,
+            partition=choice.partition,
+            analysis=choice.analysis,
+            schedule=choice.plan,
+            name=name,
+            draws=((),) * choice.partition.nstages,
+            _built={},
         )
         kind = Kind(plan, "", self.kinds[AUTO].shapes)
         kind.outlines = dict(self.kinds[AUTO].outlines)
