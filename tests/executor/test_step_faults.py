@@ -14,6 +14,10 @@ from torch import nn
 
 from gemini.errors import InvalidPlanError, WorkerError
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.executor.messages import Abandon
+from gemini.runtime.executor.peers import Abandoned, Peers
+from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.link import Link
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.library import library
 from gemini.step.program import make_program, program_of
@@ -204,3 +208,14 @@ def test_other_numbers_of_workers_and_micro_batches(two, crew: Crew) -> None:
     executor = Bench(two, crew).executor(program_of(two, library("1f1b", 2, 4)))
     with pytest.raises(InvalidPlanError, match="4 micro-batches, the step has 2"):
         executor.run(Bench(two, crew).request((torch.randn(4, 4).double(),), (2, 2), Script(squares)))
+
+
+def test_what_came_together_with_a_request_is_heard() -> None:
+    here, there = (Link(Channel(end), side) for side, end in enumerate(Channel.pair()))
+    for step in (6, 7):
+        here.send(Abandon(step, step))
+    there.receive()  # reads both at once
+    peers = Peers(there)
+    peers.begin(7, lambda parcel: None)
+    with pytest.raises(Abandoned):
+        peers.hear(0)

@@ -46,7 +46,7 @@ def test_random_numbers_are_those_of_one_device(crew: Crew, schedule: str, stage
     piped = cut(model, (x[:2],), stages=stages)
     batch = find_samples(model, (x,), {})
     assert batch is not None
-    draws = record_draws(piped, (x,), {}, batch)
+    draws, _ = record_draws(piped, (x,), {}, batch)
     bench = Bench(piped, crew)
     executor = bench.executor(program_of(piped, library(schedule, 2, 3), draws=draws, recompute=recompute))
     for seed in range(2):

@@ -236,8 +236,9 @@ class Executor:
         result = StepResult(None, [], {}, {}, {}, b"", [])
         for worker, reply in replies.items():
             rest = iter(reply.tensors)
-            for number, latest, header in reply.gradients:
-                parts.setdefault(number, []).append((latest, worker.link.carriage.read(header)))
+            opened = worker.link.carriage.read_all(header for _, _, header in reply.gradients)
+            for (number, latest, _), gradient in zip(reply.gradients, opened, strict=True):
+                parts.setdefault(number, []).append((latest, gradient))
             for number in reply.loose:
                 parts.setdefault(number, []).append((0, next(rest)))
             if reply.has_root:

@@ -3,6 +3,9 @@
 A worker adds the gradient of every micro-batch to one piece of shared memory. After the step the controller gets the
 place of that memory, not a copy. It comes back to the pool when the last tensor that looks at it is gone there, so a
 gradient that the program still holds is never written again.
+
+To open a piece costs the controller as much as many small gradients do, so those of one worker share a piece, the
+*shelf*; it comes back when the last of them is gone.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ import torch
 from gemini.runtime.transport import tensors
 from gemini.runtime.transport.carriage import Line
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.slabs import Slab
+from gemini.runtime.transport.slabs import ALIGN, Slab
+
+_SMALL = 64 << 10  # bytes
 
 
 class Lent(NamedTuple):
@@ -27,12 +32,32 @@ class Lent(NamedTuple):
     header: Any
 
 
+class Places(NamedTuple):
+    """Where gradients lie on a shelf."""
+
+    size: int  # bytes
+    of: dict[int, tensors.Part]  # by identity of the parameter
+
+    @staticmethod
+    def made(parameters: Iterable[torch.Tensor]) -> Places:
+        """For those of some parameters that are small."""
+        end, found = 0, {}
+        for parameter in {id(one): one for one in parameters}.values():
+            if parameter.layout is torch.strided and 0 < parameter.nbytes <= _SMALL:
+                found[id(parameter)] = tensors.Part(
+                    end, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape), tensors.dense(parameter)
+                )
+                end += -(-parameter.nbytes // ALIGN) * ALIGN
+        return Places(end, found)
+
+
 class Gradients:
     """The gradients of one worker in one step; also set as `grad` of the parameters, where autograd adds to them."""
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, link: Link, places: Places) -> None:
+        self.link, self.places = link, places
         self._lent: dict[int, Lent] = {}
+        self._shelf: tuple[Slab, torch.Tensor] | None = None
 
     def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """The memory to add to, and whether it holds nothing yet and is to be overwritten."""
@@ -54,7 +79,14 @@ class Gradients:
 
     def _lend(self, parameter: torch.Tensor) -> Lent:
         at, line = self._line(parameter)
-        header, total = tensors.lend(line.pool, parameter.detach())
+        part = None if at else self.places.of.get(id(parameter))
+        if part is None:
+            header, total = tensors.lend(line.pool, parameter.detach())
+        else:
+            if self._shelf is None:
+                slab = line.pool.take(self.places.size)
+                self._shelf = slab, line.pool.view(slab, self.places.size)
+            header, total = part.on(*self._shelf)
         lent = self._lent[id(parameter)] = Lent(parameter, total, at, header)
         parameter.grad = total
         return lent
@@ -72,6 +104,7 @@ class Gradients:
 
     def discard(self) -> None:
         """The step has failed: the memory is free again."""
-        for lent in self.hand_over():
-            self.link.carriage.lines[lent.line].pool.release([Slab(*slab) for slab in tensors.slabs(lent.header)])
-        self._lent = {}
+        slabs = {(lent.line, *slab) for lent in self.hand_over() for slab in tensors.slabs(lent.header)}
+        for line, *slab in slabs:
+            self.link.carriage.lines[line].pool.release([Slab(*slab)])
+        self._lent, self._shelf = {}, None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gemini.runtime.executor.arrivals import local_readers
+from gemini.runtime.executor.gradients import Places
 from gemini.runtime.executor.messages import Stages, Tasks
 from gemini.runtime.executor.stage import LiveStage
 
@@ -49,4 +50,5 @@ class Plan:
         self.frozen = message.frozen
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
+        self.places = Places.made(p for stage in self.stages.values() for p in stage.parameters)
         self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage)

@@ -73,6 +73,9 @@ class Peers:
     # ── hearing ────────────────────────────────────────────────────────────────────────────────────────────────
     def hear(self, timeout: int | None = None) -> None:
         """Take in what has arrived; wait for something if `timeout` (milliseconds) says so."""
+        if self.control.channel.has_more:  # it came together with the request for the step
+            self._heed()
+            timeout = 0
         for descriptor, _ in self._poll.poll(timeout):
             peer = self._by_descriptor.get(descriptor)
             if peer is None:
@@ -116,6 +119,7 @@ class Peers:
                 del self._by_descriptor[descriptor]
         waiting = select.poll()
         waiting.register(self.control.channel.fileno(), select.POLLIN)
+        self._heed()
         while self.abandon is None:
             waiting.poll()
             self._heed()

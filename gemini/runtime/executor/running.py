@@ -65,7 +65,7 @@ class StepRun:
         self.arrivals = Arrivals(plan.local_readers)
         self.inputs = Inputs(request.inputs, request.numbers, request.tensors, request.sizes)
         self.operands = Inputs(request.operands, [], request.tensors, request.sizes)
-        self.gradients = Gradients(control)
+        self.gradients = Gradients(control, plan.places)
         self.kept: dict[tuple[int, int], Kept] = {}
         self.left: dict[tuple[int, int], deque[Later]] = {}  # weight gradients, by stage and micro-batch
         self.given: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # gradients of inputs, by port and stage

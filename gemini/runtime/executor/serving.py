@@ -108,9 +108,11 @@ class Steps:
             return Refused(request.number, ABANDONED)
         except StageRaised as raised:
             run.undo()
+            self._answer_abandon()  # which may have come at the same time
             return self._raised(request, raised)
         except BaseException:
             run.undo()
+            self._answer_abandon()
             raise
         self.last = request.step, run.before()
         if run.outputs:

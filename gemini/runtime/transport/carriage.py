@@ -9,6 +9,7 @@ first of its lines that owns it, and arrives on the same device.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,16 @@ class Carriage:
     def read(self, header: tuple[int, Any]) -> torch.Tensor:
         """The tensor of a header."""
         return tensors.read(self.lines[header[0]].window, header[1])
+
+    def read_all(self, headers: Iterable[tuple[int, Any]]) -> list[torch.Tensor]:
+        """The tensors of headers, of which some are parts of one slab."""
+        opened: dict[Any, torch.Tensor] = {}
+        return [
+            tensors.read_part(self.lines[at].window, header, opened)
+            if header[0] == "part"
+            else tensors.read(self.lines[at].window, header)
+            for at, header in headers
+        ]
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property

@@ -42,6 +42,11 @@ class Channel:
         """The two ends of a new connection; neither has a name that others could connect to."""
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something has been read already that nobody has taken: waiting on the descriptor would miss it."""
+        return bool(self._arrived)
+
     def fileno(self) -> int:
         """The descriptor to wait on."""
         return self.connection.fileno()

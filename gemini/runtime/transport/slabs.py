@@ -24,7 +24,7 @@ import torch
 from gemini.runtime.devices.base import Device, Segment
 
 SEGMENT = 32 << 20  # bytes; larger tensors get a segment of their own
-_ALIGN = 64
+ALIGN = 64
 
 
 class Slab(NamedTuple):
@@ -37,8 +37,8 @@ class Slab(NamedTuple):
 
 def rounded(size: int) -> int:
     """The size class of a request: a quarter of a power of two, so that at most a fifth is wasted."""
-    if size <= 4 * _ALIGN:
-        return max(_ALIGN, -(-size // _ALIGN) * _ALIGN)
+    if size <= 4 * ALIGN:
+        return max(ALIGN, -(-size // ALIGN) * ALIGN)
     step = 1 << ((size - 1).bit_length() - 3)
     return -(-size // step) * step
 

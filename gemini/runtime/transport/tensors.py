@@ -11,7 +11,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -63,14 +63,39 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     return ("slab", tuple(slab), *facts)
 
 
+class Part(NamedTuple):
+    """A tensor in a slab that others share."""
+
+    offset: int  # in bytes
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def on(self, slab: Slab, memory: torch.Tensor) -> tuple[Header, torch.Tensor]:
+        """A header before its time, and the tensor, to be written before the header is sent."""
+        return ("part", tuple(slab), len(memory), *self), self.look(memory)
+
+    def look(self, memory: torch.Tensor) -> torch.Tensor:
+        """The tensor in the bytes of the slab."""
+        dtype = _dtype(self.dtype)
+        empty = torch.empty(0, dtype=dtype, device=memory.device)
+        return empty.set_(memory.untyped_storage(), self.offset // dtype.itemsize, self.shape, self.strides)
+
+
+def dense(like: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a new tensor in the other's order of dimensions, without gaps."""
+    return tuple(torch.empty_like(like, device="meta").stride())
+
+
 def lend(pool: Pool, like: torch.Tensor) -> tuple[Header, torch.Tensor]:
     """A header before its time: memory for a tensor like another one, to be written before the header is sent."""
-    strides = torch.empty_like(like, device="meta").stride()  # dense, in the other's order of dimensions
+    strides = dense(like)
     size = max(like.numel() * like.element_size(), 1)
     slab = pool.take(size)
     empty = torch.empty(0, dtype=like.dtype, device=like.device)
     found = empty.set_(pool.view(slab, size).untyped_storage(), 0, like.shape, strides)
-    return ("slab", tuple(slab), _name(like.dtype), tuple(like.shape), tuple(strides), False), found
+    told = () if list(strides) == _contiguous(like.shape) else strides
+    return ("slab", tuple(slab), _name(like.dtype), tuple(like.shape), told, False), found
 
 
 def _fill(memory: torch.Tensor, tensor: torch.Tensor, strides: Sequence[int]) -> None:
@@ -100,7 +125,7 @@ def slabs(header: Header | None) -> list[tuple[int, int, int]]:
         return []
     if header[0] == "spread":
         return slabs(header[1])
-    return [header[1]] if header[0] == "slab" else [*slabs(header[1]), *slabs(header[2])]
+    return [header[1]] if header[0] in ("slab", "part") else [*slabs(header[1]), *slabs(header[2])]
 
 
 def read(window: Window, header: Header) -> torch.Tensor:
@@ -126,6 +151,14 @@ def read(window: Window, header: Header) -> torch.Tensor:
     empty = torch.empty(0, dtype=dtype, device=window.where)
     found = empty.set_(memory.untyped_storage(), 0, shape, strides or _contiguous(shape))
     return found.requires_grad_() if requires_grad else found
+
+
+def read_part(window: Window, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
+    """A tensor in a slab that others share; it is opened once, and noted."""
+    _, slab, size, *part = header
+    if slab not in opened:
+        opened[slab] = window.look(Slab(*slab), size)
+    return Part(*part).look(opened[slab])
 
 
 def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:
