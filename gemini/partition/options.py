@@ -51,6 +51,8 @@ class Options:
     # ── search ─────────────────────────────────────────────────────────────────────────────────────────────────
     seed: int = 0
     time_limit: float = 10.0  # seconds, for those that search
+    near: float = 0.0  # an answer so close to what is possible at best is good enough
+    rivals: bool = True  # `exact` asks what others answer, too
 
     def __post_init__(self) -> None:
         faults = list(self._shape_faults())
@@ -84,7 +86,7 @@ class Options:
             yield f"weight {self.weight!r}; it is one of {', '.join(WEIGHTS)}"
         if self.tied not in TIED:
             yield f"tied {self.tied!r}; it is one of {', '.join(TIED)}"
-        for name in ("ratio", "slack", "optimizer_copies", "time_limit"):
+        for name in ("ratio", "slack", "optimizer_copies", "time_limit", "near"):
             value = getattr(self, name)
             if not _is_number(value) or value < 0:
                 yield f"{name} {value!r}; it is a finite number, 0 or more"

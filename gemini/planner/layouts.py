@@ -46,6 +46,7 @@ def _tries(
     yield _attempt(model, nparts, partitioner, options)
     if nparts == 1 or partitioner != "exact":
         return
+    options = replace(options, rivals=False)  # they have been asked
     yield _attempt(model, nparts, partitioner, replace(options, mixed=False))
     for chunks in range(2, most_chunks + 1):
         yield _attempt(model, nparts, partitioner, replace(options, chunks=chunks))

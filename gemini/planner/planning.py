@@ -38,6 +38,7 @@ from gemini.schedule.links import Links, Table
 from gemini.splitting.statistics import couples, own_statistics
 
 _SHORT = 1e-6  # ms
+_NEAR = 0.03  # stages so close to an even share are not searched on
 _TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
 LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
@@ -63,7 +64,9 @@ class Wish:
         workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
         # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
         links = Links(self.links.latency, _divided(self.links.bandwidth, pieces))
-        return Options(workers=workers, links=links, micro_batches=micro_batches, seed=self.seed, time_limit=2.0)
+        return Options(
+            workers=workers, links=links, micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_NEAR
+        )
 
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:

@@ -21,6 +21,7 @@ from gemini.schedule.library import LIBRARY
 from gemini.schedule.schedplan import SchedPlan
 
 AUTO = "auto"
+_NEAR = 0.03  # a step so close to an even share without any waiting is good enough
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
@@ -45,12 +46,15 @@ def choose(
     """The fastest of all; raises ScheduleError where a schedule that was asked for runs on no layout."""
     best: Choice | None = None
     tried = []
-    for found in _choices(graph, profile, layouts, options, schedule):
-        tried.append(found)
-        if not found.analysis.fits:
-            continue
-        if best is None or found.analysis.step_ms < best.analysis.step_ms * (1 - _WORTH):
-            best = found
+    for partition in layouts:
+        for found in _choices(graph, profile, partition, options, schedule):
+            tried.append(found)
+            if best is not None and _least(found) >= best.analysis.step_ms * (1 - _WORTH):
+                break  # no schedule makes this layout faster
+            if found.analysis.fits and (best is None or _is_faster(found, best)):
+                best = found
+        if best is not None and best.analysis.step_ms <= best.analysis.ideal_ms * (1 + _NEAR):
+            break  # no layout makes it much faster
     if best is None and tried:
         best = min(tried, key=lambda one: max(worker.memory.total_mb for worker in one.analysis.workers))
     if best is None:
@@ -61,19 +65,24 @@ def choose(
     return best
 
 
-def _choices(
-    graph: Graph, profile: Profile, layouts: Iterable[Partition], options: Options, schedule: str
-) -> Iterator[Choice]:
-    names = _names() if schedule == AUTO else [find_schedule(schedule)]
-    for partition in layouts:
-        for name in names:
-            wanted = replace(options, schedule=name)
-            try:
-                found = analyse(graph, profile, partition, wanted)
-            except GeminiError:
-                continue
-            if found.schedule == name and found.plan is not None:  # else shown for another one
-                yield Choice(partition, found, found.plan)
+def _is_faster(one: Choice, other: Choice) -> bool:
+    return one.analysis.step_ms < other.analysis.step_ms * (1 - _WORTH)
+
+
+def _least(found: Choice) -> float:
+    """What the busiest worker computes: no schedule is faster."""
+    return max(worker.forward_ms + worker.backward_ms for worker in found.analysis.workers)
+
+
+def _choices(graph: Graph, profile: Profile, partition: Partition, options: Options, schedule: str) -> Iterator[Choice]:
+    for name in _names() if schedule == AUTO else [find_schedule(schedule)]:
+        wanted = replace(options, schedule=name)
+        try:
+            found = analyse(graph, profile, partition, wanted)
+        except GeminiError:
+            continue
+        if found.schedule == name and found.plan is not None:  # else shown for another one
+            yield Choice(partition, found, found.plan)
 
 
 def _names() -> list[str]:

@@ -44,9 +44,9 @@ class Try:
 def partition_exact(problem: Problem) -> Assignment:
     """The optimum, or the best found with how far it may be off; never slower than what others answer."""
     found = searched(problem)
-    return (
-        found if _time(problem, found) <= bound_ms(problem) * (1 + ROUNDING) else not_slower(problem, found, searched)
-    )
+    enough = bound_ms(problem) * (1 + max(ROUNDING, problem.options.near))
+    is_enough = _time(problem, found) <= enough or not problem.options.rivals
+    return found if is_enough else not_slower(problem, found, searched)
 
 
 def searched(problem: Problem) -> Assignment:
@@ -162,7 +162,8 @@ def _target(problem: Problem, contiguous: float) -> float:
 
 def _may_be_faster(problem: Problem, contiguous: float) -> bool:
     """Whether other than contiguous stages could be faster by more than the slack."""
-    bounded = bound_ms(problem) > _target(problem, contiguous)
+    bound = bound_ms(problem)
+    bounded = bound > _target(problem, contiguous) or contiguous <= bound * (1 + problem.options.near)
     return problem.nparts > 1 and contiguous > 0 and not bounded and not _is_chain(problem)
 
 
