@@ -20,7 +20,7 @@ from gemini.capture.state import Saved
 from gemini.splitting.foreseeing import Foreseen
 from gemini.splitting.graphs import GraphForms
 from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.splitting import Constant, Kind, Known, Mean, Opaque, Partial, Sample, Splitting
 from gemini.step.tape import Meta, Tape
 
 _EXACT = 1e-7  # in double precision
@@ -39,7 +39,7 @@ def check(  # noqa: PLR0917
     known = Foreseen(graph, bound, tape)
     nodes, ops = splitting.weights(known, sizes)
     try:
-        found = _check_tape(tape, root, splitting, sizes, ops)
+        found = _check_tape(tape, root, splitting, sizes, ops, known)
         if found or forms.own_statistics:  # those of other micro-batches are others
             return found
         return _check_graph(forms, splitting, call, sizes, nodes)
@@ -57,7 +57,9 @@ def _sizes(call: Call, splitting: Splitting) -> list[int]:
 
 
 # ── the tape ───────────────────────────────────────────────────────────────────────────────────────────────────
-def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any) -> str:
+def _check_tape(  # noqa: PLR0917
+    tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any, known: Known
+) -> str:
     if root < tape.outputs:
         return ""
     total = sum(sizes)
@@ -69,7 +71,7 @@ def _check_tape(tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int
     for one in parts[1:]:  # what is the same in all micro-batches
         for at in range(tape.outputs):
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
-    whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes) for at in range(tape.outputs)]
+    whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
     loss = run_tape(tape, [one.clone() for one in whole], operands)[root]
     gathered = torch.zeros_like(loss)
@@ -107,13 +109,13 @@ def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Genera
     return made.to(meta.device).requires_grad_(meta.requires_grad)
 
 
-def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int]) -> torch.Tensor:
+def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int], known: Known | None = None) -> torch.Tensor:
     if isinstance(kind, Sample):
         return kind.join(parts)
     if isinstance(kind, Partial):
         return torch.stack(parts).sum(0)
-    if isinstance(kind, Mean):  # by any shares that add up to one
-        weights = [size / sum(sizes) for size in sizes]
+    if isinstance(kind, Mean) and known is not None:
+        weights = kind.share.weights(known, sizes)
         return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
     return parts[0]
 

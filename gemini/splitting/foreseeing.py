@@ -1,49 +1,118 @@
-"""Foreseeing: what is computed before a step, from its inputs and the operands of its tape: targets, masks, counts."""
+"""Foreseeing: what is computed before a step, from its inputs and the operands of its tape: targets, masks, counts.
+
+Only ops that do not draw are run, those that write included. Of a value of which only the size is asked for, nothing
+is run at all: sizes follow from the number of samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemini.capture.executor import Execution
-from gemini.capture.forms import Ref
+from gemini.capture.forms import Number, Ref, leaves, refs
 from gemini.capture.graph import Graph
+from gemini.capture.node import Node
+from gemini.capture.numbers import Expr
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.values import follow
 from gemini.step.tape import Tape
+
+_SIZES = ("size", "numel")
+
+
+def foreseeable(graph: Graph) -> set[int]:
+    """The nodes whose results can be computed before a step."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        plain = node.kind == "op" and not node.random
+        if node.is_source or (plain and all(index in found for index in _needs(graph, node))):
+            found.add(node.id)
+    return found
+
+
+def _needs(graph: Graph, node: Node) -> set[int]:
+    """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
+    read = {ref.node for form in (node.args, node.kwargs) for leaf in leaves(form) for ref in _contents(graph, leaf)}
+    return read | set(node.after)
+
+
+def _contents(graph: Graph, leaf: Any) -> Iterator[Ref]:
+    if isinstance(leaf, Ref):
+        yield leaf
+    elif isinstance(leaf, Number):
+        yield from _contents(graph, leaf.expr)
+    elif isinstance(leaf, Expr):
+        if leaf.op in _SIZES and _is_sized(graph, leaf.operands[0]):
+            return
+        for part in leaf.operands:
+            yield from _contents(graph, part)
+    elif not isinstance(leaf, (int, float, str, tuple)):
+        yield from refs(leaf)
+
+
+def _is_sized(graph: Graph, ref: Ref) -> bool:
+    """Whether the size of a value follows from the number of samples."""
+    meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
+    return meta is not None and (meta.batch_dim is None or meta.batch_factor > 0)
+
+
+class _Ahead(Execution):
+    """A run of some nodes; sizes of the others are told."""
+
+    def read_number(self, expr: Expr) -> Any:
+        """What an expression reads from a tensor."""
+        if expr.op in _SIZES and expr.operands[0].node not in self.results:
+            ref = expr.operands[0]
+            meta = self.graph.meta(ref)
+            shape = list(meta.shape)
+            if meta.batch_dim is not None:
+                shape[meta.batch_dim] = meta.batch_factor * self._samples()
+            return torch.Size(shape).numel() if expr.op == "numel" else shape[expr.operands[1]]
+        return super().read_number(expr)
+
+    def _samples(self) -> int:
+        for index, path in self.graph.inputs.items():
+            (meta,) = self.graph.nodes[index].outputs.values()
+            if meta.batch_dim is not None:
+                return int(follow(self.bound, path).shape[meta.batch_dim]) // meta.batch_factor
+        raise LookupError("no input counts samples")
 
 
 class Foreseen:
     """The values of one step that shares are computed from, each computed when it is first asked for."""
 
     def __init__(self, graph: Graph, bound: dict[str, Any], tape: Tape, model: nn.Module | None = None) -> None:
-        self.execution = Execution(graph, model or graph.bound_model(), bound)
+        self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
+        self.execution = _Ahead(graph, self.model, bound)
         self.tape = tape
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """The whole-batch contents of a value."""
+        """The whole-batch contents of a value, as they are when it is made."""
         if isinstance(key, Ref):
-            self._run(key.node)
-            found: torch.Tensor = follow(self.execution.results[key.node], key.path)
+            found: torch.Tensor = follow(self._run(key.node).results[key.node], key.path)
             return found
         assert isinstance(key, tuple)
         return self.tape.operands[key[1]]
 
-    def _run(self, node: int) -> None:
-        graph, done = self.execution.graph, self.execution.results
+    def _run(self, node: int) -> Execution:
         needed: set[int] = set()
         waiting = [node]
         while waiting:
             index = waiting.pop()
-            if index not in needed and index not in done:
+            if index not in needed:
                 needed.add(index)
-                waiting += graph.nodes[index].dependencies
+                waiting += _needs(self.graph, self.graph.nodes[index])
+        # Writes belong to one value: another may have been made of the same memory before them.
+        writes = any(self.graph.nodes[index].mutates for index in needed)
+        execution = _Ahead(self.graph, self.model, self.bound) if writes else self.execution
         with torch.no_grad(), RegionSwitch() as regions:
-            for index in sorted(needed):
-                one = graph.nodes[index]
+            for index in sorted(needed - execution.results.keys()):
+                one = self.graph.nodes[index]
                 if one.region is not None and not one.is_source:
                     regions.to(one.region)
-                self.execution.step(one)
+                execution.step(one)
+        return execution

@@ -15,6 +15,7 @@ from gemini.capture.node import MODULES, Node, TensorMeta
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.effects import obstacle
+from gemini.splitting.foreseeing import foreseeable
 from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rules.registry import short_name
@@ -60,7 +61,12 @@ def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[
     forms.interpreter.blocked = _obstacle(graph)
     if forms.reason:
         return forms
-    forms.interpreter.extend([statement_of(graph, node, forms.memo) for node in graph.nodes])
+    statements = [statement_of(graph, node, forms.memo) for node in graph.nodes]
+    ahead = foreseeable(graph)
+    for node, statement in zip(graph.nodes, statements, strict=True):
+        if not node.is_source:
+            statement.known = node.id in ahead and not node.mutates
+    forms.interpreter.extend(statements)
     settle_guards(forms.interpreter, graph)
     _settle_assignments(forms.interpreter, graph)
     return forms
@@ -150,9 +156,10 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
         )
     forms = (node.args, node.kwargs)
     alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
-    pure = node.kind == "op" and not node.mutates and not node.after
+    pure = node.kind == "op" and not node.mutates
     made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
-    made.flaggable, made.writes, made.late = alone and not node.mutates, tuple(node.mutates), bool(node.after)
+    made.flaggable, made.writes = alone and not node.mutates, tuple(node.mutates)
+    made.late = tuple(index for index in node.after if graph.nodes[index].mutates)
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
         ref = node.mutates[0]
         made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False

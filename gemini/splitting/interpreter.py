@@ -1,7 +1,7 @@
 """The interpreter: follows samples through statements, in order, by the rules of their ops.
 
 A statement that comes to want an earlier one otherwise (two means with different shares are added: both must become
-sums first) demands it; the earlier one is decided so, and interpretation starts again from there. There are four
+sums first) demands it; the earlier one is decided so, and interpretation starts again from there. There are five
 decisions, each of which flags the statement with a share:
 
 | decision | the result was                          | it becomes                     | by the share     |
@@ -10,12 +10,15 @@ decisions, each of which flags the statement with a share:
 | times    | a sum                                   | a mean of micro-batches        | M                |
 | once     | a constant                              | a sum                          | 1 / M            |
 | whole    | anything that is known before the step  | a constant                     | the whole value  |
+| part     | the same, of a size that grows with it  | samples                        | its part of it   |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
 from typing import Any
 
 from gemini.capture.forms import refs
@@ -41,6 +44,7 @@ from gemini.step.splitting import (
     Kind,
     Mean,
     Opaque,
+    Part,
     Partial,
     Sample,
     Share,
@@ -62,6 +66,7 @@ _VIEWS = (
     "narrow",
     "expand",
 )
+_MOST = 1 << 14  # entries a sample of a value that is put in from outside
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 
 
@@ -81,7 +86,7 @@ class Statement:
     random: bool = False
     flaggable: bool = True  # its one result can be multiplied
     writes: tuple[Hashable, ...] = ()
-    late: bool = False  # what it reads may have been written to since it was made
+    late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
     run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
 
 
@@ -206,9 +211,11 @@ class Interpreter:
     def _decided(self, statement: Statement, value: Value, result: Result) -> None:
         """Apply what was decided on a result; what nothing follows from is known as a whole, where it can be."""
         decision = self.decisions.get(statement.index)
-        free = value.known and not value.grad and result.batch is None and statement.flaggable and not self.frozen
+        free = value.known and not value.grad and statement.flaggable and not self.frozen
         if isinstance(value.kind, Opaque) and decision is None and free and len(statement.results) == 1:
-            decision = self.decisions[statement.index] = "whole"
+            decision = "whole" if result.batch is None else "part" if _is_divisible(result, statement) else None
+            if decision is not None:
+                self.decisions[statement.index] = decision
         kind: Kind = value.kind
         share: Share | None = None
         if decision == "share" and isinstance(kind, Mean):
@@ -217,8 +224,11 @@ class Interpreter:
             kind, share = Mean(Uniform()), Times()
         elif decision == "once" and isinstance(kind, Constant):
             kind, share = Partial(), Uniform()
-        elif decision == "whole" and free:
+        elif decision == "whole" and free and result.batch is None:
             kind, share = Constant(), Whole(value.key)
+        elif decision == "part" and free and isinstance(result.batch, int):
+            kind = Sample(result.batch, result.shape[result.batch] // statement.samples)
+            share = Part(value.key, kind)
         if share is not None:
             self.shares[statement.index] = share
             self.values[statement.results[0][0]] = replace(value, kind=kind)
@@ -228,17 +238,19 @@ class Interpreter:
     # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
     def arguments(self, statement: Statement) -> tuple[Any, Any]:
         """(args, kwargs) with values in place of tensors."""
-        read = self._read_late if statement.late else self.read
+        read = partial(self._read_late, statement.late) if statement.late else self.read
         if isinstance(statement.form, tuple):
             args, kwargs = (decode(form, read) for form in statement.form)
         else:
             args, kwargs = decode(statement.form, read)
         return args, kwargs
 
-    def _read_late(self, form: Any) -> Any:
-        """A value of which nothing is known before the step."""
+    def _read_late(self, late: tuple[int, ...], form: Any) -> Any:
+        """A value; what was known of it is not, if it was written to since."""
         value = self.read(form)
-        return replace(value, known=False, repeats=None) if isinstance(value, Value) else value
+        if not isinstance(value, Value) or all(write < form.node for write in late):
+            return value
+        return replace(value, known=False, repeats=None)
 
     def read(self, form: Any) -> Any:
         """The value of a reference or a number."""
@@ -358,6 +370,13 @@ def _spread(found: Any, count: int) -> list[Kind]:
 
 class Inherited(Refused):
     """Opaque because an argument is; keeps the first reason."""
+
+
+def _is_divisible(result: Result, statement: Statement) -> bool:
+    """Whether a result has so many entries a sample, and not too many to be sent along."""
+    if not isinstance(result.batch, int) or result.shape[result.batch] % statement.samples:
+        return False
+    return 0 < prod(result.shape) // statement.samples <= _MOST
 
 
 def _checked(kind: Kind, result: Result, statement: Statement) -> Kind:

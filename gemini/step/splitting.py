@@ -203,6 +203,27 @@ class Whole(Share):
         return (self.source,)
 
 
+@dataclass(frozen=True)
+class Part(Share):
+    """Not a factor: the result is replaced by the samples' part of that of the whole batch, known before the step."""
+
+    source: Hashable
+    kind: Sample
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """The part itself, as plain numbers, for every micro-batch."""
+        whole, total, start = known.value(self.source).detach(), sum(sizes), 0
+        parts = []
+        for size in sizes:
+            parts.append(("whole", self.kind.take(whole, start, size, total).tolist()))
+            start += size
+        return parts
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The value."""
+        return (self.source,)
+
+
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]
     """0, and no gradient at all: one of 0 would become nan on its way back through 0 / 0."""
 

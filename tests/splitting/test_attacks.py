@@ -259,3 +259,37 @@ def test_a_branch_that_only_the_whole_batch_takes():
     for samples, refused in ((6, False), (7, True), (8, True)):
         tape = Tape(1, [Meta((samples, C), torch.float32, torch.device("cpu"), True)])
         assert ("number of samples" in prove(forms, tape, 0, samples).reason) is refused
+
+
+class Padded(nn.Module):
+    """A loss inside, over targets of which some do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.drop = nn.Linear(4, C), nn.Dropout(0.5)
+
+    def forward(self, x, y):
+        scores = self.drop(self.fc(x))
+        shown = (y != -100).expand(scores.shape[0], -1)  # asks for the size of what is drawn
+        return F.cross_entropy(scores.flatten(0, 1), y.flatten()) * (2.0 if shown.any() else 1.0)
+
+
+def test_a_mean_of_the_model_that_the_program_divides():
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3, 4, dtype=torch.float64), targets(N, 3, ignored=8)
+    step = Step(Padded().double().eval(), (x, y), lambda o: o / 4)
+    assert never_wrong(step) == ""
+    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+
+
+def test_nothing_is_drawn_before_a_step():
+    from gemini.splitting.foreseeing import Foreseen
+
+    torch.manual_seed(0)
+    x, y = torch.randn(N, 3, 4, dtype=torch.float64), targets(N, 3, ignored=8)
+    step = Step(Padded().double(), (x, y), lambda o: o / 4)
+    assert step.reason == ""
+    assert step.splitting.needs()
+    before = torch.get_rng_state()
+    step.splitting.weights(Foreseen(step.graph, step.bound, step.tape), [3, 4])
+    assert torch.equal(before, torch.get_rng_state())
