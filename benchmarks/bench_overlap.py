@@ -39,10 +39,12 @@ import torch
 from overlap_models import WORKLOADS
 from overlap_ours import AUTO, PLANS, Ours, Took
 from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
+from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
 from gemini.profiling.device import find_device
 
+_GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
 
 
@@ -105,15 +107,20 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
     """Steps of every contender, in turn; until then, or as often as asked for."""
     found = Found(task, ours, {}, {})
     for plan in given.plans:
+        PROGRESS.tell(f"planning {plan}")
         try:
             ours.plan(plan)
         except GeminiError as error:
             found.left_out[f"ours {plan}"] = _line(error)
+    patience = given.patience
     entries: list[tuple[str, Callable[[], list[int]], Callable[[], float | Took]]] = [
-        ("single process", lambda: peers.pids, lambda: peers.ask("whole")),
-        ("ceiling", lambda: peers.pids, lambda: peers.ask("share")),
-        *((f"torch {chain}", lambda: peers.pids, lambda chain=chain: peers.ask(chain)) for chain in given.chains),
+        ("single process", lambda: peers.pids, lambda: peers.ask("whole", 10 * patience)),
+        ("ceiling", lambda: peers.pids, lambda: peers.ask("share", patience)),
         *((f"ours {plan}", lambda: ours.pids, lambda plan=plan: ours.step(plan)) for plan in ours.kinds),
+        *(
+            (f"torch {chain}", lambda: peers.pids, lambda chain=chain: peers.ask(chain, patience))
+            for chain in given.chains
+        ),
     ]
     found.contenders = {name: Contender(name, pids, step) for name, pids, step in entries}
     for number in range(given.repeats + 1):
@@ -132,6 +139,7 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
 
 
 def _turn(found: Found, name: str, counts: bool) -> None:
+    PROGRESS.tell(name)
     try:
         found.contenders[name].run(counts)
     except (RuntimeError, GeminiError) as error:
@@ -153,6 +161,7 @@ def _line(error: Exception) -> str:
 def report(found: Found) -> dict[str, Any]:
     """Print a table of one model on so many workers; the same as plain data."""
     task, ceiling = found.task, found.contenders["ceiling"]
+    found.contenders = {name: one for name, one in sorted(found.contenders.items(), key=_rank) if one.seconds}
     title = f"{task.name}, {task.workers} workers, {task.layers} layers, {task.micro_batches} micro-batches"
     print(f"\n{title}; ready after {found.ours.ready_s:.1f} s")
     heads = (
@@ -177,6 +186,11 @@ def report(found: Found) -> dict[str, Any]:
     print(f"  controller's own work: {told['controller_ms']:.2f} ms a step")
     sys.stdout.flush()
     return told
+
+
+def _rank(entry: tuple[str, Contender]) -> int:
+    """Bounds first, then torch, then ours."""
+    return {"torch": 1, "ours": 2}.get(entry[1].side, 0)
 
 
 def _row(found: Found, one: Contender, ceiling: Contender) -> dict[str, Any]:
@@ -244,22 +258,21 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def run_all(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """All models on all numbers of workers."""
+def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]]) -> None:
+    """All models on all numbers of workers; `told` grows."""
     ends = time.perf_counter() + given.seconds
     everywhere = sorted(os.sched_getaffinity(0))
     left = len(given.workers) * len(given.models)
-    told = []
     for workers in given.workers:
         cores = cores_for(workers)
         seats = [[core] for core in cores] if given.pin and len(cores) == workers else [everywhere] * workers
-        began = time.perf_counter()
+        PROGRESS.tell(f"starting {workers} peers on cores {seats}")
         peers = Peers(seats)
-        print(f"{workers} processes on cores {seats}, {time.perf_counter() - began:.1f} s to start")
         for name in given.models:
             until = time.perf_counter() + (ends - time.perf_counter()) / left
             pieces = given.micro_batches or max(8, 2 * workers)
             task = Task(name, workers, given.layers or max(8, 2 * workers), pieces)
+            PROGRESS.tell(f"compiling {name} for {workers} workers")
             peers.take(task)
             pin(os.getpid(), cores)  # workers have as many threads as there are cores for each
             ours = Ours(task, seats, folder)
@@ -267,12 +280,11 @@ def run_all(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             found = measure(task, peers, ours, given, until)
             told.append(report(found))
             for plan in given.trace_plans if given.trace else ():
-                if plan in ours.kinds:
+                if f"ours {plan}" in found.contenders:
                     print("  trace:", *ours.save(plan, Path(given.trace) / f"{name}-{workers}-{plan}"))
             ours.end()
             left -= 1
         peers.end()
-    return told
 
 
 def main() -> None:
@@ -286,21 +298,30 @@ def main() -> None:
     parser.add_argument("--plans", nargs="*", default=list(PLANS), help="schedules of ours beside auto")
     parser.add_argument("--chains", nargs="*", default=list(CHAINS), choices=list(CHAINS), help="schedules of torch")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="the whole run takes no longer")
+    parser.add_argument("--patience", type=float, default=60.0, help="seconds for a step of a peer")
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     parser.add_argument("--trace", metavar="FOLDER", help="where to write timelines and pictures of a step")
     parser.add_argument("--trace-plans", nargs="+", default=[AUTO, "1f1b"])
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="processes to cores")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # times of another day are not those of this run
-        told = run_all(given, Path(folder))
-    if given.json:
+    told: list[dict[str, Any]] = []
+
+    def write() -> None:
+        if not given.json:
+            return
         machine = {
             "torch": torch.__version__, "python": platform.python_version(), "cores": len(os.sched_getaffinity(0)),
             "processor": find_device("cpu").describe(), "load": os.getloadavg(),
         }  # fmt: skip
         Path(given.json).write_text(json.dumps({"machine": machine, "runs": told}, indent=1, default=str))
+
+    if given.seconds < float("inf"):
+        PROGRESS.end_after(given.seconds + _GRACE, write)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder  # times of another day are not those of this run
+        run_all(given, Path(folder), told)
+    write()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_peers import Task, pin
+from overlap_progress import PROGRESS
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.partition.options import Options
@@ -58,7 +59,8 @@ class Ours:
         self.overlap, self.crew = managed.overlap, managed.crew
         self.overlap._trace = self._keep  # type: ignore[method-assign]
         self._last: tuple[Kind, list[Event]] | None = None
-        for _ in range(2):  # watched; planned
+        for what in ("a call that is watched", "a call that is planned for"):
+            PROGRESS.tell(what)
             self.model(self.batch)
         for worker, seat in zip(self.crew.workers, seats, strict=True):
             pin(worker.process.pid, seat)
