@@ -386,7 +386,7 @@ def kept_over_steps(model: nn.Module, optimizer: torch.optim.Optimizer, step: in
     return [*seen, *[one.detach().clone() for one in kept]]
 
 
-@odd(Plain, "overlapped")
+@odd(Plain)
 def written_outputs(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
     logits = model(x)

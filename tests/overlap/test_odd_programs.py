@@ -12,7 +12,7 @@ from torch import nn
 
 from gemini.report.journal import Story
 from gemini.runtime.controller.crew import Crew
-from tests.overlap.odd_programs import ODD
+from tests.overlap.odder_programs import ODDER as ODD
 from tests.overlap.programs import Program
 from tests.overlap.test_programs_overlapped import made, manage
 

@@ -98,6 +98,8 @@ def running(pending: Pending) -> Iterator[None]:
 def _check(pending: Pending) -> None:
     """The generators must be as the call before has left them."""
     found = states()
+    if not _state.generators:  # the call was put off in another thread
+        return
     if len(found) != len(_state.generators) or not all(map(torch.equal, found, _state.generators)):
         warnings.warn(_LEAK.format(type(pending.work.model).__name__), stacklevel=2)
         set_states(_state.generators)

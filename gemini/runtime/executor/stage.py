@@ -82,11 +82,10 @@ class LiveStage:
         entered = [
             self._enter(port.name, value, kept) for port, value in zip(self.interface.inputs, given, strict=True)
         ]
-        versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in entered]
+        versions = [_version(value) for value in entered]
         made = dict(returned(self.interface, self.module(*entered)))
         if self.written is None or any(
-            isinstance(value, torch.Tensor) and value._version != version
-            for value, version in zip(entered, versions, strict=True)
+            _version(value) != version for value, version in zip(entered, versions, strict=True)
         ):
             self._note_written(entered, versions)
         for name, value in made.items():
@@ -113,7 +112,7 @@ class LiveStage:
         found = {
             port.name
             for port, value, version in zip(ports, entered, versions, strict=True)
-            if isinstance(value, torch.Tensor) and value._version != version
+            if _version(value) != version
         }
         given = [port.name for port in ports if port.name in found and port.source is None]
         if given:
@@ -164,6 +163,11 @@ def saving_nothing() -> Iterator[None]:
 
     with saved_tensors_hooks(lambda _: None, lost):
         yield
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was written to; in inference mode nobody counts."""
+    return 0 if not isinstance(value, torch.Tensor) or value.is_inference() else int(value._version)
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

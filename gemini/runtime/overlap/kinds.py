@@ -23,7 +23,7 @@ def kind_of(model: nn.Module, call: Call) -> Hashable:
     """What calls of one kind have in common, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
     modes = tuple(module.training for module in model.modules())
-    frozen = tuple(parameter.requires_grad for parameter in model.parameters())
+    frozen = tuple((id(parameter), parameter.requires_grad) for parameter in model.parameters())
     return tensors, repr(call.form), Region.current(), modes, frozen
 
 

@@ -29,6 +29,7 @@ from gemini.planner.step_plan import UnplannableError
 from gemini.planner.ways import this_way
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.watching import before_drawing
 from gemini.runtime.executor.executor import Executor
@@ -39,6 +40,7 @@ from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
 from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
+from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.program import program_of
 from gemini.step.tape import Tape
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
+_CHANGES = 8  # times that plans are made again for a model that the program changes
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
@@ -72,11 +75,14 @@ class Overlap:
         self.managed, self.planner, self.story, self.trace = managed, planner, story, trace
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.kinds: dict[Any, list[Kind]] = {}
+        self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.steps = 0
 
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """A call of the model; `eager` makes it by dispatch."""
         args, kwargs = placed(args, kwargs)
+        if reason := _watched(model):
+            return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
         kind, samples = self._kind(model, call)
         reason = kind.reason
@@ -85,6 +91,8 @@ class Overlap:
         if not reason:
             assert kind.plan is not None
             misfit = kind.plan.build(kind.shares)._fitting.misfit(bind(model, args, kwargs))
+            if misfit is not None and misfit.kind == "model" and self._drop(kind):
+                return self.call(model, eager, args, kwargs)
             reason = "" if misfit is None else misfit.text
         if reason or samples is None:
             return self._dispatched(eager, args, kwargs, reason)
@@ -122,7 +130,7 @@ class Overlap:
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return Kind(reason=f"it is called in more than {len(known)} ways"), None
-        with reusing([kind.plan for kind in found if kind.plan is not None]):
+        with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
             found.append(self._planned(model, call))
         made = found[-1]
         return made, None if made.plan is None else made.samples(call.tensors)
@@ -140,6 +148,15 @@ class Overlap:
                 kind.variants.append(self._planned(model, Call(args, kwargs)))
             found = kind.going(model, bound, samples)
         return found
+
+    def _drop(self, kind: Kind) -> bool:
+        """The program has changed the model: plan again for what it is now; False where it does so ever again."""
+        if len(self.former) >= _CHANGES or kind.plan is None:
+            return False
+        self.former.append(kind.plan)
+        for found in self.kinds.values():
+            found[:] = [one for one in found if one is not kind]
+        return True
 
     def _planned(self, model: nn.Module, call: Call) -> Kind:
         from gemini.runtime.controller.dispatch import here
@@ -335,6 +352,15 @@ class Overlap:
         assert kind.plan is not None
         files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
+
+
+def _watched(model: nn.Module) -> str:
+    """Why a call has to be made as it is made, and at once."""
+    if has_swapped(model):
+        return "it is called with other parameters than its own"
+    if is_checkpointed():
+        return "a checkpoint of the program runs it again in backward"
+    return "hooks of the program take the tensors that it saves for backward" if saves_elsewhere() else ""
 
 
 def _told(error: Exception) -> str:

@@ -1,0 +1,25 @@
+"""Swapped parameters: a call of a model with other tensors in the place of its own (`torch.func.functional_call`).
+
+When the call returns they are gone again: such a call cannot be put off.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from torch import nn
+from torch.nn.utils import stateless
+
+_SWAPPING = stateless._functional_call.__code__
+
+
+def has_swapped(model: nn.Module) -> bool:
+    """Whether a model runs with parameters or buffers that somebody has put in for this call."""
+    if not all(isinstance(parameter, nn.Parameter) for parameter in model.parameters()):
+        return True
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is _SWAPPING:
+            return True
+    return False

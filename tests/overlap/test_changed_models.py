@@ -1,0 +1,55 @@
+"""A model that the program changes in mid-run is planned again, and trains as it would in one process."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller import dispatch
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+        self.head = nn.Linear(8, 3)
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(x)
+        return self.head(x * self.scale if self.scale != 1.0 else x)
+
+
+def train(model: Scaled) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for step in range(10):
+        if step == 5:
+            model.scale = 0.5
+        x, y = torch.randn(8, 8, generator=generator), torch.randint(3, (8,), generator=generator)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_it_is_planned_again(tmp_path):
+    torch.manual_seed(0)
+    model = Scaled()
+    expected = train(copy.deepcopy(model))
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    found = train(GeminiCompiler().compiler(model, config))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert managed.overlap.story.steps[OVERLAPPED] >= 6
+    assert not any("was changed" in reason for reason in managed.overlap.story.reasons)
