@@ -113,7 +113,7 @@ class Recognition:
 
     def _compiled(self, wrapper: nn.Module, args: Any, kwargs: Any) -> Any:
         """A call of what `torch.compile` returns: where its model gets workers they run that model as it is written."""
-        model: nn.Module = wrapper._modules["_orig_mod"]  # type: ignore[assignment]
+        model: nn.Module = wrapper._modules["_orig_mod"]
         if self.decider.refuses_compiled(model):
             self.settle(wrapper, managed=False)
             return nn.Module.__call__(wrapper, *args, **kwargs)
