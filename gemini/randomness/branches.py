@@ -24,6 +24,7 @@ from gemini.capture.node import Guard
 from gemini.capture.regions import RegionSwitch
 from gemini.randomness.fills import aten, draw_whole
 from gemini.randomness.recording import Draw, Pattern
+from gemini.splitting.foreseeing import closure
 
 
 class Made(NamedTuple):
@@ -35,9 +36,12 @@ class Made(NamedTuple):
 
 def random_guards(graph: Graph) -> list[Guard]:
     """The guards whose outcome depends on numbers that are drawn."""
-    return [
-        guard for guard in graph.guards if guard.data and any(graph.nodes[at].random for at in _needed(graph, guard))
-    ]
+    found = []
+    for guard in graph.guards:
+        read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
+        if any(graph.nodes[at].random for at in closure(graph, read)):
+            found.append(guard)
+    return found
 
 
 def _needed(graph: Graph, guard: Guard) -> set[int]:

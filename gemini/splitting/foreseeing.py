@@ -6,7 +6,7 @@ is run at all: sizes follow from the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,14 @@ from gemini.capture.node import Node
 from gemini.capture.numbers import Expr
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.values import follow
+from gemini.splitting.rules.registry import short_name
 from gemini.step.tape import Tape
 
 _SIZES = ("size", "numel")
+_LIKE = {  # ops that look at the size and type of one argument only: its place
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as"), 1),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"), 0),
+}
 
 
 def foreseeable(graph: Graph) -> set[int]:
@@ -34,10 +39,31 @@ def foreseeable(graph: Graph) -> set[int]:
     return found
 
 
+def closure(graph: Graph, nodes: Sequence[int]) -> set[int]:
+    """These nodes, and all whose contents they follow from."""
+    needed: set[int] = set()
+    waiting = list(nodes)
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            waiting += _needs(graph, graph.nodes[index])
+    return needed
+
+
 def _needs(graph: Graph, node: Node) -> set[int]:
     """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
-    read = {ref.node for form in (node.args, node.kwargs) for leaf in leaves(form) for ref in _contents(graph, leaf)}
-    return read | set(node.after)
+    forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
+    ignored = _only_for_its_size(graph, node)
+    return {ref.node for leaf in forms if leaf is not ignored for ref in _contents(graph, leaf)} | set(node.after)
+
+
+def _only_for_its_size(graph: Graph, node: Node) -> Ref | None:
+    """A tensor that an op is given, but looks at its size and type only."""
+    place = _LIKE.get(short_name(node.target)) if node.kind == "op" else None
+    given = getattr(node.args, "items", ())
+    ref = given[place] if place is not None and len(given) > place else None
+    return ref if isinstance(ref, Ref) and _is_sized(graph, ref) and given.count(ref) == 1 else None
 
 
 def _contents(graph: Graph, leaf: Any) -> Iterator[Ref]:
@@ -66,13 +92,23 @@ class _Ahead(Execution):
     def read_number(self, expr: Expr) -> Any:
         """What an expression reads from a tensor."""
         if expr.op in _SIZES and expr.operands[0].node not in self.results:
-            ref = expr.operands[0]
-            meta = self.graph.meta(ref)
-            shape = list(meta.shape)
-            if meta.batch_dim is not None:
-                shape[meta.batch_dim] = meta.batch_factor * self._samples()
+            shape = self._shape(expr.operands[0])
             return torch.Size(shape).numel() if expr.op == "numel" else shape[expr.operands[1]]
         return super().read_number(expr)
+
+    def _value(self, ref: Ref) -> Any:
+        """The value of a reference; of one that was not run, something of its size and type."""
+        if ref.node in self.results:
+            return super()._value(ref)
+        meta = self.graph.meta(ref)
+        return torch.zeros((), dtype=getattr(torch, meta.dtype), device=meta.device).expand(self._shape(ref))
+
+    def _shape(self, ref: Ref) -> list[int]:
+        meta = self.graph.meta(ref)
+        shape = list(meta.shape)
+        if meta.batch_dim is not None:
+            shape[meta.batch_dim] = meta.batch_factor * self._samples()
+        return shape
 
     def _samples(self) -> int:
         for index, path in self.graph.inputs.items():
@@ -99,13 +135,7 @@ class Foreseen:
         return self.tape.operands[key[1]]
 
     def _run(self, node: int) -> Execution:
-        needed: set[int] = set()
-        waiting = [node]
-        while waiting:
-            index = waiting.pop()
-            if index not in needed:
-                needed.add(index)
-                waiting += _needs(self.graph, self.graph.nodes[index])
+        needed = closure(self.graph, [node])
         # Writes belong to one value: another may have been made of the same memory before them.
         writes = any(self.graph.nodes[index].mutates for index in needed)
         execution = _Ahead(self.graph, self.model, self.bound) if writes else self.execution

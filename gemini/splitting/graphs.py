@@ -201,6 +201,8 @@ def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind
     """Python that is not followed: a constant of constants, if it is a function without effects."""
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
     block = f"a basic block: its Python is not followed ({node.reason})"
+    if node.kind == "module":  # it could be opened, but for what it does beside returning something
+        block = "it leaves tensors in its attributes, or in its arguments"
     what = "a Python function kept whole" if node.kind == "call" else block
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
         return Constant()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis, leaves
-from gemini.splitting.rules.masks import selected
+from gemini.splitting.rules.masks import filled, selected
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
@@ -168,7 +168,10 @@ def setitem(call: Call) -> Kind:
     if masks:
         if len(items) != 1 and any(not isinstance(item, slice) for item in items if item is not masks[0]):
             raise Refused("writing by a mask and other indices")
-        if isinstance(new, Value) and new.shape not in ((), (1,)):
+        if isinstance(new, Value) and not new.is_constant:
+            return filled(call, value, masks[0], new, items)
+        kept = rank - masks[0].rank - (items.index(masks[0]) if items[0] is not masks[0] else 0)
+        if isinstance(new, Value) and new.rank > kept and new.shape not in ((), (1,)):  # a row is the same for all
             raise Refused("writing as many entries as a mask selects")
         at = items.index(masks[0])
         found = aligned(call, [masks[0]], masks[0].rank)

@@ -2,14 +2,16 @@
 
     x[mask]                        rows of the first sample that are selected, then those of the second …
     x.masked_scatter(mask, y)      the entries of y, one after the other, in the places that are selected
+    x[mask] = y                    the same with rows
 
-Both keep samples apart where every sample has as many selected entries as in the run that was followed: what pictures
+They keep samples apart where every sample has as many selected entries as in the run that was followed: what pictures
 take up in a text, mostly. That is looked at before every step; a batch of which it does not hold is not split.
 """
 
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
@@ -36,6 +38,19 @@ def selected(call: Call, value: Value, mask: Value) -> Kind:
     entries = made.shape[0] // call.samples
     call.each(mask, kind, entries)
     return Sample(0, entries)
+
+
+def filled(call: Call, value: Value, mask: Value, new: Value, items: list[Any]) -> Kind:
+    """`value[mask] = new`: a row for every entry that the mask selects, in order."""
+    if items[0] is not mask or any(item != slice(None) for item in items[1:]):
+        raise Refused("writing by a mask and other indices")
+    kind = in_order(call.sample(value), value.shape)
+    call.must_be(mask, kind)
+    given = in_order(call.sample(new), new.shape)
+    if kind.dim >= mask.rank or given.dim != 0 or new.rank != value.rank - mask.rank + 1:
+        raise Refused("writing as many entries as a mask selects, with broadcasting")
+    call.each(mask, kind, given.factor)
+    return kind
 
 
 @rule("masked_select")
