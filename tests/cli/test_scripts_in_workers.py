@@ -1,0 +1,81 @@
+"""`gemini_python` trains an unmodified script in workers: the same output, a summary on standard error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMAND = str(Path(sys.executable).with_name("gemini_python"))
+FORCED = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "2")
+SCRIPT = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(6):
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    loss = nn.functional.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"{step} {loss.item():.4f}")
+"""
+
+
+def run(command: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [command, *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def test_forced_pipeline_prints_what_python_prints(folder: Path) -> None:
+    expected = run(sys.executable, "train.py", cwd=folder)
+    done = run(COMMAND, *FORCED, "--verify", "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    assert "Sequential, 435 parameters, trained by SGD" in done.stderr
+    assert "3 steps compared with this process" in done.stderr
+    assert "NOT the same" not in done.stderr
+    explained = run(COMMAND.replace("gemini_python", "gemini"), "explain", cwd=folder)
+    assert "4 overlapped" in explained.stdout
+
+
+def test_auto_leaves_a_small_model_alone_with_one_line(folder: Path) -> None:
+    expected = run(sys.executable, "train.py", cwd=folder)
+    done = run(COMMAND, "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gemini: Sequential runs as under python: a step of ")
+    assert not (folder / ".gemini").exists()
+
+
+def test_a_dry_run_plans_and_trains_nothing(folder: Path) -> None:
+    done = run(COMMAND, *FORCED, "--dry-run", "train.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "on 2 workers" in done.stderr
+
+
+def test_a_program_that_trains_nothing_ends_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "eval.py").write_text("import torch\nprint(torch.nn.Linear(2, 2)(torch.ones(1, 2)).shape)\n")
+    done = run(COMMAND, "eval.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "torch.Size([1, 2])\n")
+    assert done.stderr == "gemini: no model was trained: the program ran as under python\n"
+    assert run(COMMAND, "-q", "eval.py", cwd=tmp_path).stderr == ""

@@ -1,0 +1,144 @@
+"""Models are recognised by what a program does with them, whatever they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.launch.recognition import Recognition
+
+CALL = nn.Module.__call__
+
+
+class Noting:
+    """Decides that models run here, and notes them."""
+
+    is_lasting = True
+
+    def __init__(self) -> None:
+        self.met: list[nn.Module] = []
+
+    def refuses_compiled(self, model: nn.Module) -> bool:
+        return False
+
+    def decide(self, model: nn.Module) -> bool:
+        self.met.append(model)
+        return False
+
+
+@pytest.fixture
+def found() -> Iterator[Recognition]:
+    made = Recognition(Noting())
+    yield made
+    nn.Module.__call__ = CALL
+
+
+def net(inputs: int = 4, outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+
+def met(found: Recognition) -> list[nn.Module]:
+    decider: Any = found.decider
+    return decider.met
+
+
+def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.1)
+
+
+def test_the_outermost_module_that_holds_trained_parameters(found: Recognition) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    model = Whole()
+    found.given(sgd(model))
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    assert met(found) == []
+    model(torch.randn(2, 4))
+    model(torch.randn(2, 4))
+    assert met(found) == [model]
+    assert nn.Module.__call__ is CALL  # nothing is open: no overhead is left
+
+
+def test_several_models_and_a_teacher(found: Recognition) -> None:
+    generator, critic, teacher = net(), net(), net()
+    found.given(sgd(generator))
+    found.given(sgd(critic))
+    teacher(generator(torch.randn(2, 4)))
+    critic(torch.randn(2, 4))
+    assert met(found) == [generator, critic]
+
+
+def test_a_second_optimizer_opens_a_model_that_was_passed_over(found: Recognition) -> None:
+    first, second = net(), net()
+    found.given(sgd(first))
+    second(torch.randn(2, 4))
+    first(torch.randn(2, 4))
+    found.given(sgd(second))
+    second(torch.randn(2, 4))
+    assert met(found) == [first, second]
+
+
+def _parallel(model: nn.Module) -> Callable[..., Any]:
+    return nn.DataParallel(model)
+
+
+def _compiled(model: nn.Module) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(model, backend="eager")
+    return compiled
+
+
+def _through_a_method(model: nn.Module) -> Callable[..., Any]:
+    class Task(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model
+
+        def training_step(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+    return Task().training_step
+
+
+@pytest.mark.parametrize("wrap", [_parallel, _compiled, _through_a_method])
+def test_wrappers_are_looked_through(wrap: Callable[[nn.Module], Callable[..., Any]], found: Recognition) -> None:
+    model = net()
+    call = wrap(model)
+    found.given(sgd(model))
+    x = torch.randn(2, 4)
+    assert torch.equal(call(x), model(x))
+    assert met(found) == [model]
+
+
+def test_layers_and_parameters_alone_are_no_models(found: Recognition) -> None:
+    layer, image = nn.Linear(4, 4), nn.Parameter(torch.zeros(3))
+    found.given(torch.optim.SGD([*layer.parameters(), image], lr=0.1))
+    layer(torch.randn(2, 4))
+    assert met(found) == []
+
+
+def test_without_an_optimizer_whatever_learns_is_trained(found: Recognition) -> None:
+    model, frozen = net(), net().requires_grad_(requires_grad=False)
+    found.take_all()
+    frozen(model(torch.randn(2, 4)))
+    assert met(found) == [model]
+
+
+def test_objects_that_are_gone_leave_nothing_behind(found: Recognition) -> None:
+    model = net()
+    found.given(sgd(model))
+    model(torch.randn(2, 4))
+    met(found).clear()
+    del model
+    assert not found._settled
+    assert not found._open
