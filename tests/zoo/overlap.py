@@ -33,8 +33,8 @@ steps in real worker processes: four micro-batches, dropout on, random numbers a
 of every step, weights and buffers at the end and the state of the generator must agree, in float64 to 1e-9 (a gradient
 relative to its largest entry, or to a millionth of the largest gradient where that is more); models without float64
 kernels in float32, losses to 1e-5 and the rest to 1e-4. The loss is the model's own, else the mean square of its
-outputs. A model in float64 that casts differentiable values to float32, and so rounds sums over micro-batches
-otherwise, must agree to 1e-5: *equal, float32 inside*. *noise*: the first loss and the first gradients agree, and what
+outputs, where those without dimensions are added as they are. A model in float64 that casts differentiable values to
+float32, and so rounds sums over micro-batches otherwise, must agree to 1e-5: *equal, float32 inside*. *noise*: the first loss and the first gradients agree, and what
 differs later differs no more than ten times what the last bits of the weights change on one device.
 
 - **path**: *overlapped*: micro-batches overlap under the schedule; *dispatched*: one batch at a time through the

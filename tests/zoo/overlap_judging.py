@@ -51,12 +51,15 @@ _FIRST = "the first call of its size shows what is returned"
 
 
 def objective(output: Any) -> torch.Tensor:
-    """The model's own loss; without one, the mean square of everything differentiable that it returns."""
+    """The model's own loss; without one, the mean square of everything differentiable that it returns.
+
+    What has no dimensions is taken as it is: the terms of a loss, which programs add up.
+    """
     named = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(named, torch.Tensor) and named.requires_grad and named.dim() == 0:
         return named
     parts = [part for _, part in tensors(output) if part.requires_grad and part.is_floating_point()]
-    return torch.stack([part.pow(2).mean() for part in parts]).sum()
+    return torch.stack([part.pow(2).mean() if part.dim() else part for part in parts]).sum()
 
 
 def judge(
