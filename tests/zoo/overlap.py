@@ -34,8 +34,9 @@ of every step, weights and buffers at the end and the state of the generator mus
 relative to its largest entry, or to a millionth of the largest gradient where that is more); models without float64
 kernels in float32, losses to 1e-5 and the rest to 1e-4. The loss is the model's own, else the mean square of its
 outputs, where those without dimensions are added as they are. A model in float64 that casts differentiable values to
-float32, and so rounds sums over micro-batches otherwise, must agree to 1e-5: *equal, float32 inside*. *noise*: the first loss and the first gradients agree, and what
-differs later differs no more than ten times what the last bits of the weights change on one device.
+float32, and so rounds sums over micro-batches otherwise, must agree to 1e-5: *equal, float32 inside*. *noise*: the
+first loss and the first gradients agree, and what differs later differs no more than ten times what the last bits of
+the weights change on one device.
 
 - **path**: *overlapped*: micro-batches overlap under the schedule; *dispatched*: one batch at a time through the
   workers; *local*: in the program's process. **why**: what kept it from the overlapped path.
