@@ -143,8 +143,10 @@ class Workload:
 
     @staticmethod
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Cross entropy over the last dimension of tokens, or the second of pictures."""
-        return F.cross_entropy(logits.transpose(1, 2) if logits.dim() == 3 else logits, targets)
+        """Cross entropy, of every token or of every pixel."""
+        if logits.dim() == 3:
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return F.cross_entropy(logits, targets)
 
 
 def gpt(layers: int, words: int = 8192, width: int = 512, length: int = 128) -> Blocks:

@@ -34,10 +34,12 @@ PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
 
 @dataclass(frozen=True)
 class Took:
-    """A step: what its caller waited for, and of that, in which no worker had begun or all had ended."""
+    """A step: what its caller waited for; of that, in which no worker had begun or all had ended; and what the caller's
+    own process computed."""
 
     seconds: float
     outside: float
+    computed: float
     trace: StepTrace
 
 
@@ -107,17 +109,17 @@ class Ours:
         if name != AUTO:  # the proof that micro-batches are allowed has been held against numbers once
             self.overlap._checked = lambda _kind, prepared, *_: prepared  # type: ignore[method-assign]
         self._last = None
-        begin = time.perf_counter()
+        begin, before = time.perf_counter(), time.process_time()
         self.model.zero_grad(set_to_none=True)
         loss = self.task.work.loss(self.model(self.batch), self.targets)
         loss.backward()
-        seconds = time.perf_counter() - begin
+        seconds, computed = time.perf_counter() - begin, time.process_time() - before
         if self._last is None:
             raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.story.reasons)}")
         kind, events = self._last
         first, last = min(event.begin for event in events), max(event.end for event in events)
         assert kind.plan is not None
-        return Took(seconds, seconds - (last - first), trace_of(kind.plan, events, seconds * 1e3))
+        return Took(seconds, seconds - (last - first), computed, trace_of(kind.plan, events, seconds * 1e3))
 
     def save(self, name: str, folder: Path) -> list[Path]:
         """The trace of one more step, and its picture."""

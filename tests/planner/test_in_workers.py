@@ -35,14 +35,15 @@ def costs_of(model: nn.Module, batch: torch.Tensor) -> tuple[dict[str, float], d
 
 
 def test_a_table_of_words_costs_its_rows_and_outputs_cost_their_loss() -> None:
-    before, after = costs_of(Words(16384), torch.randint(16384, (2, 64)))
-    assert after["table"] < before["table"] / 2
+    before, after = costs_of(Words(65536), torch.randint(65536, (2, 8)))
+    assert after["table"] < before["table"]
     assert after["inner"] == before["inner"]
     assert after["out"] != before["out"]
 
 
-def test_small_models_are_left_as_they_are() -> None:
-    before, after = costs_of(Words(100), torch.randint(100, (2, 8)))
+def test_other_modules_are_left_as_they_are() -> None:
+    model = nn.Sequential(nn.LayerNorm(16), nn.GELU(), nn.LayerNorm(16))
+    before, after = costs_of(model, torch.randn(2, 16))
     assert before == after
 
 

@@ -15,7 +15,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import MissingEngineError
-from gemini.schedule.block import Block
+from gemini.schedule.block import Block, Number
 from gemini.schedule.draw import palette
 from gemini.schedule.draw.layout import Layout, lay_out, text_width
 from gemini.schedule.draw.timeline import Row, Timeline, shade
@@ -227,17 +227,24 @@ def _margins(axes: Axes, picture: Timeline, layout: Layout) -> None:
     axes.set_xlabel(f"time ({time})" if time else "time", fontsize=layout.row_size, color=palette.FAINT)
     for index, row in enumerate(picture.rows):
         if picture.shows_memory:
-            limit = f" of {format_time(row.limit)}" if row.limit is not None else ""
+            limit = f" of {_amount(row.limit, memory)}" if row.limit is not None else ""
             axes.text(
                 1,
                 layout.floor_of(index) - layout.memory / 2,
-                f"  peak {format_time(row.peak)}{limit}{f' {memory}' if memory else ''}",
+                f"  peak {_amount(row.peak, memory)}{limit}",
                 transform=axes.get_yaxis_transform(),
                 ha="left",
                 va="center",
                 fontsize=layout.row_size,
                 color=palette.FAINT,
             )
+
+
+def _amount(value: Number, unit: str) -> str:
+    """An amount of memory; where it has a unit, to three digits."""
+    if not unit:
+        return format_time(value)
+    return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.3g} {unit}"
 
 
 def _heading(figure: Figure, picture: Timeline, layout: Layout) -> None:
