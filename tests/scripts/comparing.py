@@ -1,7 +1,7 @@
 """Whether two runs of a program printed and saved the same, up to rounding.
 
 Text must be equal but for numbers with a decimal point. Those, and saved tensors, may differ by ten times what two runs
-under `python` differ by, but at least by a floor: a few roundings of float32, grown by some steps of training.
+under `python` differ by, but at least by a floor: some roundings, grown by some steps of training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-FLOOR = 1e-5  # of a number's size: about 80 roundings of float32
 FACTOR = 10  # how much further than the noise of `python` itself
 _NUMBER = re.compile(r"[-+]?(?:\d+\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\binf\b|\bnan\b)")
 _SMALL = 0.01  # numbers are compared relative to their size, those below it to this

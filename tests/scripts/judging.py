@@ -84,7 +84,7 @@ class Judge:
             verdict.faults.append(_first_difference(theirs, ours.stdout))
         deviations = comparing.printed(theirs, ours.stdout)
         verdict.deviation = max(deviations, default=0.0)
-        if not self.always and verdict.deviation <= comparing.FLOOR:
+        if not self.always and verdict.deviation <= self.program.floor:
             return
         noise = [0.0] * len(deviations)
         for reference in self.references:
@@ -92,7 +92,7 @@ class Judge:
             noise = [max(a, b) for a, b in zip(noise, [*other, *[0.0] * len(noise)])]
         verdict.noise = max(noise, default=0.0)
         for index, (deviation, allowed) in enumerate(zip(deviations, noise)):
-            if deviation > max(comparing.FACTOR * allowed, comparing.FLOOR):
+            if deviation > max(comparing.FACTOR * allowed, self.program.floor):
                 was, is_ = comparing.numbers(theirs)[index].value, comparing.numbers(ours.stdout)[index].value
                 verdict.faults.append(f"number {index}: {was} became {is_}; noise {allowed:.1e}, here {deviation:.1e}")
                 break
@@ -107,7 +107,7 @@ class Judge:
         theirs = comparing.load(self.reference.folder / self.program.checkpoint)
         faults, deviations = comparing.saved(theirs, comparing.load(path))
         verdict.faults += [f"{path.name}: {fault}" for fault in faults[:3]]
-        if max(deviations.values(), default=0.0) > comparing.FLOOR:
+        if max(deviations.values(), default=0.0) > self.program.floor:
             self._weigh_saved(theirs, deviations, verdict)
 
     def _weigh_saved(self, theirs: dict[str, Any], deviations: dict[str, float], verdict: Verdict) -> None:
@@ -117,7 +117,7 @@ class Judge:
             noise = {name: max(noise.get(name, 0.0), value) for name, value in other.items()}
         for name, deviation in sorted(deviations.items(), key=lambda entry: -entry[1]):
             allowed = noise.get(name, 0.0)
-            if deviation > max(comparing.FACTOR * allowed, comparing.FLOOR):
+            if deviation > max(comparing.FACTOR * allowed, self.program.floor):
                 verdict.faults.append(f"checkpoint: {name} is off by {deviation:.1e}; noise {allowed:.1e}")
                 break
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "programs"
+FLOAT32 = 1e-5  # deviations that are no fault, of a number's size: about 80 roundings of float32
+BFLOAT16 = 2**-8  # two roundings: micro-batches round their weight gradients, and then add them up
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Program:
     needs: tuple[str, ...] = ()
     file: str = ""
     checkpoint: str = "checkpoint.pt"
+    floor: float = FLOAT32
     sampled: bool = False  # runs in `make tests`; the others in `make tests-all`
 
     @property
@@ -54,9 +57,9 @@ PROGRAMS = (
     Program("hf_gpt2_generate", "generate() in evaluation, save_pretrained", needs=HF),
     Program("accelerate_loop", "accelerate loop", needs=("accelerate",)),
     Program("lightning_module", "PyTorch Lightning", needs=("lightning",)),
-    Program("amp_grad_scaler", "autocast and GradScaler", sampled=True),
+    Program("amp_grad_scaler", "autocast and GradScaler", floor=BFLOAT16, sampled=True),
     Program("amp_disabled_scaler", "autocast and GradScaler, disabled"),
-    Program("bfloat16", "bfloat16 weights"),
+    Program("bfloat16", "bfloat16 weights", floor=BFLOAT16),
     Program("gradient_checkpointing", "gradient checkpointing"),
     Program("grad_accumulation", "gradient accumulation and clipping"),
     Program("schedulers", "LR schedulers of all kinds"),

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED
 from tests.scripts import results
+from tests.scripts.comparing import FACTOR
 from tests.scripts.judging import Verdict, judge
-from tests.scripts.registry import BY_NAME, PROGRAMS, Program
+from tests.scripts.registry import BFLOAT16, BY_NAME, FLOAT32, PROGRAMS, Program
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "scripts_table.md"
@@ -26,17 +27,15 @@ _HEAD = """\
 Ordinary training scripts (`tests/scripts/programs`), each run under `python` and under `gemini_python --mode pipeline
 --pipeline-degree 2 --accum-degree 4` on a CPU. *Same* means: what is printed is equal but for rounding, step by step,
 so are checkpoint, exit code and traceback, and nothing is left behind. Numbers may deviate by {factor} × what two runs
-under `python` deviate by (two threads, other kernels), and at least by {floor:.0e} of their size. Written by
-`python -m tests.scripts.table`.
+under `python` deviate by (two threads, other kernels), and at least by {floor:.0e} of their size
+({coarse:.0e} in bfloat16). Written by `python -m tests.scripts.table`.
 
 """
 
 
 def render(verdicts: Mapping[str, Verdict]) -> str:
     """The table, and what it comes to."""
-    from tests.scripts.comparing import FACTOR, FLOOR
-
-    lines = [_HEAD.format(factor=FACTOR, floor=FLOOR) + _sums(verdicts), ""]
+    lines = [_HEAD.format(factor=FACTOR, floor=FLOAT32, coarse=BFLOAT16) + _sums(verdicts), ""]
     lines += ["| script | kind | same | path | steps | deviation | why not faster |", "|---|---|---|---|---|---|---|"]
     lines += [_row(program, verdicts.get(program.name)) for program in PROGRAMS]
     return "\n".join(lines) + "\n"

@@ -7,6 +7,7 @@ import torch
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
 from tests.scripts import comparing
 from tests.scripts.judging import path_of
+from tests.scripts.registry import FLOAT32
 
 
 def test_numbers_with_a_point_are_numbers_and_the_rest_is_text() -> None:
@@ -18,7 +19,7 @@ def test_numbers_with_a_point_are_numbers_and_the_rest_is_text() -> None:
 
 def test_the_last_digit_may_differ() -> None:
     assert comparing.printed("loss 0.123456", "loss 0.123457") == [0.0]
-    assert comparing.printed("loss 1.234567", "loss 1.234667")[0] > comparing.FLOOR
+    assert comparing.printed("loss 1.234567", "loss 1.234667")[0] > FLOAT32
     assert comparing.printed("loss nan", "loss nan") == [0.0]
 
 
