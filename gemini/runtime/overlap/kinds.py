@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from gemini.runtime.overlap.losses import Prepared
 
 
-def kind_of(model: nn.Module, call: Call) -> Hashable:
+def kind_of(model: nn.Module, parameters: Sequence[torch.Tensor], call: Call) -> Hashable:
     """What calls of one kind have in common, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
     modes = tuple(module.training for module in model.modules())
-    frozen = tuple((id(parameter), parameter.requires_grad) for parameter in model.parameters())
+    frozen = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
     return tensors, repr(call.form), Region.current(), modes, frozen
 
 

@@ -81,10 +81,11 @@ class Overlap:
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """A call of the model; `eager` makes it by dispatch."""
         args, kwargs = placed(args, kwargs)
-        if reason := _watched(model):
+        parameters = list(model.parameters())
+        if reason := _watched(parameters):
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
-        kind, samples = self._kind(model, call)
+        kind, samples = self._kind(model, parameters, call)
         reason = kind.reason
         if not reason and samples is None:
             reason = "its inputs have other sizes than those it was planned for"
@@ -109,7 +110,8 @@ class Overlap:
             self._learn(kind, samples, output)
             return output
         if torch.is_grad_enabled():
-            return defer(self._work(model, kind, samples, eager), args, kwargs)
+            trained = [parameter for parameter in parameters if parameter.requires_grad]
+            return defer(self._work(model, trained, kind, samples, eager), args, kwargs)
         return self._evaluated(_Asked(model, eager, call, args, kwargs), kind, samples)
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
@@ -117,8 +119,8 @@ class Overlap:
         return eager(args, kwargs)
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _kind(self, model: nn.Module, call: Call) -> tuple[Kind, int | None]:
-        key = kind_of(model, call)
+    def _kind(self, model: nn.Module, parameters: list[nn.Parameter], call: Call) -> tuple[Kind, int | None]:
+        key = kind_of(model, parameters, call)
         found = self.kinds.setdefault(key, [])
         for kind in found:
             if kind.plan is None:
@@ -201,9 +203,10 @@ class Overlap:
             return
         kind.outlines[samples] = outline
 
-    def _work(self, model: nn.Module, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]) -> Work:
+    def _work(
+        self, model: nn.Module, trained: list[nn.Parameter], kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
+    ) -> Work:
         assert kind.plan is not None
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         work = kind.works.get(samples)
         if work is None or [*map(id, work.parameters)] != [*map(id, trained)]:
 
@@ -354,9 +357,9 @@ class Overlap:
         self.story.traces += [str(path) for path in files]
 
 
-def _watched(model: nn.Module) -> str:
+def _watched(parameters: list[nn.Parameter]) -> str:
     """Why a call has to be made as it is made, and at once."""
-    if has_swapped(model):
+    if has_swapped(parameters):
         return "it is called with other parameters than its own"
     if is_checkpointed():
         return "a checkpoint of the program runs it again in backward"

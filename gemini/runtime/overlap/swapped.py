@@ -6,16 +6,18 @@ When the call returns they are gone again: such a call cannot be put off.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.nn.utils import stateless
 
 _SWAPPING = stateless._functional_call.__code__
 
 
-def has_swapped(model: nn.Module) -> bool:
-    """Whether a model runs with parameters or buffers that somebody has put in for this call."""
-    if not all(isinstance(parameter, nn.Parameter) for parameter in model.parameters()):
+def has_swapped(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether a model with these parameters runs with tensors that somebody has put in for this call."""
+    if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
         return True
     frame = sys._getframe()
     while frame.f_back is not None:
