@@ -38,8 +38,9 @@ from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
-from gemini.runtime.overlap.losses import Prepared, fetched, port_names, prepare, request_of
+from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
+from gemini.runtime.overlap.results import result_of
 from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.program import program_of
 from gemini.step.tape import Tape
@@ -295,7 +296,7 @@ class Overlap:
         self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
         if any(kind.plan.draws) and ran.generator:
             set_state(ran.generator)
-        return _result(kind, prepared, pending, bound, ran)
+        return result_of(kind, prepared, pending, bound, ran)
 
     def _checked(self, kind: Kind, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
         """The proof held against numbers, once; everything is left as it was."""
@@ -368,31 +369,3 @@ def _watched(parameters: list[nn.Parameter]) -> str:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _result(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], ran: Ran) -> StepResult:
-    """What a step gave, in the words of the deferred call."""
-    from gemini.capture.forms import Ref
-    from gemini.capture.values import follow
-
-    plan = kind.plan
-    assert plan is not None
-    assert prepared.loss is not None
-    assert ran.root is not None
-    by_identity = {id(parameter): gradient for parameter, gradient in ran.gradients}
-    parameters = [by_identity.get(id(parameter)) for parameter in pending.work.parameters]
-    ran.gradients = []
-    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
-    inputs = {}
-    for port in plan.build(kind.shares).wiring.from_call:
-        if port.name in ran.input_gradients and isinstance(port.value, Ref):
-            inputs[places[id(follow(bound, plan.graph.inputs[port.value.node]))]] = ran.input_gradients[port.name]
-    names = {number: f"#{number}" for number in prepared.loss.keep}
-    names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
-    outputs = ran.outputs
-
-    def fetch(number: int) -> Any:
-        return fetched(prepared.splitting, number, outputs[names[number]])
-
-    kept = frozenset(number for number, name in names.items() if name in outputs)
-    return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)

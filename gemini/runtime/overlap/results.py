@@ -1,0 +1,37 @@
+"""Results: what workers say a step gave, in the words of the deferred call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemini.capture.forms import Ref
+from gemini.capture.values import follow
+from gemini.runtime.deferred import Pending, StepResult
+from gemini.runtime.executor.request import StepResult as Ran
+from gemini.runtime.overlap.kinds import Kind
+from gemini.runtime.overlap.losses import Prepared, fetched
+
+
+def result_of(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], ran: Ran) -> StepResult:
+    """What a step gave, in the words of the deferred call."""
+    plan = kind.plan
+    assert plan is not None
+    assert prepared.loss is not None
+    assert ran.root is not None
+    by_identity = {id(parameter): gradient for parameter, gradient in ran.gradients}
+    parameters = [by_identity.get(id(parameter)) for parameter in pending.work.parameters]
+    ran.gradients = []
+    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
+    inputs = {}
+    for port in plan.build(kind.shares).wiring.from_call:
+        if port.name in ran.input_gradients and isinstance(port.value, Ref):
+            inputs[places[id(follow(bound, plan.graph.inputs[port.value.node]))]] = ran.input_gradients[port.name]
+    names = {number: f"#{number}" for number in prepared.loss.keep}
+    names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
+    outputs = ran.outputs
+
+    def fetch(number: int) -> Any:
+        return fetched(prepared.splitting, number, outputs[names[number]])
+
+    kept = frozenset(number for number, name in names.items() if name in outputs)
+    return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
