@@ -10,7 +10,7 @@
                                        ◄──    Outputs · Refused(reason) · Raised(exception)
     Backward(call, gradients, …)       ──►
                                        ◄──    Gradients
-    … each request may carry `dropped`: calls whose graph nobody needs any more
+    … each request may carry `dropped`: calls whose graph nobody needs any more; else Drop does
     Forget(units, homes)               ──►    of a model that the program has deleted
     Stop                               ──►    leaves
 
@@ -77,6 +77,13 @@ class Forget(NamedTuple):
     number: int
     units: list[int]
     homes: list[int]
+
+
+class Drop(NamedTuple):
+    """Calls whose graph nobody needs any more, where no other request takes that along. Nothing is answered."""
+
+    number: int
+    calls: list[int]
 
 
 class Stop(NamedTuple):

@@ -16,6 +16,7 @@ from torch import nn
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
+from gemini.runtime.protocol import Backward, Gradients, Refused
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.worker.draws import Draws, address_in_python
 
@@ -248,3 +249,21 @@ def test_a_snapshot_sees_what_has_changed() -> None:
         assert not snapshot.changed()
         change(module)
         assert snapshot.changed()
+
+
+def test_graphs_are_forgotten_also_where_no_other_call_follows(crew: Crew) -> None:
+    model, _, found = managed(nn.Sequential(Part(), Part()), crew, torch.randn(4, 16))
+    unit, other = found.units.values()
+    assert unit.worker is not other.worker
+    made = model(torch.randn(4, 16))
+    call = unit.worker.next_number() - 1
+
+    def asked() -> Any:
+        request = Backward(unit.worker.next_number(), call, [], [0], [], [torch.ones(4, 16)])
+        return unit.worker.ask(request, "backward")
+
+    found.tell_dropped()
+    assert isinstance(asked(), Gradients)
+    del made
+    found.tell_dropped()
+    assert isinstance(asked(), Refused)

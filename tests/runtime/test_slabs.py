@@ -47,3 +47,23 @@ def test_a_large_tensor_that_comes_first_is_not_written_over() -> None:
         assert bool((tensor == value).all())
     one.close()
     other.close()
+
+
+@given(st.lists(st.integers(1, 1 << 16), min_size=1, max_size=12), st.data())
+def test_memory_of_free_slabs_goes_back_and_nothing_else_changes(sizes: list[int], data: st.DataObject) -> None:
+    pool, device = Pool(Cpu()), Cpu()
+    slabs = [pool.take(size) for size in sizes]
+    views = [pool.view(slab, size).fill_(at + 1) for at, (slab, size) in enumerate(zip(slabs, sizes, strict=True))]
+    freed = data.draw(st.sets(st.sampled_from(range(len(slabs)))))
+    pool.release([slabs[at] for at in freed])
+    pool.trim()
+    device.rest()
+    for at, view in enumerate(views):
+        if at not in freed:
+            assert bool((view == at + 1).all())
+    again = [pool.take(sizes[at]) for at in freed]
+    for slab in again:
+        pool.view(slab, slab.size).fill_(77)
+    for at, view in enumerate(views):
+        if at not in freed:
+            assert bool((view == at + 1).all())

@@ -137,6 +137,12 @@ class Managed:
                 found.update(self._install(inner, unit.worker.place))
         return found
 
+    def tell_dropped(self) -> None:
+        """Let workers forget graphs of calls that are done: while whole steps run, nobody asks their units."""
+        for unit in self.units.values():
+            if unit.dropped:
+                unit.worker.drop(unit.take_dropped())
+
     def give_up(self, reason: str) -> None:
         """The model runs in this process from now on; its tensors are here anyway. Raises with `strict`."""
         self.planned = True

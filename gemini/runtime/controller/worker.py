@@ -29,7 +29,7 @@ from gemini.runtime.controller import starter
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.news import repeat
 from gemini.runtime.devices.registry import make, path_of
-from gemini.runtime.protocol import NEWS, Hello, Ready, Stop
+from gemini.runtime.protocol import NEWS, Drop, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, Unreadable
 
@@ -213,6 +213,11 @@ class Worker:
             repeat(news)
         except Exception as error:
             self.complaint = error
+
+    def drop(self, calls: list[int]) -> None:
+        """Tell it of graphs that nobody needs any more, where it is not to be asked for anything."""
+        with contextlib.suppress(ChannelClosed):  # whoever asks next says how it ended
+            self.link.send(Drop(0, calls))
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
     def bring_home(self, unit: Unit) -> bool:

@@ -71,6 +71,9 @@ class Device:
         """Whether the contents of a tensor lie on this device."""
         return bool(tensor.device == self.where)
 
+    def rest(self) -> None:
+        """Let go of shared memory that this process has looked at and others hold as well."""
+
     def trim(self) -> None:
         """Give memory that lies idle in this process back to the device."""
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import torch
 
 from gemini.runtime.devices.base import Device
 from gemini.runtime.memory.gone import when_gone
+
+_mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all that this process has mapped
 
 
 class MappedSegment:
@@ -20,7 +24,9 @@ class MappedSegment:
         self.descriptor = os.memfd_create("gemini", os.MFD_CLOEXEC) if descriptor is None else descriptor
         if descriptor is None:
             os.ftruncate(self.descriptor, size)
-        self.memory = memoryview(mmap.mmap(self.descriptor, size))
+        mapped = mmap.mmap(self.descriptor, size)
+        _mapped.add(mapped)
+        self.memory = memoryview(mapped)
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
         """Bytes of it."""
@@ -30,6 +36,14 @@ class MappedSegment:
         if freed is not None:
             when_gone(part, freed)
         return torch.frombuffer(part, dtype=torch.uint8)
+
+    def empty(self, offset: int, size: int) -> None:
+        """Return the memory of a part to the system, in all processes that have mapped it; it holds zeros then."""
+        begin, end = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, (offset + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped = self.memory.obj
+        if begin < end and isinstance(mapped, mmap.mmap) and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):  # then it stays
+                mapped.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:
         """Its descriptor."""
@@ -66,6 +80,13 @@ class Cpu(Device):
         segment = MappedSegment(size, descriptors[0])
         segment.was_shared()
         return segment
+
+    def rest(self) -> None:
+        """Let go of pages; the memory is a file's and stays what it is, and whoever looks again has them again."""
+        for mapped in list(_mapped):
+            if hasattr(mmap, "MADV_DONTNEED"):
+                with contextlib.suppress(OSError):
+                    mapped.madvise(mmap.MADV_DONTNEED)
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Whether it is in main memory."""

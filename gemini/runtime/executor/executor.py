@@ -125,6 +125,8 @@ class Executor:
                 (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
             )
             self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
+        for worker in self.workers:
+            worker.link.carriage.trim()
         self._snapshots = [Snapshot(stage) for stage in stages]
 
     def _bring_home(self) -> bool:

@@ -33,6 +33,7 @@ from gemini.runtime.executor.peers import Abandoned, Peers
 from gemini.runtime.executor.running import Before, StageRaised, StepRun
 from gemini.runtime.executor.store import STORE
 from gemini.runtime.generator import get_state
+from gemini.runtime.memory.heap import trim
 from gemini.runtime.protocol import Done, Raised, Refused
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
@@ -51,6 +52,9 @@ class Steps:
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
         self.last: tuple[int, Before] | None = None  # a step that may yet have to be undone
         store_ops.install()
+        trim()  # what calls of whole batches have left behind is more than micro-batches will need
+        control.carriage.trim()
+        control.carriage.device.rest()
         keep_freed_memory()
 
     def next(self) -> tuple[Any, list[int]] | None:

@@ -34,6 +34,13 @@ def _library() -> Any:
     return library
 
 
+def trim() -> None:
+    """Return what is idle to the system."""
+    library = _library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
 _next = [0.0]  # look
 
 

@@ -251,6 +251,7 @@ class Overlap:
         bound = bind(asked.model, asked.args, asked.kwargs)
         try:
             with Held():
+                self.managed.tell_dropped()
                 executor = self._executor(kind, prepared)
                 request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes)
                 request.patience = _SLOW * plan.step_ms / 1e3
@@ -285,6 +286,7 @@ class Overlap:
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
         with Held():
+            self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
             request = request_of(kind, prepared, pending, bound, sizes)
             request.patience = _SLOW * kind.plan.step_ms / 1e3

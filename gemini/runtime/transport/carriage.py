@@ -69,6 +69,11 @@ class Carriage:
             for at, header in headers
         ]
 
+    def trim(self) -> None:
+        """Return memory that nothing is in to the system."""
+        for line in self.lines:
+            line.pool.trim()
+
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def has_news(self) -> bool:

@@ -55,6 +55,9 @@ class FarPool:
         """Nothing is shared."""
         return []
 
+    def trim(self) -> None:
+        """Nothing is shared."""
+
 
 class FarWindow:
     """The receiver's side of a line."""

@@ -81,6 +81,15 @@ class Pool:
             for slab in slabs:
                 self._free.setdefault(slab.size, []).append(slab)
 
+    def trim(self) -> None:
+        """Return the memory of slabs that are free to the system, where the device can; they can still be taken."""
+        with self._lock:
+            for slabs in self._free.values():
+                for slab in slabs:
+                    empty = getattr(self.segments[slab.segment], "empty", None)
+                    if empty is not None:
+                        empty(slab.offset, slab.size)
+
     def view(self, slab: Slab, size: int) -> torch.Tensor:
         """The first `size` bytes of a slab, to write."""
         return self.segments[slab.segment].view(slab.offset, size)

@@ -92,7 +92,7 @@ class Server:
 
         from gemini.runtime.devices.registry import make
 
-        preload, stop = self.protocol.Preload, self.protocol.Stop
+        preload, drop, stop = self.protocol.Preload, self.protocol.Drop, self.protocol.Stop
         hello, _ = self.link.receive()
         sys.path[:] = hello.path
         sys.setrecursionlimit(hello.recursion)
@@ -112,6 +112,9 @@ class Server:
             if isinstance(request, preload):
                 self.calls.is_settled = False
                 _import(request.names)
+                continue
+            if isinstance(request, drop):
+                self.calls.drop(request.calls)
                 continue
             self._reply(request, self._answer(request, descriptors))
             del request  # its tensors are the controller's slabs
