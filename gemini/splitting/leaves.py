@@ -6,7 +6,9 @@ anew in every run, so branches on contents or on the number of samples are no pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +44,6 @@ _KNOWN: dict[type, str] = {
     nn.Embedding: "embedding", **dict.fromkeys(_POINTWISE, "relu"),
 }  # fmt: skip
 _SIZES = (2, 3)
-_HARMLESS = ("__new__", "__getattribute__", "__doc__", "__repr__", "__sizeof__", "__getnewargs__", "__format__")
 
 
 def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
@@ -65,7 +66,9 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
     found = None if node.changes else _known(module, args, kwargs, statement)
     if found is not None:
         return found
-    key = (node_signature(graph, node, costs=False), tuple((v.kind, v.shape, v.dtype, v.known) for v in given))
+    numbers = tuple((type(leaf), leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, (int, float, Odd)))
+    seen = tuple((v.kind, v.shape, v.dtype, v.known) for v in given)
+    key = (node_signature(graph, node, costs=False), seen, numbers)
     if key not in memo:
         memo[key] = _attempt(node, module, interpreter)
     return _outer(memo[key], given)
@@ -171,8 +174,12 @@ def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any
     from gemini.splitting.graphs import statement_of
 
     order: list[Value] = []
-    calls = [ModelCall(*_arguments(node, interpreter, size, order)) for size in _SIZES]
-    Watched.used = False
+    given = _arguments
+    if any(
+        isinstance(leaf, Count) for form in (node.args, node.kwargs) for leaf in leaves(decode(form, interpreter.read))
+    ):
+        module, given = _Numbered(module, node, partial(_number, interpreter)), _numbered
+    calls = [ModelCall(*given(node, interpreter, size, order)) for size in _SIZES]
     saved = Saved(module)
     region = node.region
     traces = []
@@ -183,8 +190,6 @@ def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any
                 traces.append(trace(subject, call.tensors, make_granularity(module, None, ())))
     finally:
         saved.restore()
-    if Watched.used:
-        raise Refused("it is given the number of samples, and uses it")
     mismatch = first_mismatch(traces[0], traces[1])
     if mismatch is not None:
         raise Refused(f"inside {mismatch[0].name}: {mismatch[1]}")
@@ -224,47 +229,55 @@ def _entered(region: Any) -> Any:
     return stack
 
 
-class Watched(int):
-    """A number of samples that a leaf is given. It may be handed on; using it is noticed."""
+class _Numbered(nn.Module):  # type: ignore[misc]
+    """A leaf that is given numbers of samples: here they are sizes of one more tensor, the last."""
 
-    used = False
+    def __init__(self, module: nn.Module, node: Node, number: Callable[[Number, int], Any]) -> None:
+        super().__init__()
+        self.inner = module
+        self.__dict__.update(forms=(node.args, node.kwargs), number=number)
+
+    def forward(self, *tensors: Any) -> Any:
+        """What the leaf returns."""
+        given, samples = iter(tensors), tensors[-1].shape[0]
+
+        def read(form: Any) -> Any:
+            return next(given) if isinstance(form, Ref) else self.number(form, samples)
+
+        args, kwargs = (decode(form, read) for form in self.forms)
+        return self.inner.forward(*args, **kwargs)
 
 
-def _noticing(name: str) -> Any:
-    original = getattr(int, name)
+def _number(interpreter: Interpreter, form: Any, samples: int) -> Any:
+    """A number that a leaf is given, for a number of samples."""
+    from gemini.splitting.numbers import number_kind
 
-    def method(self: Watched, *rest: Any) -> Any:
-        Watched.used = True
-        return original(self, *rest)
-
-    return method
-
-
-for _name in vars(int):
-    if _name not in _HARMLESS and callable(getattr(int, _name)):
-        setattr(Watched, _name, _noticing(_name))
+    found = number_kind(form.expr, interpreter.values) if isinstance(form, Number) else None
+    if isinstance(found, Count):
+        return samples * (found // SAMPLES)
+    if isinstance(found, (int, float)):
+        return found
+    raise Refused("it is given a number, or an object of the model, that depends on the batch")
 
 
 def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
     """Arguments like those of the node, for a number of samples."""
-    from gemini.splitting.numbers import number_kind
-
     order.clear()
 
     def read(form: Any) -> Any:
-        if isinstance(form, Ref):
-            value = interpreter.values[form]
-            order.append(value)
-            return _made(value, size)
-        if isinstance(form, Number):
-            number = number_kind(form.expr, interpreter.values)
-            if isinstance(number, Count):
-                return Watched(number // SAMPLES * size)
-            if isinstance(number, (int, float)):
-                return number
-        raise Refused("it is given a number, or an object of the model, that depends on the batch")
+        if not isinstance(form, Ref):
+            return _number(interpreter, form, size)
+        order.append(interpreter.values[form])
+        return _made(order[-1], size)
 
     return decode(node.args, read), decode(node.kwargs, read)
+
+
+def _numbered(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
+    """Arguments of `_Numbered`: the tensors, and one that counts samples."""
+    _arguments(node, interpreter, size, order)
+    order.append(Value("samples", Sample(0), (SAMPLES,), torch.float32, known=True, sized=0))
+    return tuple(_made(value, size) for value in order), {}
 
 
 def _made(value: Value, size: int) -> torch.Tensor:

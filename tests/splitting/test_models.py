@@ -250,3 +250,51 @@ def test_a_wrong_proof_is_overruled():
     assert "the loss of the whole batch" in check(
         tape_step.forms, tape_step.tape, tape_step.root, wrong, tape_step.inputs, {}
     )
+
+
+class Places(nn.Module):
+    """A table of positions, for as many samples as it is told."""
+
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.table, self.way = nn.Parameter(torch.randn(T, D)), way
+
+    def forward(self, samples):
+        return self.way(self.table, samples)
+
+
+class Told(nn.Module):
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.fc, self.places = nn.Linear(D, D), Places(way)
+
+    def forward(self, x):
+        return (self.fc(x) + self.places(x.shape[0])).tanh().square().mean()
+
+
+TOLD = {
+    "expanded": lambda table, n: table.expand(n, T, D),
+    "ones": lambda table, n: torch.ones(n, T, 1).to(table) * table,
+    "over the number": lambda table, n: table / n,
+    "for many": lambda table, n: table.expand(n, T, D) if n > 4 else 2 * table,
+    "numbered": lambda table, n: torch.arange(n).to(table)[:, None, None] * table,
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_layers_that_are_given_the_number_of_samples(name):
+    step = Step(make(Told(TOLD[name])), (batch(T, D),), own)
+    if name in ("expanded", "ones"):
+        split_equals(step, SIZES[1:3])
+    else:
+        assert step.reason
+
+
+def test_layers_that_are_given_different_numbers():
+    class Two(Told):
+        def forward(self, x):
+            twice = x.repeat_interleave(2, 0)
+            one = self.fc(x) + self.places(x.shape[0])
+            return one.tanh().mean() + (self.fc(twice) + self.places(twice.shape[0])).tanh().square().mean()
+
+    split_equals(Step(make(Two(TOLD["expanded"])), (batch(T, D),), own), SIZES[1:3])
