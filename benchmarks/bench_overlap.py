@@ -287,8 +287,25 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
                 if f"ours {plan}" in found.contenders:
                     print("  trace:", *ours.save(plan, Path(given.trace) / f"{name}-{workers}-{plan}"))
             ours.end()
+            told[-1]["memory"] = [_memory(task, plan) for plan in (AUTO, *given.plans) if given.memory]
             left -= 1
         peers.end()
+
+
+def _memory(task: Task, plan: str) -> dict[str, Any]:
+    """The memory of the largest worker by a plan, in workers of its own: a peak is of all that a process ever did."""
+    from overlap_memory import peaks
+
+    PROGRESS.tell(f"memory of {task.name} by {plan}")
+    try:
+        found = peaks(task, plan)
+    except (RuntimeError, GeminiError) as error:
+        return {"name": f"ours {plan}", "reason": _line(error)}
+    measured, expected = max(found)
+    print(
+        f"  {f'ours {plan}':24} largest worker {measured:.0f} MB, {expected:.0f} expected ({measured / expected:.2f})"
+    )
+    return {"name": f"ours {plan}", "measured_mb": measured, "expected_mb": expected}
 
 
 def main() -> None:
@@ -306,6 +323,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="where to write all figures")
     parser.add_argument("--trace", metavar="FOLDER", help="where to write timelines and pictures of a step")
     parser.add_argument("--trace-plans", nargs="+", default=[AUTO, "1f1b"])
+    parser.add_argument("--memory", action="store_true", help="measure the peak of workers, too, plan by plan")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="processes to cores")
     given = parser.parse_args()
     torch.set_num_threads(1)
