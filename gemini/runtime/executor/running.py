@@ -27,7 +27,7 @@ from gemini.runtime.executor.lowering import LOSS, Task
 from gemini.runtime.executor.messages import Parcel, Step, Stepped
 from gemini.runtime.executor.peers import Abandoned, Peers
 from gemini.runtime.executor.stage import Kept, LiveStage, place_in_graph, saving_nothing
-from gemini.runtime.executor.store import STORE, Later, settle
+from gemini.runtime.executor.store import STORE, AtOnce, Later, settle
 from gemini.runtime.executor.taped import TapeRaised, run_tape
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.worker.audit import Refusal
@@ -279,11 +279,11 @@ class StepRun:
         roots = [root for root in roots if root[1] is not None]
         if kept.root is not None:
             roots.insert(0, (kept.root, torch.ones_like(kept.root_like)))
-        queue: deque[Later] = deque()
+        letter = LETTERS[task.kind]
+        queue: deque[Later] = AtOnce(self.gradients) if letter == "B" and not task.sends else deque()
         if roots:
             self._run_backward(task, stage, roots, queue)
         self._send_gradients(task, kept)
-        letter = LETTERS[task.kind]
         if letter == "B":
             settle(queue, self.gradients)
         else:

@@ -80,6 +80,18 @@ class Store:
         self.queue.append(later)
 
 
+class AtOnce(deque[Later]):
+    """A queue where nobody waits for the input gradient: what is left is computed, and so nothing is kept for it."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        super().__init__()
+        self._gradients = gradients
+
+    def append(self, later: Later, /) -> None:
+        """Compute it."""
+        later(self._gradients)
+
+
 def settle(queue: deque[Later], gradients: Gradients) -> None:
     """Compute what was left; each thing is released as soon as it is done."""
     with torch.no_grad():
