@@ -38,13 +38,14 @@ from typing import Any
 import torch
 from overlap_models import WORKLOADS
 from overlap_ours import AUTO, PLANS, Ours, Took
-from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
+from overlap_peers import CHAINS, Peers, StuckError, Task, cpu_seconds, pin
 from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
 from gemini.profiling.device import find_device
 
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
+_STUCK = 2  # schedules of torch that hang: then the others are not waited for
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
 
 
@@ -95,6 +96,7 @@ class Found:
     ours: Ours
     contenders: dict[str, Contender]
     left_out: dict[str, str]
+    stuck: list[str] = field(default_factory=list)
 
     def best_of(self, side: str) -> Contender | None:
         """The fastest of a side."""
@@ -141,7 +143,13 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
 def _turn(found: Found, name: str, counts: bool) -> None:
     PROGRESS.tell(name)
     try:
+        if name.startswith("torch") and len(found.stuck) >= _STUCK:
+            raise StuckError(f"not tried, as {' and '.join(found.stuck[:_STUCK])} hang")
         found.contenders[name].run(counts)
+    except StuckError as error:
+        found.left_out[name] = _line(error)
+        found.stuck.append(name)
+        del found.contenders[name]
     except (RuntimeError, GeminiError) as error:
         found.left_out[name] = _line(error)
         del found.contenders[name]

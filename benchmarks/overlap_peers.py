@@ -6,6 +6,7 @@ one of k processes that each run a k-th of the micro-batches of the whole model,
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import tempfile
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from overlap_models import WORKLOADS, Workload, in_equal_parts
+from overlap_progress import PROGRESS
 
 # torch's schedules: the name of the class, stages a rank, and whether these lie in a V rather than in a loop.
 CHAINS = {
@@ -31,6 +33,7 @@ CHAINS = {
     "zbv": ("ScheduleZBVZeroBubble", 2, True),
     "dualpipev": ("ScheduleDualPipeV", 2, True),
 }
+_INTERFACES = ("lo", "")  # of gloo; the last: as it finds one itself
 _PATIENCE = 60.0  # seconds for a step, and for gloo to wait
 
 
@@ -64,35 +67,51 @@ class Peers:
     def __init__(self, seats: list[list[int]]) -> None:
         self.workers, self.seats = len(seats), seats
         self.task: Task | None = None
+        self.interface = _INTERFACES[0]
         self._start()
 
     def _start(self) -> None:
+        for interface in _INTERFACES[_INTERFACES.index(self.interface) :]:
+            self.interface = interface
+            self._spawn()
+            try:
+                self.ask("ready", 120, again=False)
+            except RuntimeError as error:
+                self.end(0.0)
+                PROGRESS.tell(f"peers do not reach each other by {self.interface or 'any interface'}: {error}")
+            else:
+                return
+        raise RuntimeError("the peers cannot reach each other")
+
+    def _spawn(self) -> None:
         context = multiprocessing.get_context("spawn")
         store = f"{tempfile.mkdtemp(prefix='overlap-')}/store"
         ends = [context.Pipe() for _ in range(self.workers)]
         self.pipes = [mine for mine, _ in ends]
         self.processes = [
-            context.Process(target=serve, args=(rank, self.workers, theirs, store, self.seats[rank]), daemon=True)
+            context.Process(
+                target=serve, args=(rank, self.workers, theirs, store, self.seats[rank], self.interface), daemon=True
+            )
             for rank, (_, theirs) in enumerate(ends)
         ]
         for process in self.processes:
             process.start()
-        self.ask("ready", 120)
 
     def take(self, task: Task) -> None:
         """From now on, this model."""
         self.task = task
         self.ask(task)
 
-    def ask(self, what: Any, patience: float = _PATIENCE) -> float:
-        """Let all do something; how long it took until all had done it."""
+    def ask(self, what: Any, patience: float = _PATIENCE, again: bool = True) -> float:
+        """Let all do something; how long it took until all had done it. Others take the place of those that hang."""
         begin = time.perf_counter()
         for pipe in self.pipes:
             pipe.send(what)
         found = []
         for pipe in self.pipes:
             if not pipe.poll(max(0.0, begin + patience - time.perf_counter())):
-                self._again()
+                if again:
+                    self._again()
                 raise StuckError(f"not done after {patience:.0f} s")
             found.append(pipe.recv())
         seconds = time.perf_counter() - begin
@@ -140,11 +159,13 @@ def pin(pid: int, cores: list[int]) -> None:
 
 
 # ── in a process ───────────────────────────────────────────────────────────────────────────────────────────────────
-def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int]) -> None:
+def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int], interface: str) -> None:  # noqa: PLR0917
     """Do what is asked, one thing after the other."""
     torch.set_num_threads(1)
     pin(os.getpid(), seat)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    importlib.import_module("torch.distributed.pipelining")  # here, as it takes seconds
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=timedelta(seconds=_PATIENCE)
     )
@@ -154,13 +175,24 @@ def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int]
         try:
             if isinstance(what, Task):
                 task, acts = what, {}
-            elif what != "ready" and task is not None:
+            elif what == "ready":
+                _greet(rank, workers)
+            elif task is not None:
                 if what not in acts:
                     acts[what] = _chain(task, what, rank) if what in CHAINS else _alone(task, what, rank)
                 acts[what]()
             pipe.send("")
         except Exception as error:
             pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+
+
+def _greet(rank: int, workers: int) -> None:
+    """A tensor to the next, one from the one before: whether they reach each other."""
+    number = torch.full((4,), float(rank))
+    sent = dist.isend(number, (rank + 1) % workers)
+    got = torch.empty(4)
+    dist.recv(got, (rank - 1) % workers)
+    sent.wait()
 
 
 def _alone(task: Task, what: str, rank: int) -> Callable[[], None]:
