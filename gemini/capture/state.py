@@ -41,6 +41,16 @@ class Generators:
         np.random.set_state(self.numpy)
 
 
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Whatever draws inside, libraries that we use too, the program's random numbers stay its own."""
+    generators = Generators()
+    try:
+        yield
+    finally:
+        generators.restore()
+
+
 def seed_all(seed: int) -> None:
     """Seed torch's, Python's and NumPy's generators."""
     torch.manual_seed(seed)

@@ -104,11 +104,12 @@ class Auto(Forced):
         name, single_ms = type(model).__name__, trial.step_ms
         self.recognition.stop_watching()
         try:
+            from gemini.capture.state import undrawn
             from gemini.runtime.controller.dispatch import here
 
             planner = self.planner()
             assert planner is not None
-            with here():
+            with here(), undrawn():
                 plan = planner(model, args, kwargs)
         except Exception as error:
             self.recognition.resume()

@@ -51,10 +51,12 @@ class Forced:
             if obstacle:
                 self.say(f"{type(model).__name__} runs in this process: {obstacle}")
                 return False
+            from gemini.capture.state import undrawn
             from gemini.runtime.start import start
 
             planner = self.planner()
-            managed = start(model, self.config, planner and self._telling(planner, plan, single_ms), announce=False)
+            with undrawn():
+                managed = start(model, self.config, planner and self._telling(planner, plan, single_ms), announce=False)
             if managed is not None and managed.overlap is not None and self.config.verify:
                 from gemini.launch.verifying import Verification
 

@@ -18,6 +18,9 @@ def show(
     model: nn.Module, plan: StepPlan, trained_by: str, config: GeminiConfig, single_ms: float | None = None
 ) -> None:
     """Print it. Where it cannot be printed, the program goes on all the same."""
+    from gemini.capture.state import Generators
+
+    generators = Generators()  # rich draws numbers for its links
     try:
         from rich.console import Console
         from rich.panel import Panel
@@ -29,6 +32,8 @@ def show(
         Console(file=sys.stderr, highlight=False).print(Panel(table, title="Gemini", expand=False))
     except (OSError, ValueError):  # standard error is closed
         pass
+    finally:
+        generators.restore()
 
 
 def rows(

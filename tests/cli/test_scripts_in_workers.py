@@ -12,9 +12,12 @@ import pytest
 COMMAND = str(Path(sys.executable).with_name("gemini_python"))
 FORCED = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "2")
 SCRIPT = """\
+import random
+
 import torch
 from torch import nn
 
+random.seed(0)
 torch.manual_seed(0)
 torch.set_num_threads(1)
 net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -25,7 +28,7 @@ for step in range(6):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    print(f"{step} {loss.item():.4f}")
+    print(f"{step} {loss.item():.4f} {random.random():.6f}")
 """
 
 

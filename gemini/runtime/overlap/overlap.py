@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
+from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError, decode
 from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
@@ -167,7 +168,7 @@ class Overlap:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         try:
-            with here(), hookless(model):
+            with here(), hookless(model), undrawn():
                 plan = self.planner(model, *call.arguments())
             self._check(plan)
         except ScheduleError:  # what was asked for cannot be: the user is to know
@@ -356,7 +357,8 @@ class Overlap:
         from gemini.runtime.overlap.tracing import save_trace
 
         assert kind.plan is not None
-        files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
+        with undrawn():
+            files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
 
 
