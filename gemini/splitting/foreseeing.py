@@ -20,6 +20,7 @@ from gemini.capture.numbers import Expr
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.values import follow
 from gemini.splitting.rules.registry import short_name
+from gemini.step.splitting import Written
 from gemini.step.tape import Tape
 
 _SIZES = ("size", "numel")
@@ -128,14 +129,16 @@ class Foreseen:
 
     def value(self, key: Hashable) -> torch.Tensor:
         """The whole-batch contents of a value, as they are when it is made."""
-        if isinstance(key, Ref):
-            found: torch.Tensor = follow(self._run(key.node).results[key.node], key.path)
+        if isinstance(key, (Ref, Written)):
+            ref, writes = (key, ()) if isinstance(key, Ref) else (key.value, key.writes)
+            assert isinstance(ref, Ref)
+            found: torch.Tensor = follow(self._run([ref.node, *writes]).results[ref.node], ref.path)
             return found
         assert isinstance(key, tuple)
         return self.tape.operands[key[1]]
 
-    def _run(self, node: int) -> Execution:
-        needed = closure(self.graph, [node])
+    def _run(self, nodes: Sequence[int]) -> Execution:
+        needed = closure(self.graph, nodes)
         # Writes belong to one value: another may have been made of the same memory before them.
         writes = any(self.graph.nodes[index].mutates for index in needed)
         execution = _Ahead(self.graph, self.model, self.bound) if writes else self.execution

@@ -62,7 +62,7 @@ def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[
     if forms.reason:
         return forms
     statements = [statement_of(graph, node, forms.memo) for node in graph.nodes]
-    ahead = foreseeable(graph)
+    ahead = forms.interpreter.ahead = foreseeable(graph)
     for node, statement in zip(graph.nodes, statements, strict=True):
         if not node.is_source:
             statement.known = node.id in ahead and not node.mutates

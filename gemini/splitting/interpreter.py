@@ -51,6 +51,7 @@ from gemini.step.splitting import (
     Times,
     Uniform,
     Whole,
+    Written,
 )
 
 _VIEWS = (
@@ -103,6 +104,7 @@ class Interpreter:
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
     conditions: dict[Hashable, list[Each]] = field(default_factory=dict)  # by statement
+    ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
@@ -111,7 +113,7 @@ class Interpreter:
     def copy(self) -> Interpreter:
         """One that goes on from here by itself."""
         copies: dict[str, Any] = {
-            name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list))
+            name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list, set))
         }
         return replace(self, **copies)
 
@@ -246,10 +248,14 @@ class Interpreter:
         return args, kwargs
 
     def _read_late(self, late: tuple[int, ...], form: Any) -> Any:
-        """A value; what was known of it is not, if it was written to since."""
+        """A value; if it was written to since it was made, what is known of it is what it is after these writes."""
         value = self.read(form)
-        if not isinstance(value, Value) or all(write < form.node for write in late):
+        writes = tuple(write for write in late if isinstance(value, Value) and write > form.node)
+        if not writes:
             return value
+        ahead = value.kind and form.node in self.ahead and all(write in self.ahead for write in writes)
+        if ahead and isinstance(value.kind, Sample) and not value.grad:
+            return replace(value, key=Written(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)
 
     def read(self, form: Any) -> Any:

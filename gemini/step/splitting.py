@@ -117,11 +117,19 @@ class Opaque:
 Kind = Constant | Sample | Positions | Arranged | Partial | Mean | Opaque
 
 
+@dataclass(frozen=True)
+class Written:
+    """The contents of a value after some writes in place."""
+
+    value: Hashable
+    writes: tuple[int, ...]  # nodes
+
+
 class Known(Protocol):
     """What can be computed before a step, from its inputs and operands."""
 
     def value(self, key: Hashable) -> torch.Tensor:
-        """The whole-batch contents of a value: a `Ref` of the graph, or ("tape", number)."""
+        """The whole-batch contents of a value: a `Ref` of the graph, that `Written` to, or ("tape", number)."""
 
 
 @dataclass(frozen=True)
