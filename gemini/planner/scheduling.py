@@ -22,6 +22,7 @@ from gemini.schedule.schedplan import SchedPlan
 
 AUTO = "auto"
 _NEAR = 0.03  # a step so close to an even share without any waiting is good enough
+_ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beginning and end of a graph
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
@@ -82,7 +83,8 @@ def _choices(graph: Graph, profile: Profile, partition: Partition, options: Opti
         except GeminiError:
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one
-            yield Choice(partition, found, found.plan)
+            around = _ACTION_MS * max(len(found.plan.device_blocks(at)) for at in range(found.plan.ndevs))
+            yield Choice(partition, replace(found, step_ms=found.step_ms + around), found.plan)
 
 
 def _names() -> list[str]:
