@@ -19,12 +19,17 @@ if TYPE_CHECKING:
     from gemini.runtime.overlap.losses import Prepared
 
 
-def kind_of(model: nn.Module, parameters: Sequence[torch.Tensor], call: Call) -> Hashable:
+def kind_of(model: nn.Module, parameters: Sequence[torch.Tensor], call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
     modes = tuple(module.training for module in model.modules())
     frozen = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
-    return tensors, repr(call.form), Region.current(), modes, frozen
+    return repr(call.form), tensors, Region.current(), modes, frozen
+
+
+def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether calls of two kinds have the same tensors, and other plain values."""
+    return bool(one[0] != other[0] and one[1:] == other[1:])
 
 
 @dataclass
@@ -41,6 +46,11 @@ class Kind:
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
     variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a call has come since the one it was planned for."""
+        return bool(self.works or self.prepared)
 
     def going(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Kind | None:
         """The one of all variants whose way a call, run now, goes."""

@@ -38,7 +38,7 @@ from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.hookless import hookless
-from gemini.runtime.overlap.kinds import Kind, Planner, kind_of
+from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.results import result_of
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
 _CHANGES = 8  # times that plans are made again for a model that the program changes
+_FLEETING = 3  # kinds that were planned for and did not come again: no more are planned for meanwhile
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
@@ -123,21 +124,29 @@ class Overlap:
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _kind(self, model: nn.Module, parameters: list[nn.Parameter], call: Call) -> tuple[Kind, int | None]:
         key = kind_of(model, parameters, call)
-        found = self.kinds.setdefault(key, [])
+        found = self.kinds.get(key, [])
         for kind in found:
             if kind.plan is None:
                 return kind, None
             samples = kind.samples(call.tensors)
             if samples is not None and min(samples, self.managed.micro_batches) == kind.plan.micro_batches:
                 return kind, samples
+        if self._is_fleeting(key):
+            return Kind(reason="its plain arguments are others in every call"), None
         known = [kind for kinds in self.kinds.values() for kind in kinds]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return Kind(reason=f"it is called in more than {len(known)} ways"), None
         with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
-            found.append(self._planned(model, call))
-        made = found[-1]
+            made = self._planned(model, call)
+        self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _is_fleeting(self, key: Any) -> bool:
+        """Whether calls that differ from this one in plain values only never came again after a plan was made."""
+        alike = [kinds for other, kinds in self.kinds.items() if differ_in_values(other, key)]
+        unused = [kind for kinds in alike for kind in kinds if kind.plan is not None and not kind.is_used]
+        return len(unused) >= _FLEETING
 
     def _going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
         """The kind for the way that random numbers send a call; None where there is no plan for it."""

@@ -1,0 +1,58 @@
+"""Plain arguments that are others in every call: plans for them would never be used, and are soon made no more."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.planner.planning import Wish, plan_step
+from gemini.report.journal import Story
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap.overlap import Overlap
+from tests.overlap.programs import batch
+
+
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 7))
+
+    def forward(self, x: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        return self.layers(x) / temperature
+
+
+def train(model: nn.Module) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = []
+    for step, temperature in enumerate([1.0 / (1 + at) for at in range(8)] + [1.0] * 3):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, temperature=temperature), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+def test_values_that_never_come_again_are_not_planned_for(crew: Crew) -> None:
+    torch.manual_seed(0)
+    reference = Tempered().double()
+    model = copy.deepcopy(reference)
+    managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
+    story, wish = Story("Tempered", 2), Wish(2, 4, schedule="1f1b", cache=False)
+    plans: list[int] = []
+
+    def planned(*call: object) -> object:
+        plans.append(1)
+        return plan_step(*call, wish)  # type: ignore[arg-type]
+
+    managed.overlap = Overlap(managed, planned, story)  # type: ignore[arg-type]
+    dispatch.manage(model, managed)
+    torch.testing.assert_close(train(model), train(reference), rtol=1e-10, atol=1e-12)
+    assert len(plans) <= 4
+    assert "others in every call" in str(story)
