@@ -58,6 +58,7 @@ class Pending(Values):
         self._ran_for = -1
         self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
+        self._was_tried = False  # to be run overlapped
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self) -> Any:
@@ -113,6 +114,7 @@ class Pending(Values):
             self.surroundings.begin()
             result: StepResult | None = None
             raised: Exception | None = None
+            self._was_tried = True
             try:
                 with self.surroundings.modes_of_then(), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
@@ -149,6 +151,8 @@ class Pending(Values):
                 self._show(value)
         if self.state != WAITING:
             return
+        if not self._was_tried:
+            self.work.forced()
         with queue.running(self):
             self._check()
             self.surroundings.begin()

@@ -77,6 +77,10 @@ def _nothing(error: Exception) -> None:
     """Nobody wants to know."""
 
 
+def _unnoticed() -> None:
+    """Nobody counts."""
+
+
 @dataclass
 class Work:
     """How calls of a model can be run.
@@ -97,6 +101,7 @@ class Work:
     draws: bool = False
     writes: bool = False
     failed: Callable[[Exception], None] = _nothing
+    forced: Callable[[], None] = _unnoticed  # a call is made eagerly before it was known what its step is
     # For tapes, by hash of their signature, on which a step was run for the wrong root when a value was read early:
     # the root that was meant, or None where there was no single one.
     roots: dict[int, int | None] = field(default_factory=dict)

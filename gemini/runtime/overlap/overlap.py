@@ -58,6 +58,7 @@ _FLEETING = 3  # kinds that were planned for and did not come again: no more are
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
+_EARLY = "what it returned was read, or given to another model, before there was a loss"
 _SLOW = 10  # times what a step is expected to take: then it hangs
 
 
@@ -229,11 +230,16 @@ class Overlap:
 
             draws, writes = kind.plan.is_random, kind.plan.writes
             work = Work(
-                model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind)
-            )
+                model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind),
+                self._forced,
+            )  # fmt: skip
             kind.works[samples] = work
         work.eager = eager
         return work
+
+    def _forced(self) -> None:
+        """The program has used what a call returned, and not for a loss alone."""
+        self.story.took(DISPATCHED if self.managed.units else LOCAL, _EARLY)
 
     def _demoted(self, kind: Kind, error: Exception) -> None:
         """A step has failed and is made again by dispatch."""
