@@ -154,10 +154,11 @@ def gpt(layers: int, words: int = 8192, width: int = 512, length: int = 128) -> 
     return Blocks([Embed(words, width, length), *(Layer(width) for _ in range(layers)), Head(width, words)])
 
 
-def t5(layers: int, words: int = 8192, width: int = 384, length: int = 96) -> Blocks:
-    """As many layers of the encoder as of the decoder, which are larger."""
-    encoder = [Layer(width, 0, causal=False) for _ in range(layers // 2)]
-    decoder = [Layer(width, 1, 0) for _ in range(layers // 2)]
+def t5(layers: int, words: int = 16064, width: int = 256, length: int = 96) -> Blocks:
+    """T5-small at half its width and vocabulary: encoder and decoder of 6 layers or more, those of the decoder larger."""
+    count = max(6, layers // 2)
+    encoder = [Layer(width, 0, causal=False) for _ in range(count)]
+    decoder = [Layer(width, 1, 0) for _ in range(count)]
     return Blocks([Embed(words, width, length, 2), *encoder, *decoder, Head(width, words, 1)])
 
 
@@ -177,7 +178,7 @@ WORKLOADS: dict[str, Workload] = {
         lambda n: torch.randint(0, 32768, (n, 64)),
         lambda n: torch.randint(0, 32768, (n, 64)),
     ),
-    "t5": Workload(t5, lambda n: torch.randint(0, 8192, (n, 192)), lambda n: torch.randint(0, 8192, (n, 96))),
+    "t5": Workload(t5, lambda n: torch.randint(0, 16064, (n, 192)), lambda n: torch.randint(0, 16064, (n, 96))),
     "unet": Workload(unet, lambda n: torch.randn(n, 3, 64, 64), lambda n: torch.randint(0, 4, (n, 64, 64))),
 }
 
