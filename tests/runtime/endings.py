@@ -34,6 +34,11 @@ class Slow(nn.Linear):
         return x
 
 
+def say(*words: object) -> None:
+    """A line at once: two threads that print may end up in one line."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
 def train(model: nn.Module, loader: Any, point: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     for at in range(1_000_000):
@@ -42,11 +47,11 @@ def train(model: nn.Module, loader: Any, point: str) -> None:
             model(x).square().mean().backward()
             optimizer.step()
             if os.environ.get("ENDINGS_NOISY"):
-                print("step", at, flush=True)
+                say("step", at)
             if END.is_set():
                 finish()
             if at == WARM:
-                print("training", paths(model), flush=True)
+                say("training", paths(model))
                 if point.startswith("+"):
                     later(float(point))
 
@@ -82,7 +87,7 @@ def act() -> None:
         os._exit(4)
     if WAY == "worker":
         pid = workers()[-1]
-        print("killed", pid, time.monotonic(), flush=True)
+        say("killed", pid, time.monotonic())
         os.kill(pid, signal.SIGKILL)
     if WAY.startswith("SIG"):
         name, _, times = WAY.partition("*")
@@ -108,7 +113,7 @@ def main(point: str) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     loader: Any = [torch.randn(16 if BY_PLAN else 8, 64)]
-    print("begin", flush=True)
+    say("begin")
     if not point.startswith("+"):
         later(float(point))
     models = [nn.Sequential(*(Slow(64, 64) for _ in range(6))) for _ in range(2)]
@@ -130,5 +135,5 @@ if __name__ == "__main__":
     try:
         main(sys.argv[2])
     except WorkerError as error:
-        print("lost", time.monotonic(), str(error), flush=True)
+        say("lost", time.monotonic(), str(error))
         sys.exit(5)
