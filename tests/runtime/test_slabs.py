@@ -67,3 +67,15 @@ def test_memory_of_free_slabs_goes_back_and_nothing_else_changes(sizes: list[int
     for at, view in enumerate(views):
         if at not in freed:
             assert bool((view == at + 1).all())
+
+
+def test_without_the_other_end_memory_goes_with_its_last_tensor() -> None:
+    here, there = (Link(Channel(end), side) for side, end in enumerate(Channel.pair()))
+    here.send(torch.arange(1 << 15))
+    found = there.receive()
+    assert found is not None
+    for link in (here, there):
+        link.carriage.forget()
+        assert not link.carriage.lines[0].pool.segments
+        assert not link.carriage.lines[0].window.segments
+    assert torch.equal(found[0], torch.arange(1 << 15))

@@ -289,6 +289,7 @@ class Worker:
             self.process.wait(5)
         if not self._reading:
             self.link.close()
+            self.link.carriage.forget()  # the model may live on, and knows its workers
 
     def dismiss(self) -> None:
         """Ask it to leave."""

@@ -69,6 +69,12 @@ class Carriage:
             for at, header in headers
         ]
 
+    def forget(self) -> None:
+        """There is no other end any more."""
+        for line in self.lines:
+            line.pool.forget()
+            line.window.forget()
+
     def trim(self) -> None:
         """Return memory that nothing is in to the system."""
         for line in self.lines:

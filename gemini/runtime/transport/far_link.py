@@ -58,6 +58,10 @@ class FarPool:
     def trim(self) -> None:
         """Nothing is shared."""
 
+    def forget(self) -> None:
+        """Nothing is shared."""
+        self._waiting = {}
+
 
 class FarWindow:
     """The receiver's side of a line."""
@@ -83,6 +87,9 @@ class FarWindow:
         return []
 
     def retake(self, slabs: list[tuple[int, int, int]]) -> None:
+        """Nothing is shared."""
+
+    def forget(self) -> None:
         """Nothing is shared."""
 
 

@@ -81,6 +81,12 @@ class Pool:
             for slab in slabs:
                 self._free.setdefault(slab.size, []).append(slab)
 
+    def forget(self) -> None:
+        """There is no receiver any more: memory goes with the last tensor that looks at it."""
+        with self._lock:
+            self.segments, self._free = [], {}
+            self._shared, self._used, self.announced = None, 0, 0
+
     def trim(self) -> None:
         """Return the memory of slabs that are free to the system, where the device can; they can still be taken."""
         with self._lock:
@@ -134,6 +140,10 @@ class Window:
         """The first `size` bytes of a slab; it is released when the last tensor that looks at them is gone."""
         # What is called then runs in whatever thread drops that tensor: it only notes the slab.
         return self.segments[slab.segment].view(slab.offset, size, functools.partial(self._released.append, slab))
+
+    def forget(self) -> None:
+        """There is no sender any more: memory goes with the last tensor that looks at it."""
+        self.segments = []
 
     @property
     def has_news(self) -> bool:
