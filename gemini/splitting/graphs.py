@@ -65,7 +65,8 @@ def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[
     ahead = forms.interpreter.ahead = foreseeable(graph)
     for node, statement in zip(graph.nodes, statements, strict=True):
         if not node.is_source:
-            statement.known = node.id in ahead and not node.mutates
+            makes = all(key.node == node.id for key, _ in statement.results)  # not `x[i] = y`, whose result is x
+            statement.known, statement.pure = node.id in ahead and makes, makes
     forms.interpreter.extend(statements)
     settle_guards(forms.interpreter, graph)
     _settle_assignments(forms.interpreter, graph)

@@ -55,18 +55,8 @@ from gemini.step.splitting import (
 )
 
 _VIEWS = (
-    "getitem",
-    "select",
-    "view",
-    "reshape",
-    "unbind",
-    "split",
-    "chunk",
-    "squeeze",
-    "unsqueeze",
-    "narrow",
-    "expand",
-)
+    "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
+)  # fmt: skip
 _MOST = 1 << 14  # entries a sample of a value that is put in from outside
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 
@@ -253,7 +243,7 @@ class Interpreter:
         writes = tuple(write for write in late if isinstance(value, Value) and write > form.node)
         if not writes:
             return value
-        ahead = value.kind and form.node in self.ahead and all(write in self.ahead for write in writes)
+        ahead = form.node in self.ahead and all(write in self.ahead for write in writes)
         if ahead and isinstance(value.kind, Sample) and not value.grad:
             return replace(value, key=Written(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)

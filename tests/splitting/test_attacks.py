@@ -190,12 +190,19 @@ WAYS = {
     "targets written after": lambda m, x, k: twice(x, k, 0),
     "targets written in between": lambda m, x, k: twice(x, k, 1),
     "targets written by results": lambda m, x, k: twice(x, k, 2),
+    "targets of a write": lambda m, x, k: refilled(x, k),
     "an input written": lambda m, x, k: viewed(x, k),
     "count nonzero": lambda m, x, k: x.square().sum() / torch.count_nonzero(k),
 }  # fmt: skip
 
 
-RIGHT = ("targets written", "targets written under a view", "targets written after", "targets written in between")
+RIGHT = (
+    "targets of a write",
+    "targets written",
+    "targets written under a view",
+    "targets written after",
+    "targets written in between",
+)
 WRONG = ("targets written by results", "an input written", "attention across", "filled from another", "one row for all")
 
 
@@ -227,6 +234,13 @@ def twice(x, mask, way):
     second = F.cross_entropy(scores, flat.clone()) if way else 0.0
     target[:, 1] = 0
     return first + second
+
+
+def refilled(x, mask):
+    target = mask.long() + 1
+    target.masked_fill_(mask > 0, -100)
+    target[:, 0] = -100
+    return F.cross_entropy(x.transpose(1, 2), target)
 
 
 def viewed(x, mask):
