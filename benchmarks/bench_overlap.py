@@ -23,6 +23,7 @@ the controller's own work under 3 ms a step.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -47,6 +48,9 @@ from gemini.profiling.device import find_device
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
 _STUCK = 2  # schedules of torch that hang: then the others are not waited for
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
+
+
+CURRENT: list[Found] = []  # what is being measured, should the run end before
 
 
 @dataclass
@@ -108,6 +112,7 @@ class Found:
 def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, until: float) -> Found:
     """Steps of every contender, in turn; until then, or as often as asked for."""
     found = Found(task, ours, {}, {})
+    CURRENT[:] = [found]
     for plan in given.plans:
         PROGRESS.tell(f"planning {plan}")
         try:
@@ -290,6 +295,7 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
             ours = Ours(task, seats, folder)
             pin(os.getpid(), everywhere)
             found = measure(task, peers, ours, given, until)
+            CURRENT.clear()
             told.append(report(found))
             for plan in given.trace_plans if given.trace else ():
                 if f"ours {plan}" in found.contenders:
@@ -346,8 +352,14 @@ def main() -> None:
         }  # fmt: skip
         Path(given.json).write_text(json.dumps({"machine": machine, "runs": told}, indent=1, default=str))
 
+    def end() -> None:
+        for found in CURRENT:
+            with contextlib.suppress(Exception):  # contenders that had no turn
+                told.append(report(found))
+        write()
+
     if given.seconds < float("inf"):
-        PROGRESS.end_after(given.seconds + _GRACE, write)
+        PROGRESS.end_after(given.seconds + _GRACE, end)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # times of another day are not those of this run
         run_all(given, Path(folder), told)

@@ -155,7 +155,7 @@ def gpt(layers: int, words: int = 8192, width: int = 512, length: int = 128) -> 
 
 
 def t5(layers: int, words: int = 16064, width: int = 256, length: int = 96) -> Blocks:
-    """T5-small at half its width and vocabulary: encoder and decoder of 6 layers or more, those of the decoder larger."""
+    """T5-small at half its width and vocabulary: 6 layers or more in encoder and decoder, which has larger ones."""
     count = max(6, layers // 2)
     encoder = [Layer(width, 0, causal=False) for _ in range(count)]
     decoder = [Layer(width, 1, 0) for _ in range(count)]
