@@ -10,6 +10,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gemini.instrument.launch.session import Session
@@ -71,8 +72,8 @@ def follow(name: str) -> None:
     def marked(_: Any, site: Any) -> None:
         if site.kind in ("loss", "step"):
             unwatch()
-            if armed.recognition is None and os.getpid() == armed.owner:  # it does without an optimizer of torch's
-                armed.found().take_all()
+            if armed.recognition is None:  # it does without an optimizer of torch's
+                _tell(lambda found: found.take_all())
 
     unwatch = marks.watch(marked)
     atexit.register(_farewell)
@@ -80,8 +81,21 @@ def follow(name: str) -> None:
 
 def _given(optimizer: Any) -> None:
     """An optimizer has parameters: from now on the modules that use them are looked for."""
-    if os.getpid() == armed.owner:
-        armed.found().given(optimizer)
+    _tell(lambda found: found.given(optimizer))
+
+
+def _tell(news: Callable[[Recognition], None]) -> None:
+    """What fails of ours here is no matter of the program's: its models stay where they are, and one line says so."""
+    if os.getpid() != armed.owner or armed.session is None:
+        return
+    try:
+        news(armed.found())
+    except Exception as fault:
+        if armed.session["flags"].get("strict"):
+            raise
+        if not armed.session["quiet"]:
+            sys.stderr.write(f"gemini: models are not looked for: {type(fault).__name__}: {fault}\n")
+        armed.session = None
 
 
 def _farewell() -> None:
