@@ -72,3 +72,15 @@ def nested() -> nn.Module:
 
 def hugging() -> nn.Module:
     return Several("output")
+
+
+class Recurrent(nn.Module):
+    """One step of a recurrent network: its second output is the next step's input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(4, 4, **_D), nn.Linear(4, 3, **_D)
+
+    def forward(self, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        state = self.cell(state).tanh()
+        return self.head(state).log_softmax(-1), state

@@ -17,7 +17,11 @@ from tests.deferred.rig import Program, Session
 
 # Recorded ops run later than in plain torch. Where a tensor gets gradients from several ops, these are then summed in
 # another order, which shows in the last bit.
-REORDERED = ("calls_that_use_each_other_and_a_second_root", "weight_decay_twice_differentiated")
+REORDERED = (
+    "calls_that_use_each_other_and_a_second_root",
+    "weight_decay_twice_differentiated",
+    "losses_of_calls_that_carry_a_state",
+)
 PROGRAMS: dict[str, tuple[Program, Any]] = {}
 
 
@@ -955,3 +959,15 @@ def data_and_detach_in_place(s: Session) -> None:
     other = s.model(s.x2).detach_()
     s.saw(other.requires_grad, other.sum())
     step(s, F.cross_entropy(out, s.y))
+
+
+@program(models.Recurrent)
+def losses_of_calls_that_carry_a_state(s: Session) -> None:
+    state: Any = s.x
+    total: Any = 0
+    for _ in range(3):
+        out, state = s.model(state)
+        total += F.nll_loss(out, s.y)
+    total.backward()
+    s.saw(total)
+    s.update()

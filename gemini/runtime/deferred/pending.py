@@ -222,7 +222,13 @@ class Pending(Values):
         rerun = self._graph
         if rerun is None or create_graph:
             rerun = self._again(connect=create_graph)
-        return rerun.differentiate(value, gradient, create_graph)
+        try:
+            return rerun.differentiate(value, gradient, create_graph)
+        except RuntimeError:
+            if rerun is not self._graph:
+                raise
+        # The program has values of that graph: its own backward has come through there first, and freed it.
+        return self._again(connect=False).differentiate(value, gradient, create_graph)
 
     def _again(self, connect: bool) -> Rerun:
         rerun = Rerun.of(self.work.parameters, self.inputs, self.tape.operands, connect)
