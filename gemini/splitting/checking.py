@@ -93,11 +93,6 @@ def _check_tape(  # noqa: PLR0917
     return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
 
 
-def _written(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that the program may write to, as it may to the outputs of its model: `loss *= 2`."""
-    return [one.clone() for one in outputs]
-
-
 def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
     """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
     shape = list(meta.shape)

@@ -90,7 +90,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if known is not None and known.crew.is_ours:
         return _call_model(module, known, args, kwargs)
     if module in _stand_ins:
-        return module._modules[_stand_ins[module]](*args, **kwargs)  # type: ignore[misc]
+        return module._modules[_stand_ins[module]](*args, **kwargs)
     if known is None and _others is not None:
         instead = _others(module)
         if instead is not None:
