@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,7 +52,10 @@ class Judge:
     def _kept(self, name: str, **how: Any) -> running.Outcome:
         """A run under `python`; one that is there already is not made again."""
         folder = self.references_at / name
-        return running.read(folder) or running.plain(self.program, folder, **how)
+        if (found := running.read(folder)) is not None:
+            return found
+        shutil.rmtree(folder, ignore_errors=True)  # what a run that was ended has left would be found by the next
+        return running.plain(self.program, folder, **how)
 
     def judge(self) -> Verdict:
         """Run all of it."""
