@@ -210,8 +210,8 @@ class Watch:
 # ── cost ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cost(bench: Bench, options: argparse.Namespace) -> list[str]:
     """What `pipe_model` takes and what its stages lose, in eager training steps."""
-    from gemini.errors import GeminiError
     from gemini.allocator import freed_memory_kept
+    from gemini.errors import GeminiError
     from gemini.pipe import pipe_model
 
     eager = statistics.median([bench.step(bench.model) for _ in range(4)][1:])
