@@ -116,8 +116,11 @@ class Profiling:
         """Measured nodes; classes that the cache knows are not measured again."""
         known = {sig: found for sig in self.classes if (found := cache.read(sig)) is not None}
         pending = [found for sig, found in self.classes.items() if sig not in known]
-        sizes = [one.nbytes for one in self.graph.bound_model().parameters() if one.requires_grad]
-        with freed_memory_kept(sizes), Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
+        with (
+            freed_memory_kept(self._gradients() if pending and device.kind == "cpu" else ()),
+            Unchanged(self.graph.bound_model()) as state,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             run = Rounds(self, device, pending, state)
             self._rounds(run, budget)
@@ -133,6 +136,11 @@ class Profiling:
             device=device.describe(), mode=MEASURED, measurements={**known, **fresh}, steps=run.steps,
             step_ms=run.step_ms(), unchecked=run.unchecked, notes=(*notes, *run.notes),
         )  # fmt: skip
+
+    def _gradients(self) -> list[int]:
+        """Bytes of the gradients of a step on the CPU."""
+        trained = [one for one in self.graph.bound_model().parameters() if one.requires_grad]
+        return [one.nbytes for one in trained if one.device.type == "cpu"]
 
     def _rounds(self, run: Rounds, budget: Budget) -> None:
         """A survey; then rounds, as many as noise asks for and time allows."""
