@@ -43,7 +43,7 @@ OPS: dict[str, Any] = {
     "clone": lambda a, b, k: a.clone(),
     "zeros_like": lambda a, b, k: torch.zeros_like(a) + k,
     "expand": lambda a, b, k: a.unsqueeze(0).expand(2, *a.shape).mean(0),
-    "float": lambda a, b, k: a.float().double(),
+    "float": lambda a, b, k: a + (a.float() * 0).double(),  # rounded to float32, a last bit would count
     "same": lambda a, b, k: a.contiguous(),
     "var": lambda a, b, k: a.var(),
     "norm": lambda a, b, k: F.layer_norm(a, a.shape[-1:]) if a.dim() else a,
