@@ -96,6 +96,20 @@ def test_a_few_agree(mode: str, chain: list[Any], ending: str) -> None:
     compare(lambda s: run(s, chain, ending), models.plain, mode, steps=1, exact=False)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["eager", "overlapped", "outputs", "nothing"])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [("max", 0, 0, 0.5), ("column", 0, 0, 0.5), ("add_", 0, 0, 0.5)],
+        [("max", 0, 0, 0.5), ("column", 0, 0, 0.5), ("add", 0, 2, 0.5), ("add_", 1, 0, 0.5)],
+        [("max", 0, 0, 0.5), ("add", 0, 0, 0.5), ("column", 1, 0, 0.5), ("chunk", 2, 0, 0.5), ("add_", 1, 0, 0.5)],
+    ],
+)
+def test_what_is_written_to_one_entry_shows_in_all_the_values(mode: str, chain: list[Any]) -> None:
+    compare(lambda s: run(s, chain, "two calls"), models.plain, mode, steps=1, exact=False)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("mode", ["eager", "overlapped", "outputs", "nothing"])

@@ -259,10 +259,12 @@ class Pending(Values):
         """The value to run the step for when `value` is read; None: the call is to be made first."""
         if any(dtype == "float16" for _, _, dtype in self.region.autocast):
             return None  # gradients of a loss that is not scaled yet would vanish
-        found = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
+        scalars = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
+        found = {one for one in scalars if self.is_own(one)}
         if not found:
             return None
-        return self.work.roots.get(hash(self.tape.signature()), max(found))
+        root = self.work.roots.get(hash(self.tape.signature()), max(found))
+        return root if root is None or self.is_own(root) else None
 
     def _gradients(self, result: StepResult) -> list[Any]:
         inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]

@@ -25,3 +25,9 @@ class Groups:
     def is_alone(self, value: int) -> bool:
         """Whether no other value shares its memory."""
         return len(self._members.get(value, ())) <= 1
+
+    def sources(self, value: int) -> set[int]:
+        """The values in its memory that are not made of it: those before it, and other parts of something unnamed."""
+        members = self._members.get(value, {value})
+        is_part = any(one < 0 for one in members)
+        return {one for one in members if 0 <= one != value and (one < value or is_part)}

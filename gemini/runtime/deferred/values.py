@@ -65,6 +65,11 @@ class Values:
         """Whether no other value shares its memory."""
         return self._groups.is_alone(number)
 
+    def is_own(self, number: int) -> bool:
+        """Whether it may be computed apart: the program can read nothing else that a write to it would show in, but
+        what is made of it."""
+        return self._groups.sources(number).isdisjoint(self.alive())
+
     def alive(self) -> list[int]:
         """The values that the program can still read and that are not real yet."""
         found = ((number, ref()) for number, ref in self._made.items())
