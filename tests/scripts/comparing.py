@@ -39,17 +39,21 @@ def template(text: str) -> str:
     return re.sub(r"[ \t]+", " ", _NUMBER.sub("#", text))
 
 
-def _apart(one: Number, other: Number) -> float:
-    """How far two printed numbers are apart, beyond the last digit, relative to their size."""
+def off(one: Number, other: Number) -> float:
+    """How far two printed numbers are apart, relative to their size."""
     if one.value == other.value or (one.value != one.value and other.value != other.value):
         return 0.0
-    distance = abs(one.value - other.value) - 1.01 * max(one.unit, other.unit)
-    return max(0.0, distance) / max(abs(one.value), _SMALL)
+    return abs(one.value - other.value) / max(abs(one.value), _SMALL)
+
+
+def apart(one: Number, other: Number) -> float:
+    """The same, beyond the last digit: numbers between which there is next to nothing may be rounded apart."""
+    return max(0.0, off(one, other) - 1.01 * max(one.unit, other.unit) / max(abs(one.value), _SMALL))
 
 
 def printed(one: str, other: str) -> list[float]:
     """The deviation of every printed number from the first run's; what was printed must be alike."""
-    return [_apart(a, b) for a, b in zip(numbers(one), numbers(other))]
+    return [apart(a, b) for a, b in zip(numbers(one), numbers(other))]
 
 
 def grown(deviations: Sequence[float]) -> list[float]:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
-from tests.scripts import comparing, running
+from tests.scripts import comparing, running, strictness
 from tests.scripts.registry import Program
 
+_STEPS = 10  # of a chaotic program, that are held to the strict limit
 _WARMING = "the first call"  # what a plan is made from; every model has it
 
 
@@ -26,6 +27,9 @@ class Verdict:
     path: str = LOCAL
     reason: str = ""
     steps: dict[str, int] = field(default_factory=dict)
+    printed: str = ""  # the strictest limit that all printed numbers meet (`strictness`) …
+    saved: str = ""  # … and all saved tensors; "" where none are
+    strict: list[str] = field(default_factory=list)  # what meets no stricter one
     noise: float = 0.0  # largest deviation of a printed number between runs under python
     deviation: float = 0.0  # … and between python and gemini_python
     seconds: tuple[float, float] = (0.0, 0.0)
@@ -45,9 +49,19 @@ class Judge:
         return self._kept("python")
 
     @cached_property
+    def threads(self) -> running.Outcome:
+        """Under `python` with two threads."""
+        return self._kept("threads", threads=2)
+
+    @cached_property
+    def bits(self) -> running.Outcome:
+        """Under `python`, weights with other last bits."""
+        return self._kept("bits", through="last_bits.py")
+
+    @cached_property
     def references(self) -> list[running.Outcome]:
-        """Under `python` with two threads, and with kernels that add in another order."""
-        return [self._kept("threads", threads=2), self._kept("kernels", kernels="default")]
+        """All that noise is known by; the last with kernels that add in another order."""
+        return [self.threads, self.bits, self._kept("kernels", kernels="default")]
 
     def _kept(self, name: str, **how: Any) -> running.Outcome:
         """A run under `python`; one that is there already is not made again."""
@@ -88,6 +102,10 @@ class Judge:
             verdict.faults.append(_first_difference(theirs, ours.stdout))
         deviations = comparing.printed(theirs, ours.stdout)
         verdict.deviation = max(deviations, default=0.0)
+        verdict.printed, what = strictness.printed(
+            self._early(theirs), self._early(ours.stdout), lambda: self.threads.stdout, lambda: self.bits.stdout
+        )
+        verdict.strict += [what] if what else []
         if not self.always and verdict.deviation <= self.program.floor:
             return
         noise = [0.0] * len(deviations)
@@ -111,14 +129,33 @@ class Judge:
         theirs = comparing.load(self.reference.folder / self.program.checkpoint)
         faults, deviations = comparing.saved(theirs, comparing.load(path))
         verdict.faults += [f"{path.name}: {fault}" for fault in faults[:3]]
+        verdict.saved, what = strictness.saved(
+            deviations, lambda: self._noise_of(self.threads), lambda: self._noise_of(self.bits)
+        )
+        verdict.strict += [what] if what else []
         if max(deviations.values(), default=0.0) > self.program.floor:
-            self._weigh_saved(theirs, deviations, verdict)
+            self._weigh_saved(deviations, verdict)
 
-    def _weigh_saved(self, theirs: dict[str, Any], deviations: dict[str, float], verdict: Verdict) -> None:
+    def _early(self, text: str) -> str:
+        """What of the output can be held against another run's: of a chaotic program the first steps."""
+        if not self.program.chaotic:
+            return text
+        lines = text.splitlines()
+        counted = [at for at, line in enumerate(lines) if comparing.numbers(line)]
+        return "\n".join(lines[: counted[_STEPS]] if len(counted) > _STEPS else lines)
+
+    def _noise_of(self, reference: running.Outcome) -> dict[str, float]:
+        """The deviation of every saved tensor in another run under `python`."""
+        name = self.program.checkpoint
+        if not (reference.folder / name).exists():
+            return {}
+        one, other = comparing.load(self.reference.folder / name), comparing.load(reference.folder / name)
+        return comparing.saved(one, other)[1]
+
+    def _weigh_saved(self, deviations: dict[str, float], verdict: Verdict) -> None:
         noise: dict[str, float] = {}
         for reference in self.references:
-            _, other = comparing.saved(theirs, comparing.load(reference.folder / self.program.checkpoint))
-            noise = {name: max(noise.get(name, 0.0), value) for name, value in other.items()}
+            noise = {name: max(noise.get(name, 0.0), value) for name, value in self._noise_of(reference).items()}
         for name, deviation in sorted(deviations.items(), key=lambda entry: -entry[1]):
             allowed = noise.get(name, 0.0)
             if deviation > max(comparing.FACTOR * allowed, self.program.floor):

@@ -25,6 +25,7 @@ class Program:
     file: str = ""
     checkpoint: str = "checkpoint.pt"
     floor: float = FLOAT32
+    chaotic: bool = False  # the least rounding grows: its first ten steps are held to the strict limit
     sampled: bool = False  # runs in `make tests`; the others in `make tests-all`
 
     @property

@@ -35,9 +35,10 @@ class Outcome:
     stories: list[Story] = field(default_factory=list)
 
 
-def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "") -> Outcome:
-    """The program under `python`."""
-    outcome = _run([sys.executable], program, folder, threads, kernels)
+def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", through: str = "") -> Outcome:
+    """The program under `python`, itself or through another one."""
+    command = [sys.executable, str(Path(__file__).with_name(through))] if through else [sys.executable]
+    outcome = _run(command, program, folder, threads, kernels)
     kept = {"stdout": outcome.stdout, "stderr": outcome.stderr, "code": outcome.code, "seconds": outcome.seconds}
     (folder / _KEPT).write_text(json.dumps(kept), encoding="utf-8")
     return outcome

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
-from tests.scripts import comparing
+from tests.scripts import comparing, last_bits, strictness
 from tests.scripts.judging import path_of
 from tests.scripts.registry import FLOAT32
 
@@ -45,3 +45,37 @@ def test_the_path_is_the_fastest_one_taken() -> None:
     slow = Story("Net", 2, steps={DISPATCHED: 3}, reasons={"batch normalization": 2, "the first call …": 1})
     assert path_of([slow], "")[:2] == (DISPATCHED, "batch normalization")
     assert path_of([], "gemini: too small")[:2] == (LOCAL, "too small")
+
+
+def _printed(ours: str, threads: str = "loss 1.000000", bits: str = "loss 1.000000") -> str:
+    return strictness.printed("loss 1.000000", ours, lambda: threads, lambda: bits)[0]
+
+
+def test_the_strictest_limit_that_is_met_is_told() -> None:
+    assert _printed("loss 1.000000") == strictness.EQUAL
+    assert _printed("loss 1.000009", threads="loss 1.000001") == strictness.THREADS
+    assert _printed("loss 1.000009", bits="loss 1.000001") == strictness.BITS
+    assert _printed("loss 1.000001") == strictness.DIGIT
+    assert _printed("loss 1.000011", threads="loss 1.000001") == strictness.BEYOND
+
+
+def test_the_weakest_limit_of_all_numbers_counts_and_noise_of_earlier_ones() -> None:
+    theirs, ours = "a 1.0000 b 2.0000 c 3.0000", "a 1.0009 b 2.0009 c 3.0000"
+    assert strictness.printed(theirs, ours, lambda: "a 1.0001 b 2.0000 c 3.0000", lambda: theirs)[0] == "threads"
+    assert strictness.printed(theirs, ours, lambda: "a 1.0000 b 2.0001 c 3.0000", lambda: theirs)[0] == "beyond"
+
+
+def test_saved_tensors_are_held_to_the_noise_of_the_same_tensor() -> None:
+    off = {"w": 1e-6, "b": 0.0}
+    assert strictness.saved({"w": 0.0}, dict, dict)[0] == strictness.EQUAL
+    assert strictness.saved(off, lambda: {"w": 1e-7}, dict)[0] == strictness.THREADS
+    assert strictness.saved(off, lambda: {"w": 0.0}, lambda: {"w": 2e-7})[0] == strictness.BITS
+    assert strictness.saved(off, lambda: {"b": 1.0}, lambda: {"b": 1.0})[0] == strictness.BEYOND
+
+
+def test_every_number_moves_to_its_neighbour() -> None:
+    weights = torch.randn(64)
+    moved = weights.clone()
+    last_bits.move(moved)
+    assert (moved != weights).all()
+    assert torch.isclose(moved, weights, rtol=2e-7, atol=0).all()

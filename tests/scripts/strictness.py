@@ -1,0 +1,80 @@
+"""By which limit a run agrees with another: the strictest that it meets.
+
+    equal        the same digits are printed, the same bits saved
+    threads      off by at most ten times what `python` with two threads is off from `python` with one
+    last bits    the same, of `python` with the last bit of every weight changed (`last_bits`). It stands in where ops
+                 are too small for a second thread: then two threads change nothing at all, and ten times nothing
+                 would ask for the bits of one order of sums, which no schedule of micro-batches keeps
+    last digit   off by one in the last digit printed, as numbers can be that differ as little as numbers can
+    beyond       off by more
+
+What has drifted apart once stays so: a number may be off by as much as the noise was off up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.scripts import comparing
+
+EQUAL, THREADS, BITS, DIGIT, BEYOND = LIMITS = ("equal", "threads", "last bits", "last digit", "beyond")
+BY_THE_LETTER = (EQUAL, THREADS)
+STRICT = (*BY_THE_LETTER, BITS)
+
+
+def weakest(limits: Sequence[str]) -> str:
+    """The limit that all of them meet."""
+    return max(limits, key=LIMITS.index, default=EQUAL)
+
+
+def printed(theirs: str, ours: str, threads: Callable[[], str], bits: Callable[[], str]) -> tuple[str, str]:
+    """The limit that all printed numbers meet, and the first that meets no stricter one; nothing printed may differ."""
+    one, other = comparing.numbers(theirs), comparing.numbers(ours)
+    off = {at: comparing.off(a, b) for at, (a, b) in enumerate(zip(one, other)) if a.value != b.value}
+    off = {at: value for at, value in off.items() if value}
+    if not off:
+        return EQUAL, ""
+    noises = {THREADS: _noise(theirs, threads()), BITS: []}
+    if any(_limit(value, noises, at) != THREADS for at, value in off.items()):
+        noises[BITS] = _noise(theirs, bits())
+    found = {at: _limit(value, noises, at) for at, value in off.items()}
+    found = {
+        at: DIGIT if limit == BEYOND and not comparing.apart(one[at], other[at]) else limit
+        for at, limit in found.items()
+    }
+    worst = weakest([*found.values()])
+    at = next(at for at, limit in found.items() if limit == worst)
+    noise = max((noises[name][at] for name in noises if at < len(noises[name])), default=0.0)
+    return worst, f"number {at}: {one[at].value} became {other[at].value}, off by {off[at]:.1e}, noise {noise:.1e}"
+
+
+def saved(
+    deviations: dict[str, float], threads: Callable[[], dict[str, float]], bits: Callable[[], dict[str, float]]
+) -> tuple[str, str]:
+    """The limit that all saved tensors meet, and the first that meets no stricter one."""
+    off = {name: value for name, value in deviations.items() if value}
+    if not off:
+        return EQUAL, ""
+    noises = {THREADS: threads(), BITS: {}}
+    if any(value > comparing.FACTOR * noises[THREADS].get(name, 0.0) for name, value in off.items()):
+        noises[BITS] = bits()
+    found = {
+        name: next((limit for limit in noises if value <= comparing.FACTOR * noises[limit].get(name, 0.0)), BEYOND)
+        for name, value in off.items()
+    }
+    worst = weakest([*found.values()])
+    name = max((name for name, limit in found.items() if limit == worst), key=lambda name: off[name])
+    noise = max(noise.get(name, 0.0) for noise in noises.values())
+    return worst, f"{name} is off by {off[name]:.1e}, noise {noise:.1e}"
+
+
+def _noise(theirs: str, other: str) -> list[float]:
+    pairs = zip(comparing.numbers(theirs), comparing.numbers(other))
+    return comparing.grown([comparing.off(a, b) for a, b in pairs])
+
+
+def _limit(value: float, noises: dict[str, list[float]], at: int) -> str:
+    for name, noise in noises.items():
+        if noise and value <= comparing.FACTOR * noise[min(at, len(noise) - 1)]:
+            return name
+    return BEYOND
