@@ -71,7 +71,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         threads = max(1, len(os.sched_getaffinity(0)) // count)
         wish = Wish(
             count, pieces, threads, config.partitioner, config.schedule, limit, config.rng,
-            seed=config.seed, own_statistics=config.batch_norm == "micro-batch",
+            seed=config.seed, own_statistics=config.batch_norm == "micro-batch", quiet=config.quiet,
         )  # fmt: skip
         return plan_step(model, args, kwargs, wish)
 
