@@ -25,6 +25,7 @@ from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.drawing import record_draws
 from gemini.planner.keeping import check_joinable, find_written
+from gemini.planner.kept_plans import kept_or_made
 from gemini.planner.layouts import layouts
 from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.plan_files import by_file
@@ -58,6 +59,7 @@ class Wish:
     links: Links = LOCAL
     seed: int = 0
     cache: bool | str | Path = True
+    quiet: bool = False  # not a word about kept plans that cannot be used
 
     def options(self, micro_batches: int, pieces: float) -> Options:
         """What partitioners and analysis are told; the graph is that of one of so many pieces."""
@@ -109,11 +111,16 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
             _built={},
         )
     else:
-        profile = _profiled(graph, *piece, wish, pieces)
-        choice = _chosen(graph, profile, wish, wish.options(len(sizes), pieces))
+
+        def make() -> tuple[Profile, Choice]:
+            profile = _profiled(graph, *piece, wish, pieces)
+            return profile, _chosen(graph, profile, wish, wish.options(len(sizes), pieces))
+
+        profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make)
         plan = StepPlan(
-            graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, ()
-        )
+            graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
+            is_kept=is_kept,
+        )  # fmt: skip
     plan = replace(plan, once=find_written(plan))
     if wish.rng == "fast" and not random_guards(graph):
         return plan

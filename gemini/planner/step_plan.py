@@ -43,6 +43,7 @@ class StepPlan:
     draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
     branches: Branches | None = None  # on random numbers: the plan is for one way
     once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
+    is_kept: bool = False  # an earlier run has made it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -76,4 +77,5 @@ class StepPlan:
         return (
             f"{self.partition.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.micro_batches} micro-batches, {self.step_ms:.0f} ms a step expected"
+            + (", plan from cache" if self.is_kept else "")
         )
