@@ -12,6 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -25,6 +26,8 @@ from gemini.errors import ArtifactError, CaptureError
 
 VERSION = 2
 _PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason")
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
+               SafetensorError)  # fmt: skip
 
 
 def save_graph(graph: Graph, path: str | FilePath) -> None:
@@ -111,7 +114,7 @@ def load_graph(path: str | FilePath, model: nn.Module | None = None, *, any_stat
         arrays = path.with_suffix(".safetensors")
         reader = Reader(load_file(str(arrays)) if arrays.exists() else {})
         graph = _read(data, reader)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError) as error:
+    except _UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise ArtifactError(f"{path} does not exist") from None
         raise ArtifactError(f"{path} cannot be read as a graph: {type(error).__name__}: {error}") from error

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         return None
     if graph.is_whole or not graph.accepts(bind(model, args, kwargs)) or not _agrees(graph, model, Call(args, kwargs)):
         return None
-    os.utime(place)  # the least recently used goes first
+    with suppress(OSError):  # another run may have replaced it
+        os.utime(place)  # the least recently used goes first
     return with_variants(graph, model)
 
 
@@ -153,8 +155,15 @@ def _keep(graph: Graph, place: Path) -> None:
             graph.save(fresh / GRAPH)
             shutil.rmtree(place, ignore_errors=True)
             fresh.rename(place)
-        kept = sorted((path for path in place.parent.iterdir() if path.name[0] != "."), key=os.path.getmtime)
+        kept = sorted((path for path in place.parent.iterdir() if path.name[0] != "."), key=_age)
         for old in kept[:-_MOST]:
             shutil.rmtree(old, ignore_errors=True)
     except (OSError, GeminiError):
         return
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another run has removed it
+        return 0.0

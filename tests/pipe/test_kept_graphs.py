@@ -118,9 +118,27 @@ def test_a_kept_graph_that_differs_from_the_model_is_not_used(pipe, net, tmp_pat
     piped = pipe(net(), (x,), nparts=2, cache=tmp_path / "cache")
     assert captures == ["Net", "Net"]
     assert piped.check((x,)).is_exact
-    file.write_text("{")
+    for count, text in enumerate(("{", "[" * 100_000, "")):
+        file.write_text(text)
+        pipe(net(), (x,), nparts=2, cache=tmp_path / "cache")
+        assert len(captures) == 3 + count
+    file.with_suffix(".safetensors").write_bytes(b"no tensors")
     pipe(net(), (x,), nparts=2, cache=tmp_path / "cache")
-    assert len(captures) == 3
+    assert len(captures) == 6
+
+
+def test_runs_that_share_a_cache(pipe, net, tmp_path, captures, monkeypatch):
+    """Another run replaces the graph while this one looks at it."""
+    x = torch.randn(3, 4)
+    pipe(net(), (x,), nparts=2, cache=tmp_path / "cache")
+
+    def agrees(*given, real=kept_graphs._agrees):
+        shutil.rmtree(tmp_path / "cache" / "graphs")
+        return real(*given)
+
+    monkeypatch.setattr(kept_graphs, "_agrees", agrees)
+    assert pipe(net(), (x,), nparts=2, cache=tmp_path / "cache").check((x,)).is_exact
+    assert captures == ["Net"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(pipe, net, tmp_path, captures):
