@@ -66,6 +66,7 @@ class Body(nn.Module):
         self.norm, self.train_norm = nn.BatchNorm1d(D), training
         self.lstm = nn.LSTM(D, D, batch_first=True)
         self.gru = nn.GRU(D, D)
+        self.cell, self.lstm_cell = nn.GRUCell(D, D), nn.LSTMCell(D, D)
         self.attention = nn.MultiheadAttention(D, 2, batch_first=True)
         self.encoder = nn.TransformerEncoderLayer(D, 2, 8, dropout=0.0, batch_first=True)
         self.table = nn.Parameter(torch.randn(T, D))
@@ -79,6 +80,8 @@ WAYS = {
     "times and over it": lambda m, x: x.square().mean() * x.shape[0] / x.size(0),
     "over all entries": lambda m, x: x.square().sum() / x.numel(),
     "flattened": lambda m, x: x.view(x.shape[0] * x.shape[1], -1).tanh().view(x.shape[0], x.shape[1], -1).mean(),
+    "a cell on rows of samples": lambda m, x: m.cell(x.reshape(-1, D), x.tanh().reshape(-1, D)).square().mean(),
+    "a cell at a time": lambda m, x: m.lstm_cell(x[:, 0], (x[:, 1], x[:, 2]))[1].square().sum(),
     "time first": lambda m, x: m.gru(x.transpose(0, 1))[0].mean() + m.gru(x.transpose(0, 1))[1].sum(),
     "time first, flattened": lambda m, x: x.transpose(0, 1).reshape(-1, D).tanh().sum(),
     "lstm": lambda m, x: m.lstm(x)[0].mean() + m.lstm(x)[1][0].sum(),

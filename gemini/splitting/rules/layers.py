@@ -179,10 +179,13 @@ def recurrent(call: Call) -> list[Kind]:
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
 def cell(call: Call) -> Kind:
-    """One step of rows."""
+    """One step of rows, of which every sample may have several."""
     states = call.args[1] if isinstance(call.args[1], (list, tuple)) else (call.args[1],)
-    kind = Sample(0)
-    for one in (call.args[0], *states):
+    rows = (call.args[0], *states)
+    kind = next((one.kind for one in rows if isinstance(one.kind, Sample)), Sample(0))
+    if kind.dim != 0:
+        raise Refused(f"{call.name} over the samples of the batch")
+    for one in rows:
         call.must_be(one, kind)
     call.constant(call.args[2:])
     return kind
