@@ -190,4 +190,10 @@ def differing(before: list[str], now: list[str]) -> Iterator[str]:
             was, became = (text[len(name) + 2 :].split("), (") for text in (one, other))
             old = [part for part in was if part not in became]
             new = [part for part in became if part not in was]
-            yield f"{name}: {'; '.join(old)} is now {'; '.join(new)}"
+            yield f"{name}: {_few(old)} is now {_few(new)}"
+
+
+def _few(parts: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    shown = "; ".join(part.strip("[()]") for part in parts[:2])
+    return f"{shown} and {len(parts) - 2} more" if len(parts) > 2 else shown

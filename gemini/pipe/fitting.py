@@ -14,13 +14,14 @@ from typing import Any
 
 from gemini.capture.binding import signature_of
 from gemini.capture.executor import GuardBroken
-from gemini.capture.fingerprint import fingerprint, readable
+from gemini.capture.fingerprint import differing, fingerprint, readable
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
 from gemini.pipe.watch import Watch
 
-_CHANGED = "the model was changed (mode, attributes, hooks, frozen parameters, dtype, device or modules)"
+_CHANGED = "the model was changed"
+_HIDDEN = "hooks, a forward, a module or a function of it are others"  # by identity: there is no text to show
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Fitting:
             if Region.current() != validity.region or not validity._fits(signature_of(bound)):
                 return _explain(validity, bound)
             if (self._watch is None or not self._watch.is_unchanged()) and not self._is_in_state(validity):
-                return Misfit("model", _CHANGED)
+                return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
         broken = self.graph.foresight().broken(model, bound)
         if broken is not None:
             return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
@@ -61,6 +62,11 @@ class Fitting:
             return False
         self._watch = Watch(model, validity.glue)
         return True
+
+    def _change(self, validity: Validity) -> str:
+        """What is other than when the graph was captured: the first of it."""
+        before, now = validity.fingerprint, fingerprint(self.graph.bound_model(), validity.glue)
+        return next(differing(readable(before), readable(now)), _HIDDEN)
 
 
 def misfit_of(error: Exception) -> Misfit:
