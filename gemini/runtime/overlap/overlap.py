@@ -41,6 +41,7 @@ from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
+from gemini.runtime.overlap.reasons import of_failure, of_plan
 from gemini.runtime.overlap.results import result_of
 from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.program import program_of
@@ -184,10 +185,10 @@ class Overlap:
         except ScheduleError:  # what was asked for cannot be: the user is to know
             raise
         except (UnplannableError, GeminiError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = of_plan(error)
         except Exception as error:
             self.managed.record.demote(f"planning {self.managed.name}", error)
-            reason = f"planning failed: {_told(error)}"
+            reason = f"planning failed: {of_failure(error)}"
         else:
             self.story.plan = str(plan)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
@@ -246,8 +247,8 @@ class Overlap:
         self._failed(error)
         kind.failures += 1
         if kind.failures >= _FAILURES:
-            kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {_told(error)}"
-        self.story.took(DISPATCHED if self.managed.units else LOCAL, _told(error))
+            kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {of_failure(error)}"
+        self.story.took(DISPATCHED if self.managed.units else LOCAL, of_failure(error))
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, WorkerError):
@@ -276,7 +277,7 @@ class Overlap:
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
             self._failed(error)
-            return self._dispatched(asked.eager, asked.args, asked.kwargs, _told(error))
+            return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
         if any(plan.draws) and ran.generator:
             set_state(ran.generator)
         self.story.took(OVERLAPPED)
@@ -384,7 +385,3 @@ def _watched(parameters: list[nn.Parameter]) -> str:
     if is_checkpointed():
         return "a checkpoint of the program runs it again in backward"
     return "hooks of the program take the tensors that it saves for backward" if saves_elsewhere() else ""
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

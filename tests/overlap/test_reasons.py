@@ -1,0 +1,16 @@
+"""What is said of a call that took a slower path is whole, and one line."""
+
+from __future__ import annotations
+
+from gemini.errors import ProfileError
+from gemini.runtime.overlap.reasons import of_failure, of_plan
+
+
+def test_all_that_is_wrong_is_said_and_not_what_to_do() -> None:
+    error = ProfileError("the batch does not fit the graph:\n  - x is missing\n  - y is float32[3]\n    → capture it")
+    assert of_plan(error) == "the batch does not fit the graph: - x is missing - y is float32[3]"
+    assert of_plan(ValueError()) == "ValueError"
+
+
+def test_a_failure_is_named_by_its_kind_and_first_line() -> None:
+    assert of_failure(RuntimeError("no\nmore")) == "RuntimeError: no"
