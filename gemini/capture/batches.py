@@ -61,10 +61,10 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
     """Plausible plans, the most usual first."""
     seen = set()
     for dim in range(3):
-        sizes = Counter(tensor.shape[dim] for tensor in given if tensor.dim() > dim)
-        if not sizes:
+        counted = [tensor.shape[dim] for tensor in given if tensor.dim() > dim and tensor.layout is torch.strided]
+        if not counted:
             continue
-        first = next(tensor.shape[dim] for tensor in given if tensor.dim() > dim)
+        sizes, first = Counter(counted), counted[0]
         for size in dict.fromkeys((sizes.most_common(1)[0][0], first)):
             dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
             # A tensor whose last two dimensions are of that size may be a table (a mask of all pairs of positions).
@@ -77,6 +77,8 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
 
 
 def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
+    if tensor.layout is not torch.strided:  # a sparse one cannot be cut
+        return None
     if tensor.dim() > dim and tensor.shape[dim] == size:
         return dim
     others = [index for index, length in enumerate(tensor.shape) if length == size and size > 1]
@@ -194,7 +196,7 @@ def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, li
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if tensor.numel() < 2:
+    if tensor.numel() < 2 or tensor.layout is not torch.strided:
         return tensor
     order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
     return _like(tensor.detach().reshape(-1)[order].reshape(tensor.shape), tensor)
