@@ -95,6 +95,9 @@ class Detached:
             return copy.deepcopy(value)
         if value.requires_grad and torch.is_grad_enabled():
             return _Arrival.apply(self._anchor, value.detach(), key, self.gradients)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # or nobody would count what is written to it
+                return copied(value)
         return copied(value)
 
     def _deliver(self, key: Any, value: Any) -> Any:

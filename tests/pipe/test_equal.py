@@ -183,6 +183,16 @@ def test_writes_into_an_argument_reach_the_caller(pipe, detached):
     assert piped.fallbacks == 0
 
 
+def test_writes_into_an_argument_reach_the_caller_in_inference_mode(pipe):
+    with torch.inference_mode():
+        model, x = Writes(), torch.randn(4, 8)
+        piped = pipe(model, (x.clone(),), nparts=2)
+        given = x.clone()
+        piped.run_detached((given,), loss=lambda _: None)
+        assert torch.equal(given, x * 2)
+    assert piped.fallbacks == 0
+
+
 def test_no_parameter_is_copied(pipe):
     model, args, kwargs = make("bert")
     piped = pipe(model, args, kwargs, nparts=4)
