@@ -6,5 +6,6 @@ gemini_python train.py
     choosing      workers and micro-batches where the configuration leaves them open
     forced        a mode was asked for: the model is pipelined, whatever it gains
     auto          two steps are timed, a plan is made; workers are started where it gains
+    bounding      whether a plan can gain at all
     summary       what was found, on standard error
 """

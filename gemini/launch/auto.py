@@ -2,39 +2,32 @@
 
     first call         cold, not counted
     two more           forward and backward timed, in this process, on all its threads
-    the next           too short: it stays here. Else a plan is made; a plan that gains gets workers
+    the next           too short: it stays here, as where this process's threads leave workers nothing to gain (see
+                       `bounding`). Else a plan is made; a plan that gains gets workers
 
 A model that stays here costs nothing from then on.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gemini.config import GeminiConfig
+from gemini.launch.clock import Clock
 from gemini.launch.deciding import Forced
 from gemini.launch.recognition import Instead
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
 
 _COLD, _TIMED = 1, 2  # calls
 _SHORT_MS = 20.0  # a step below this gains nothing: messages and waking up cost milliseconds
 _GAIN = 1.1  # a plan below this is not worth its memory and its noise
-
-
-class Clock:
-    """Time that this process could not do without: on a busy machine, not what it waited for its turn."""
-
-    def __init__(self) -> None:
-        self.wall, self.cpu = time.perf_counter(), time.process_time()
-
-    def ms(self) -> float:
-        """Milliseconds so far."""
-        return min(time.perf_counter() - self.wall, time.process_time() - self.cpu) * 1e3
 
 
 @dataclass
@@ -104,13 +97,12 @@ class Auto(Forced):
         name, single_ms = type(model).__name__, trial.step_ms
         self.recognition.stop_watching()
         try:
-            from gemini.capture.state import undrawn
-            from gemini.runtime.controller.dispatch import here
-
-            planner = self.planner()
-            assert planner is not None
-            with here(), undrawn():
-                plan = planner(model, args, kwargs)
+            least_ms = self._at_best_ms(model, trial, args, kwargs)
+            if least_ms * _GAIN > single_ms:
+                self.recognition.resume()
+                self._stay(name, f"at best {least_ms:.0f} ms", single_ms)
+                return False
+            plan = self._plan(model, args, kwargs)
         except Exception as error:
             self.recognition.resume()
             if self.config.strict:
@@ -121,12 +113,30 @@ class Auto(Forced):
         gain = single_ms / plan.step_ms if plan.step_ms else 0.0
         if gain < _GAIN:
             self.recognition.resume()
-            self.say(
-                f"{name} runs as under python: {plan.schedule.ndevs} workers would take {plan.step_ms:.0f} ms a step, "
-                f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)"
-            )
+            self._stay(name, f"{plan.step_ms:.0f} ms", single_ms)
             return False
         return self.start(model, plan, single_ms)
+
+    def _at_best_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
+        from gemini.launch.bounding import at_best_ms
+
+        return at_best_ms(model, args, kwargs, trial.step_ms, how_many_workers(self.config))
+
+    def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
+        from gemini.capture.state import undrawn
+        from gemini.runtime.controller.dispatch import here
+        from gemini.runtime.overlap.hookless import hookless
+
+        planner = self.planner()
+        assert planner is not None
+        with here(), hookless(model), undrawn():
+            return planner(model, args, kwargs)
+
+    def _stay(self, name: str, taken: str, single_ms: float) -> None:
+        self.say(
+            f"{name} runs as under python: {how_many_workers(self.config)} workers would take {taken} a step, "
+            f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)"
+        )
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────────
     def _time_backward(self) -> None:
