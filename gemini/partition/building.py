@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import networkx as nx
-
 from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node
@@ -138,6 +136,8 @@ def _groups(
     graph: Graph, profile: Profile, options: Options, links: Iterable[tuple[int, int, Ref | None]]
 ) -> list[list[int]]:
     """The nodes of each item, the items in an order in which values flow forward."""
+    import networkx as nx
+
     joined = Joined(len(graph.nodes))
     for group in written_groups(graph):
         joined.join(group)

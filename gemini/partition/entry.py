@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import networkx as nx
-
 from gemini.capture.graph import Graph
 from gemini.errors import PartitionError
 from gemini.partition.building import build_problem
@@ -87,6 +85,8 @@ def _faults(problem: Problem, found: Assignment) -> Iterator[str]:
 
 def _order(problem: Problem, found: Assignment) -> list[int]:
     """The stages in use, in an order in which values flow forward: that of their numbers, where it is one."""
+    import networkx as nx
+
     ends = [(found.stage_of[edge.source], found.stage_of[edge.target]) for edge in problem.edges]
     if all(before <= after for before, after in ends):
         return sorted(set(found.stage_of))

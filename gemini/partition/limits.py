@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import networkx as nx
-
 from gemini.capture.graph import Graph
 from gemini.errors import PartitionError
 from gemini.partition.problem import Problem
@@ -85,6 +83,8 @@ def _ties(graph: Graph, nodes: Sequence[int]) -> bool:
 # ── pins ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def contradictory_pins(problem: Problem) -> list[str]:
     """Pins that one stage a worker cannot serve, since their parts would need each other."""
+    import networkx as nx
+
     needs = nx.DiGraph()
     witness: list[dict[int, int]] = []  # of each item: for every part before it, an item pinned there
     for at, item in enumerate(problem.items):
