@@ -45,7 +45,7 @@ class SlicedDraws:
     @contextmanager
     def piece(self, start: int, length: int) -> Iterator[None]:
         """Inside runs the stage for samples from `start` on; the generator is left after all draws so far."""
-        if not self.patterns:
+        if not self.patterns or length == self.samples:  # all of the batch: it draws as it comes
             yield
             return
         if self._next is None:
@@ -68,6 +68,11 @@ class SlicedDraws:
             yield
             return
         before = _generator.get_state()
+        if not self._places:  # it drew as it came, and a checkpoint does again by itself
+            yield
+            if not torch.equal(before, _generator.get_state()):
+                raise DrawsDiffer("random numbers in backward, where nothing was drawn in forward")
+            return
         try:
             with self._watched(_Slicing(self)):
                 yield

@@ -3,6 +3,7 @@
 Paths, the fastest first:
 
     overlapped     by a plan: micro-batches go through the workers at the same time
+    undivided      by a plan, the batch as one micro-batch: only gradients of weights overlap
     dispatched     the program's forward here, its modules in the workers, one batch at a time
     local          in the program's own process
 
@@ -24,7 +25,7 @@ from typing import Any
 from gemini.errors import ArtifactError
 from gemini.schedule.files import write_whole
 
-OVERLAPPED, DISPATCHED, LOCAL = PATHS = ("overlapped", "dispatched", "local")
+OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
 

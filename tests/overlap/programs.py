@@ -269,14 +269,14 @@ def one_sample_next_to_two(model: nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 # ── what must not be split ─────────────────────────────────────────────────────────────────────────────────────────
-@program(Plain, "dispatched")
+@program(Plain, "undivided")
 def contrastive(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, _ = batch(step)
     found = F.normalize(model(x), dim=1)
     return finish(F.cross_entropy(found @ found.T / 0.1, torch.arange(len(x))), optimizer)
 
 
-@program(Normed, "dispatched")
+@program(Normed, "undivided")
 def batch_norm(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
     return finish(F.cross_entropy(model(x), y), optimizer)

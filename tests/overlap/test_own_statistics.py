@@ -122,9 +122,9 @@ def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
     model = Normed().double()
     story = manage(model, crew, own=False)
     train(model, usual)
-    lines = [line for line in capsys.readouterr().err.splitlines() if "batch" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "a batch as" in line]
     assert len(lines) == 1
-    assert "Normed runs a batch as one: batch normalization in training (layers.1)" in lines[0]
+    assert "Normed runs a batch as one micro-batch: batch normalization in training (layers.1)" in lines[0]
     assert "batch_norm='micro-batch'" in lines[0]
     assert "overlapped" not in story.steps
 

@@ -20,8 +20,8 @@ from tests.overlap.programs import PROGRAMS, Program
 STEPS, PIECES = 5, 4
 
 
-def manage(model: nn.Module, crew: Crew, schedule: str = "auto") -> Story:
-    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
+def manage(model: nn.Module, crew: Crew, schedule: str = "auto", *, strict: bool = True) -> Story:
+    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=strict)
     story = Story(type(model).__name__, len(crew.workers))
     wish = Wish(len(crew.workers), PIECES, schedule=schedule, cache=False)
     managed.overlap = Overlap(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
@@ -58,5 +58,5 @@ def test_trains_as_one_process(name: str, crew: Crew) -> None:
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
     if program.path:
         assert story.steps.get(program.path, 0) >= STEPS - 2, str(story)
-    if program.path == "dispatched":
+    if program.path == "undivided":
         assert "overlapped" not in story.steps, str(story)

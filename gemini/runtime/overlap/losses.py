@@ -36,10 +36,21 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     """Look at a tape."""
     from gemini.splitting.tapes import prove
 
+    if plan.unsplit:
+        return _prepared(plan, tape, root, alive, undivided(tape))
     with torch.random.fork_rng(devices=[]):
         splitting = prove(plan.forms, tape, root, sum(sizes))
     if splitting.reason:
         return Prepared(splitting.reason)
+    return _prepared(plan, tape, root, alive, splitting)
+
+
+def undivided(tape: Tape) -> Splitting:
+    """One micro-batch: every value of it is that of the batch."""
+    return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Constant(),) * len(tape.metas))
+
+
+def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], splitting: Splitting) -> Prepared:
     needed = tape.needed_for(root)
     names = port_names(plan)
     read = {root, *(number for at in needed for number in tape.ops[at].reads())}
@@ -84,7 +95,8 @@ def request_of(
     assert prepared.loss is not None
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
-    known = Foreseen(plan.graph, bound, pending.tape)
+    foreign = pending.work.foreign
+    known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
     nodes, ops = splitting.weights(known, sizes)
     operands = {
         number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))

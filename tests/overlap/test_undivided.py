@@ -1,0 +1,180 @@
+"""Batches that may not be split train in workers as one micro-batch: the same numbers, the same state afterwards."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gemini.planner.planning import Wish, plan_step
+from gemini.planner.step_plan import UnplannableError
+from gemini.report.journal import DISPATCHED, OVERLAPPED, UNDIVIDED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.test_programs_overlapped import manage
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Normed(nn.Module):
+    """Convolutions, statistics over the batch, dropout, part of it run again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.3))
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.first, x, use_reentrant=False) if self.training else self.first(x)
+        return self.head(self.second(x).mean((2, 3)))
+
+
+class Encoder(nn.Module):
+    """Samples are independent; its loss is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(108, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.GELU())
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.normalize(self.head(self.layers(x.flatten(1))), dim=1)
+
+
+class Permuted(nn.Module):
+    """Draws random numbers that depend on the batch as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(108, 32), nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x.flatten(1)))
+        return self.second(hidden + 0.5 * hidden[torch.randperm(len(x))])
+
+
+def contrast(found: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(found @ found.T / 0.1, torch.arange(len(found)).roll(1))
+
+
+def square(found: torch.Tensor) -> torch.Tensor:
+    return found.square().mean()
+
+
+def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for number, size in enumerate(sizes):
+        x = torch.randn(size, 3, 6, 6, dtype=torch.float64, requires_grad=number % 2 == 0)
+        found = loss(model(x))
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+        seen += [found.detach(), x.grad, torch.rand(1)]
+    return seen
+
+
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew) -> Any:
+    torch.manual_seed(1)
+    model = model.double()
+    reference = copy.deepcopy(model)
+    expected = train(reference, loss, sizes)
+    story = manage(model, crew)
+    for one, other in zip(train(model, loss, sizes), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    return story
+
+
+@pytest.mark.parametrize(("make", "loss"), [(Normed, square), (Encoder, contrast), (Permuted, square)])
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
+    story = compare(make(), loss, (8, 8, 8, 8, 5, 5, 8, 5), crew)
+    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
+    assert OVERLAPPED not in story.steps, str(story)
+
+
+def test_single_samples_do_not_keep_batches_whole(crew: Crew) -> None:
+    story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), crew)
+    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+
+
+def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Encoder().double()
+    reference, story = copy.deepcopy(model), None
+    for one in (reference, model):
+        if one is model:
+            story = manage(model, crew)
+        torch.manual_seed(2)
+        for step in range(6):
+            one.zero_grad()
+            found = one(torch.randn(8, 3, 6, 6, dtype=torch.float64))
+            (contrast if step % 2 else square)(found).backward()
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-12)
+    assert story is not None
+    assert {OVERLAPPED, UNDIVIDED} <= set(story.steps), str(story)
+
+
+def test_evaluation_of_a_batch_that_may_not_be_split(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Permuted().double()
+    reference = copy.deepcopy(model)
+    story, seen = manage(model, crew), []
+    for one in (reference, model):
+        torch.manual_seed(2)
+        with torch.no_grad():
+            seen.append([one(torch.randn(8, 3, 6, 6, dtype=torch.float64)) for _ in range(4)])
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
+
+
+class Remembering(nn.Module):
+    """Leaves something of its batch in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(108, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.seen: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.first(x.flatten(1)))
+        self.seen = hidden.mean()
+        return self.second(hidden)
+
+
+class Deciding(nn.Module):
+    """Branches on what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(108, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.first(x.flatten(1)))
+        return self.second(hidden if hidden.abs().max() > 2 else 2 * hidden)
+
+
+@pytest.mark.parametrize("make", [Remembering, Deciding])
+def test_what_would_stay_in_a_worker_or_cannot_be_foreseen_is_not_planned(make: type[nn.Module]) -> None:
+    with pytest.raises(UnplannableError, match="batch normalization"):
+        plan_step(make(), (torch.randn(8, 3, 6, 6),), {}, Wish(2, 4, cache=False))
+
+
+def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Normed().double()
+    story = manage(model, crew, schedule="interleaved_1f1b")
+    for _ in range(4):
+        square(model(torch.randn(8, 3, 6, 6, dtype=torch.float64))).backward()
+    assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
+    assert story.steps.get(DISPATCHED, 0) <= 2, str(story)
