@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED
+from gemini.report.journal import OVERLAPPED, PATHS
 from tests.scripts import results
 from tests.scripts.comparing import FACTOR
 from tests.scripts.judging import Verdict, judge
@@ -64,7 +64,7 @@ def _sums(verdicts: Mapping[str, Verdict]) -> str:
     fine = [verdict for verdict in known if not verdict.faults]
     split = [verdicts[p.name] for p in PROGRAMS if p.name in verdicts and not p.why_whole]
     fast = [verdict for verdict in split if verdict.path == OVERLAPPED and not verdict.faults]
-    paths = ", ".join(f"{sum(v.path == path for v in known)} {path}" for path in (OVERLAPPED, DISPATCHED, LOCAL))
+    paths = ", ".join(f"{sum(v.path == path for v in known)} {path}" for path in PATHS)
     share = f" ({100 * len(fast) / len(split):.0f} %)" if split else ""
     return (
         f"{len(fine)} of {len(known)} are the same. By path: {paths}. Of {len(split)} whose steps are sums over "

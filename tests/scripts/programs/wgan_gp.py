@@ -6,8 +6,8 @@ from torch import autograd, nn
 torch.manual_seed(1)
 G = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 6))
 D = nn.Sequential(nn.Linear(6, 32), nn.LeakyReLU(0.2), nn.Linear(32, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
-opt_G = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.0, 0.9), eps=1e-4)
-opt_D = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.0, 0.9), eps=1e-4)
+opt_G = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.0, 0.9))
+opt_D = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.0, 0.9))
 
 
 def gradient_penalty(real, fake):
