@@ -33,7 +33,7 @@ samples/:
 	@for name in $(SAMPLES); do printf "  make samples/%-10s %s\n" "$$name" "$$(head -n 1 samples/$$name/README.md)"; done
 
 $(addprefix samples/,$(SAMPLES)): $(READY)
-	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/python samples/compare.py $@/train.py $(ARGS); fi
+	@if [ -x $@/run.sh ]; then BIN=$(abspath $(BIN)) $@/run.sh $(ARGS); else $(BIN)/python samples/compare.py $@/$(or $(SCRIPT),train).py $(ARGS); fi
 
 samples/%:
 	@echo "no sample is called '$*'; these exist:" >&2; $(MAKE) --no-print-directory samples/ >&2; exit 2

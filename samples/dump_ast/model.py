@@ -1,4 +1,4 @@
-"""A small model with a device written into it, and the three steps that train it."""
+"""A small model with a device written into it, and the steps that train it."""
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(f"step {step}  loss {loss.item():.4f}")
+        print(f"step {step}  loss {loss.item():.6f}")
 
 
 if __name__ == "__main__":

@@ -32,3 +32,12 @@ done
 
 say "all of it is in $out"
 ls "$out"
+
+say "gemini_python model.py, in two workers"
+"$bin/gemini_python" --mode pipeline --pipeline-degree 2 --accum-degree 4 "$here/model.py" > "$out/workers.txt"
+cat "$out/workers.txt"
+last() { sed -n '$s/.*loss //p' "$1"; }
+awk -v two="$(last "$out/workers.txt")" -v one="$(last "$out/dump.txt")" 'BEGIN {
+    apart = two - one
+    printf "last loss: %s on two workers, %s on one device, difference %.1g\n", two, one, apart < 0 ? -apart : apart
+}'
