@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -46,30 +47,30 @@ class Judge:
     @cached_property
     def reference(self) -> running.Outcome:
         """Under `python` with one thread."""
-        return self._kept("python")
+        return self._kept("python", running.plain)
 
     @cached_property
     def threads(self) -> running.Outcome:
         """Under `python` with two threads."""
-        return self._kept("threads", threads=2)
+        return self._kept("threads", running.noisy, threads=2)
 
     @cached_property
     def bits(self) -> running.Outcome:
         """Under `python`, weights with other last bits."""
-        return self._kept("bits", through="last_bits.py")
+        return self._kept("bits", running.noisy, moved=True)
 
     @cached_property
     def references(self) -> list[running.Outcome]:
         """All that noise is known by; the last with kernels that add in another order."""
-        return [self.threads, self.bits, self._kept("kernels", kernels="default")]
+        return [self.threads, self.bits, self._kept("kernels", running.plain, kernels="default")]
 
-    def _kept(self, name: str, **how: Any) -> running.Outcome:
+    def _kept(self, name: str, run: Callable[..., running.Outcome], **how: Any) -> running.Outcome:
         """A run under `python`; one that is there already is not made again."""
         folder = self.references_at / name
         if (found := running.read(folder)) is not None:
             return found
         shutil.rmtree(folder, ignore_errors=True)  # what a run that was ended has left would be found by the next
-        return running.plain(self.program, folder, **how)
+        return run(self.program, folder, **how)
 
     def judge(self) -> Verdict:
         """Run all of it."""

@@ -1,4 +1,4 @@
-"""`python last_bits.py program args`: the program under `python`, but the last bit of every weight is another.
+"""A program under `python` in which the last bit of every weight is another.
 
 What an optimizer is given moves to the next number that its type can hold, up or down by a generator of its own, once.
 It is the smallest change that there is. What becomes of it in the losses tells how far roundings go in a program whose
@@ -7,9 +7,6 @@ ops are too small for a second thread to change anything.
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,12 +32,6 @@ def _adding(optimizer: Any, group: dict[str, Any]) -> None:
         move(tensor)
 
 
-def main() -> None:
+def install() -> None:
+    """From now on, whatever an optimizer is given is moved."""
     torch.optim.Optimizer.add_param_group = _adding  # type: ignore[method-assign]
-    del sys.argv[0]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gemini.errors import ArtifactError
 from gemini.report.journal import Story, read_newest
+from tests.scripts import forking
 from tests.scripts.registry import Program
 
 GEMINI = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
@@ -35,12 +36,22 @@ class Outcome:
     stories: list[Story] = field(default_factory=list)
 
 
-def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", through: str = "") -> Outcome:
-    """The program under `python`, itself or through another one."""
-    command = [sys.executable, str(Path(__file__).with_name(through))] if through else [sys.executable]
-    outcome = _run(command, program, folder, threads, kernels)
+def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "") -> Outcome:
+    """The program under `python`."""
+    return _kept(_run([sys.executable], program, folder, threads, kernels))
+
+
+def noisy(program: Program, folder: Path, threads: int = 1, moved: bool = False) -> Outcome:
+    """The program in a child of this process, with other threads or other last bits of its weights."""
+    (folder / "home").mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    stdout, stderr, code = forking.run(program, folder, threads, moved, _environment(folder, threads, "", ""))
+    return _kept(Outcome(stdout, stderr, code, folder, time.monotonic() - begin))
+
+
+def _kept(outcome: Outcome) -> Outcome:
     kept = {"stdout": outcome.stdout, "stderr": outcome.stderr, "code": outcome.code, "seconds": outcome.seconds}
-    (folder / _KEPT).write_text(json.dumps(kept), encoding="utf-8")
+    (outcome.folder / _KEPT).write_text(json.dumps(kept), encoding="utf-8")
     return outcome
 
 
