@@ -54,7 +54,7 @@ def rows(
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
         ("stages", f"{plan.partition.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
                    f"parameters {parameters}"),
-        ("schedule", f"{plan.name}, {plan.micro_batches} micro-batches, {analysis.bubble:.0%} idle"
+        ("schedule", f"{plan.name}, {plan.pieces}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_kept else "")),
         ("expected", f"{_ms(plan.step_ms)} a step, {gain:.2f} × {what} ({_ms(single_ms)})"),
         ("run folder", _near(config.run_folder)),
