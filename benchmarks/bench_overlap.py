@@ -6,6 +6,8 @@ Processes of one thread, each on a core of its own where there are enough; the o
 sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
 
     ceiling     k independent processes, each with a k-th of the micro-batches of the unsplit model
+    kept        the same in processes that keep the memory that they free, as our workers do (`--kept`): the lower bound
+                where page faults are slow
     torch …     all schedules it has, on stages of equal layer counts, as its users cut them
     ours auto   a model compiled with schedule="auto", called by its program
     ours …      the same with a schedule that is asked for by name
@@ -39,14 +41,13 @@ from typing import Any
 import torch
 from overlap_models import WORKLOADS
 from overlap_ours import AUTO, PLANS, Ours, Took
-from overlap_peers import CHAINS, Peers, StuckError, Task, cpu_seconds, pin
+from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
 from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
 from gemini.profiling.device import find_device
 
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
-_STUCK = 2  # schedules of torch that hang: then the others are not waited for
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
 
 
@@ -100,7 +101,6 @@ class Found:
     ours: Ours
     contenders: dict[str, Contender]
     left_out: dict[str, str]
-    stuck: list[str] = field(default_factory=list)
 
     def best_of(self, side: str) -> Contender | None:
         """The fastest of a side."""
@@ -109,10 +109,11 @@ class Found:
 
 
 # ── measuring ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, until: float) -> Found:
+def measure(task: Task, crews: list[Peers], ours: Ours, given: argparse.Namespace, until: float) -> Found:
     """Steps of every contender, in turn; until then, or as often as asked for."""
     found = Found(task, ours, {}, {})
     CURRENT[:] = [found]
+    peers, *keepers = crews
     for plan in given.plans:
         PROGRESS.tell(f"planning {plan}")
         try:
@@ -123,6 +124,7 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
     entries: list[tuple[str, Callable[[], list[int]], Callable[[], float | Took]]] = [
         ("single process", lambda: peers.pids, lambda: peers.ask("whole", 10 * patience)),
         ("ceiling", lambda: peers.pids, lambda: peers.ask("share", patience)),
+        *(("kept", lambda one=one: one.pids, lambda one=one: one.ask("share", patience)) for one in keepers),
         *((f"ours {plan}", lambda: ours.pids, lambda plan=plan: ours.step(plan)) for plan in ours.kinds),
         *(
             (f"torch {chain}", lambda: peers.pids, lambda chain=chain: peers.ask(chain, patience))
@@ -133,7 +135,7 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
     for number in range(given.repeats + 1):
         begin = time.perf_counter()
         for name in list(found.contenders):
-            if name == "single process" and number != 1:
+            if name == "single process" and (number != 1 or not given.single):
                 continue
             if number > 1 and until < float("inf") and _is_slow(found, name):
                 continue
@@ -148,14 +150,8 @@ def measure(task: Task, peers: Peers, ours: Ours, given: argparse.Namespace, unt
 def _turn(found: Found, name: str, counts: bool) -> None:
     PROGRESS.tell(name)
     try:
-        if name.startswith("torch") and len(found.stuck) >= _STUCK:
-            raise StuckError(f"not tried, as {' and '.join(found.stuck[:_STUCK])} hang")
         found.contenders[name].run(counts)
-    except StuckError as error:
-        found.left_out[name] = _line(error)
-        found.stuck.append(name)
-        del found.contenders[name]
-    except (RuntimeError, GeminiError) as error:
+    except (RuntimeError, GeminiError) as error:  # a peer that hangs is one, too; the others go on in new processes
         found.left_out[name] = _line(error)
         del found.contenders[name]
 
@@ -284,17 +280,18 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
         cores = cores_for(workers)
         seats = [[core] for core in cores] if given.pin and len(cores) == workers else [everywhere] * workers
         PROGRESS.tell(f"starting {workers} peers on cores {seats}")
-        peers = Peers(seats)
+        crews = [Peers(seats), *([Peers(seats, keeping=True)] if given.kept else [])]
         for name in given.models:
             until = time.perf_counter() + (ends - time.perf_counter()) / left
             pieces = given.micro_batches or max(8, 2 * workers)
             task = Task(name, workers, given.layers or max(8, 2 * workers), pieces)
             PROGRESS.tell(f"compiling {name} for {workers} workers")
-            peers.take(task)
+            for peers in crews:
+                peers.take(task)
             pin(os.getpid(), cores)  # workers have as many threads as there are cores for each
             ours = Ours(task, seats, folder)
             pin(os.getpid(), everywhere)
-            found = measure(task, peers, ours, given, until)
+            found = measure(task, crews, ours, given, until)
             CURRENT.clear()
             told.append(report(found))
             for plan in given.trace_plans if given.trace else ():
@@ -303,7 +300,8 @@ def run_all(given: argparse.Namespace, folder: Path, told: list[dict[str, Any]])
             ours.end()
             told[-1]["memory"] = [_memory(task, plan) for plan in (AUTO, *given.plans) if given.memory]
             left -= 1
-        peers.end()
+        for peers in crews:
+            peers.end()
 
 
 def _memory(task: Task, plan: str) -> dict[str, Any]:
@@ -338,6 +336,8 @@ def main() -> None:
     parser.add_argument("--trace", metavar="FOLDER", help="where to write timelines and pictures of a step")
     parser.add_argument("--trace-plans", nargs="+", default=[AUTO, "1f1b"])
     parser.add_argument("--memory", action="store_true", help="measure the peak of workers, too, plan by plan")
+    parser.add_argument("--kept", action="store_true", help="a ceiling in processes that keep freed memory, too")
+    parser.add_argument("--single", action=argparse.BooleanOptionalAction, default=True, help="one process, too")
     parser.add_argument("--pin", action=argparse.BooleanOptionalAction, default=True, help="processes to cores")
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -23,6 +23,8 @@ import torch.distributed as dist
 from overlap_models import WORKLOADS, Workload, in_equal_parts
 from overlap_progress import PROGRESS
 
+from gemini.allocator import keep_freed_memory
+
 # torch's schedules: the name of the class, stages a rank, and whether these lie in a V rather than in a loop.
 CHAINS = {
     "gpipe": ("ScheduleGPipe", 1, False),
@@ -61,16 +63,34 @@ class Task:
         return self.work.make(self.layers), self.work.batch(self.micro_batches), self.work.targets(self.micro_batches)
 
 
-class Peers:
-    """As many processes as workers, which do the same thing at once."""
+@dataclass(frozen=True)
+class Seat:
+    """Which of the processes it is, on which cores, and how it reaches the others: without a store it does not."""
 
-    def __init__(self, seats: list[list[int]]) -> None:
-        self.workers, self.seats = len(seats), seats
+    rank: int
+    workers: int
+    cores: list[int]
+    store: str
+    interface: str
+
+
+class Peers:
+    """As many processes as workers, which do the same thing at once.
+
+    Those that are `keeping` the memory that they free, as our workers do, run shares of the whole model only.
+    """
+
+    def __init__(self, seats: list[list[int]], keeping: bool = False) -> None:
+        self.workers, self.seats, self.keeping = len(seats), seats, keeping
         self.task: Task | None = None
+        self.warm: list[Any] = []  # what they have done before: the first time takes longer
         self.interface = _INTERFACES[0]
         self._start()
 
     def _start(self) -> None:
+        if self.keeping:
+            self._spawn()
+            return
         for interface in _INTERFACES[_INTERFACES.index(self.interface) :]:
             self.interface = interface
             self._spawn()
@@ -85,21 +105,20 @@ class Peers:
 
     def _spawn(self) -> None:
         context = multiprocessing.get_context("spawn")
-        store = f"{tempfile.mkdtemp(prefix='overlap-')}/store"
+        store = "" if self.keeping else f"{tempfile.mkdtemp(prefix='overlap-')}/store"
         ends = [context.Pipe() for _ in range(self.workers)]
         self.pipes = [mine for mine, _ in ends]
+        seats = [Seat(rank, self.workers, cores, store, self.interface) for rank, cores in enumerate(self.seats)]
         self.processes = [
-            context.Process(
-                target=serve, args=(rank, self.workers, theirs, store, self.seats[rank], self.interface), daemon=True
-            )
-            for rank, (_, theirs) in enumerate(ends)
+            context.Process(target=serve, args=(seat, theirs), daemon=True)
+            for seat, (_, theirs) in zip(seats, ends, strict=True)
         ]
         for process in self.processes:
             process.start()
 
     def take(self, task: Task) -> None:
         """From now on, this model."""
-        self.task = task
+        self.task, self.warm = task, []
         self.ask(task)
 
     def ask(self, what: Any, patience: float = _PATIENCE, again: bool = True) -> float:
@@ -110,22 +129,29 @@ class Peers:
         found = []
         for pipe in self.pipes:
             if not pipe.poll(max(0.0, begin + patience - time.perf_counter())):
+                rest = [other.recv() for other in self.pipes[len(found) :] if other.poll(0)]
+                said = [text for text in (*found, *rest) if text]
                 if again:
                     self._again()
-                raise StuckError(f"not done after {patience:.0f} s")
+                raise StuckError("; ".join([f"not done after {patience:.0f} s", *said[:1]]))
             found.append(pipe.recv())
         seconds = time.perf_counter() - begin
         faults = [one for one in found if one]
         if faults:
             raise RuntimeError(faults[0])
+        if isinstance(what, str) and what not in self.warm:
+            self.warm.append(what)
         return seconds
 
     def _again(self) -> None:
-        """Other processes in the place of those that are stuck."""
+        """Other processes in the place of those that are stuck, as far as those had come."""
         self.end(0.0)
         self._start()
         if self.task is not None:
+            done = self.warm
             self.take(self.task)
+            for what in done:
+                self.ask(what, again=False)
 
     @property
     def pids(self) -> list[int]:
@@ -159,16 +185,15 @@ def pin(pid: int, cores: list[int]) -> None:
 
 
 # ── in a process ───────────────────────────────────────────────────────────────────────────────────────────────────
-def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int], interface: str) -> None:  # noqa: PLR0917
+def serve(seat: Seat, pipe: Connection) -> None:
     """Do what is asked, one thing after the other."""
     torch.set_num_threads(1)
-    pin(os.getpid(), seat)
-    importlib.import_module("torch.distributed.pipelining")  # here, as it takes seconds
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=workers, timeout=timedelta(seconds=_PATIENCE)
-    )
+    pin(os.getpid(), seat.cores)
+    rank, workers = seat.rank, seat.workers
+    if seat.store:
+        _join(seat)
+    else:
+        keep_freed_memory()
     acts: dict[str, Callable[[], None]] = {}
     task: Task | None = None
     while (what := pipe.recv()) is not None:
@@ -184,6 +209,16 @@ def serve(rank: int, workers: int, pipe: Connection, store: str, seat: list[int]
             pipe.send("")
         except Exception as error:
             pipe.send(f"{type(error).__name__}: {error}".partition("\n")[0][:300])
+
+
+def _join(seat: Seat) -> None:
+    importlib.import_module("torch.distributed.pipelining")  # here, as it takes seconds
+    if seat.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = seat.interface
+    dist.init_process_group(
+        "gloo", init_method=f"file://{seat.store}", rank=seat.rank, world_size=seat.workers,
+        timeout=timedelta(seconds=_PATIENCE),
+    )  # fmt: skip
 
 
 def _greet(rank: int, workers: int) -> None:
@@ -210,6 +245,13 @@ def _alone(task: Task, what: str, rank: int) -> Callable[[], None]:
     return act
 
 
+def _greeting_others(stage: Any) -> Any:
+    """A stage that does not greet its own rank, where the stage after it lies in a V: torch 2.11 hangs by that."""
+    greetings = stage._get_init_p2p_neighbors_ops
+    stage._get_init_p2p_neighbors_ops = lambda: [one for one in greetings() if one.group_peer != stage.group_rank]
+    return stage
+
+
 def _chain(task: Task, what: str, rank: int) -> Callable[[], None]:
     """A rank of torch's."""
     from torch.distributed import pipelining
@@ -224,7 +266,7 @@ def _chain(task: Task, what: str, rank: int) -> Callable[[], None]:
     mine = [rank + at * task.workers for at in range(chunks)]
     if vee:
         mine = [rank, total - 1 - rank]
-    stages = [pipelining.PipelineStage(parts[at], at, total, torch.device("cpu")) for at in mine]
+    stages = [_greeting_others(pipelining.PipelineStage(parts[at], at, total, torch.device("cpu"))) for at in mine]
     schedule = kind(stages[0] if chunks == 1 else stages, task.micro_batches, loss_fn=Workload.loss)
     kept = [parts[at] for at in mine]
     args = (batch,) if 0 in mine else ()

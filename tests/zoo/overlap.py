@@ -2,7 +2,7 @@
 
 python -m tests.zoo.overlap                            all models in two workers; continues where it stopped
 python -m tests.zoo.overlap --only llama t5 --fresh    these again
-python -m tests.zoo.overlap --workers 4 --every 10 --schedule 1f1b
+python -m tests.zoo.overlap --workers 4 --overlapped --every 6 --schedules gpipe 1f1b interleaved_1f1b
 python -m tests.zoo.overlap --shard 3/15 --results DIR/3.jsonl      one of 15 processes
 python -m tests.zoo.overlap --merge DIR/*.jsonl        one file of many, and the table
 """
@@ -13,35 +13,20 @@ import argparse
 import gc
 import time
 import warnings
-from collections import Counter
 from pathlib import Path
 
 import torch
 
+from gemini.report.journal import OVERLAPPED
 from gemini.runtime.controller.crew import Crew
 from tests.zoo import results, workers
+from tests.zoo.judging import Animal
 from tests.zoo.overlap_judging import judge
+from tests.zoo.overlap_table import table
 from tests.zoo.run import _quiet
 
 RESULTS, TABLE = Path(".gemini/zoo_overlap.jsonl"), Path("docs/zoo_overlap.md")
 _MODELS_A_CREW = 40
-
-HEAD = """# The zoo by plans
-
-Written by `python -m tests.zoo.overlap`. Every model of the zoo trains five SGD steps on one device, and with whole
-steps in real worker processes: four micro-batches, dropout on, random numbers as on one device. Losses and gradients
-of every step, weights and buffers at the end and the state of the generator must agree, in float64 to 1e-9 (a gradient
-relative to its largest entry, or to a millionth of the largest gradient where that is more); models without float64
-kernels in float32, losses to 1e-5 and the rest to 1e-4. The loss is the model's own, else the mean square of its
-outputs, where those without dimensions are added as they are. A model in float64 that casts differentiable values to
-float32, and so rounds sums over micro-batches otherwise, must agree to 1e-5: *equal, float32 inside*. *noise*: the
-first loss and the first gradients agree, and what differs later differs no more than ten times what the last bits of
-the weights change on one device.
-
-- **path**: *overlapped*: micro-batches overlap under the schedule; *dispatched*: one batch at a time through the
-  workers; *local*: in the program's process. **why**: what kept it from the overlapped path.
-- **worst**: the largest difference, in units of its limit.
-"""
 
 
 def main() -> None:
@@ -72,24 +57,19 @@ def _sweep(options: argparse.Namespace) -> None:
     }
     ends = time.monotonic() + options.stop_after
     crew, used = Crew(options.workers, 1), 0
-    for animal in workers._chosen(options):
-        key = _key(animal.name, options)
+    for animal, schedule in _chosen(options):
+        key = _key(animal.name, schedule, options.workers)
         if key in done:
             continue
         if time.monotonic() > ends:
             break
         row = judge(
             animal, crew, build=options.build_seconds, limit=options.seconds, hint=hints.get(animal.name),
-            schedule=options.schedule,
+            schedule=schedule,
         )  # fmt: skip
         row.update(name=key, model=animal.name)
         results.append(options.results, row)
-        print(
-            f"{row['status']:13s} {row['model']:36s} {row.get('dtype', ''):8s} {row.get('path', ''):10s} "
-            f"{row.get('worst', 0):.0e} {row.get('seconds', 0):5.1f} s  "
-            f"{row['reason'][:150]} {row.get('why', '')[:150]}",
-            flush=True,
-        )
+        print(_line(row), flush=True)
         used += 1
         if used % _MODELS_A_CREW == 0 or row["status"] == "failed":
             crew.stop()
@@ -98,33 +78,24 @@ def _sweep(options: argparse.Namespace) -> None:
     crew.stop()
 
 
-def _key(name: str, options: argparse.Namespace) -> str:
-    plain = options.workers == 2 and options.schedule == "auto"
-    return name if plain else f"{name} in {options.workers} by {options.schedule}"
+def _chosen(options: argparse.Namespace) -> list[tuple[Animal, str]]:
+    """The models of a sweep, each by every schedule."""
+    if options.overlapped:
+        known = results.read(RESULTS).items()
+        options.only = [name for name, row in known if row["model"] == name and row.get("path") == OVERLAPPED]
+    return [(animal, schedule) for animal in workers._chosen(options) for schedule in options.schedules]
 
 
-def table(rows: list[results.Row]) -> str:
-    """The page."""
-    rows = sorted(rows, key=lambda row: str(row["name"]))
-    judged = [row for row in rows if row["status"] in ("equal", "noise", "different", "failed")]
-    versions = Counter((row["code"], row["torch"], row["transformers"]) for row in judged)
-    lines = [HEAD]
-    lines += [
-        f"{count} rows by code {code}, torch {one}, transformers {two}." for (code, one, two), count in versions.items()
-    ]
-    paths, states = Counter(row.get("path", "") for row in judged), Counter(row["status"] for row in judged)
-    share = paths["overlapped"] / max(len(judged), 1)
-    lines += ["", f"{len(judged)} trained: {dict(states)}; paths {dict(paths)}: {share:.1%} overlapped.", ""]
-    lines += ["| model | class | result | worst | path | why not overlapped |", "|---|---|---|---|---|---|"]
-    for row in judged:
-        why = f"{row['reason']} {row.get('why', '')}".strip().replace("|", "\\|").replace("\n", " ")[:200]
-        cells = (row["name"], row["cls"], _status(row), f"{row.get('worst', 0):.0e}", row.get("path", ""), why)
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+def _key(name: str, schedule: str, count: int) -> str:
+    return name if count == 2 and schedule == "auto" else f"{name} in {count} by {schedule}"
 
 
-def _status(row: results.Row) -> str:
-    return f"{row['status']}, float32 inside" if row.get("float32_inside") else str(row["status"])
+def _line(row: results.Row) -> str:
+    return (
+        f"{row['status']:13s} {row['model']:36s} {row['schedule']:16s} {row.get('dtype', ''):8s} "
+        f"{row.get('path', ''):10s} {row.get('worst', 0):.0e} {row.get('seconds', 0):5.1f} s  "
+        f"{row['reason'][:150]} {row.get('why', '')[:150]}"
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -134,7 +105,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--again", nargs="*", default=[], help="models with these results: failed, different …")
     parser.add_argument("--fresh", action="store_true", help="judge again what was judged before")
     parser.add_argument("--workers", type=int, default=2, help="how many; default 2")
-    parser.add_argument("--schedule", default="auto", help="auto, or a schedule of the library")
+    parser.add_argument("--schedules", nargs="+", default=["auto"], help="auto, or schedules of the library")
+    parser.add_argument("--overlapped", action="store_true", help=f"only models that were overlapped in {RESULTS}")
     parser.add_argument("--every", type=int, default=1, help="every n-th model only")
     parser.add_argument("--seconds", type=int, default=90, help="limit for one judgement of a model")
     parser.add_argument("--build-seconds", type=int, default=45, help="limit for making one model")

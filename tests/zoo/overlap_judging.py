@@ -29,8 +29,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gemini.capture.values import tensors
+from gemini.errors import ScheduleError
 from gemini.planner.planning import Wish, plan_step
-from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.report.journal import LOCAL, PATHS, Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
@@ -86,6 +87,8 @@ def judge(
             _compare(row, lambda: _again(animal, made, row["hint"]), crew, schedule)
     except TimeOut:
         row.update(status="failed" if "dtype" in row else "not trainable", reason=f"more than {limit} s")
+    except ScheduleError as error:  # a schedule that was asked for and does not exist for this model: the user is told
+        row.update(status="no layout", reason=str(error).partition("\n")[0])
     except Exception as error:
         row.update(status="failed", reason=f"{type(error).__name__}: {error!s:.300}")
     row["seconds"] = round(time.perf_counter() - started, 2)
@@ -166,7 +169,7 @@ def _judge(  # noqa: PLR0917
     found = _train(model, args, kwargs)
     row["worst"], place = _worst(expected, found, limits)
     row["status"] = "equal" if row["worst"] <= 1 else "different"
-    row["path"] = OVERLAPPED if story.steps.get(OVERLAPPED) else DISPATCHED if story.steps.get(DISPATCHED) else LOCAL
+    row["path"] = next((path for path in PATHS if story.steps.get(path)), LOCAL)
     row["plan"], row["demoted"] = story.plan, managed.record.demotions
     row["why"] = next((reason for reason in story.reasons if reason != _FIRST), "")
     row["reason"] = f"{place}: {row['worst']:.1e} times the limit" if row["status"] == "different" else ""
