@@ -13,6 +13,7 @@ from torch import nn
 from gemini.capture import reads
 from gemini.capture.forms import Form, Path, Ref
 from gemini.capture.granularity import Granularity
+from gemini.capture.health import asked_of
 from gemini.capture.known import KnownTensors
 from gemini.capture.location import call_candidates, source_line
 from gemini.capture.node import Guard, Node, TensorMeta
@@ -207,7 +208,7 @@ class Recording:
         if not self.active or not self.recording:
             return
         read = list(reads.expr_data_refs(expr, self.dynamic))
-        if any(self.heavy[ref.node] for ref in read):
+        if any(self.heavy[ref.node] for ref in read) and asked_of(self.nodes, expr, expected) is None:
             self.refuse("its Python code branches on values the model computes")
         key = (expr, repr(expected))
         if key not in self.guards:

@@ -23,6 +23,7 @@ from gemini.codegen.skeleton import HELD
 from gemini.codegen.steps import Step
 from gemini.codegen.text import Text
 from gemini.codegen.watching import is_watched
+from gemini.splitting.foreseeing import is_foreign
 
 
 class Statements:
@@ -205,6 +206,8 @@ class Statements:
         if node.kind == "op" and not watched:
             return self.write.call_op(node.target, args, kwargs)
         function = self._function(node)
+        if self.shares and is_foreign(self.graph, node):  # whoever reads it gets what the whole batch drew
+            function = f"{self.imports.name('gemini.randomness.foreign', 'still')}({function})"
         if watched:
             function = f"{self.imports.support('checked')}({function}, {string(node.sketch)})"
         if not node.checkpoint:

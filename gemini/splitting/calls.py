@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import Constant, Each, Kind, Mean, Opaque, Partial, Positions, Sample
+from gemini.step.splitting import Condition, Constant, Each, Kind, Mean, Opaque, Partial, Positions, Sample
 
 # The number of samples that sizes of a graph are written with: a prime that no other size has.
 SAMPLES = 1_000_003
@@ -109,7 +109,7 @@ class Call:
     index: Hashable = None  # of the statement
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
     assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
-    conditions: list[Each] = field(default_factory=list)  # what must hold in every step
+    conditions: list[Condition] = field(default_factory=list)  # what must hold in every step
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""

@@ -6,7 +6,7 @@ double precision with made-up outputs; and the model's own outputs, with the ran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.forms import Ref
 from gemini.capture.graph import Graph
 from gemini.capture.regions import RegionSwitch
-from gemini.capture.state import Saved
+from gemini.capture.state import Saved, undrawn
 from gemini.splitting.foreseeing import Foreseen
 from gemini.splitting.graphs import GraphForms
 from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
@@ -28,31 +28,42 @@ _CLOSE = 2e-3  # of the model's own type
 
 
 def check(  # noqa: PLR0917
-    forms: GraphForms, tape: Tape, root: int, splitting: Splitting, args: tuple[Any, ...], kwargs: dict[str, Any]
+    forms: GraphForms,
+    tape: Tape,
+    root: int,
+    splitting: Splitting,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Mapping[int, Any] | None = None,
 ) -> str:
-    """Why a splitting is to be refused after all; '' if nothing speaks against it."""
+    """Why a splitting is to be refused after all; '' if nothing speaks against it.
+
+    `given`: what nodes have drawn from other generators than torch's.
+    """
     call = Call(args, kwargs)
-    sizes = _sizes(call, splitting)
+    sizes = _sizes(call, splitting, forms.least)
     if splitting.reason or len(sizes) < 2:
         return splitting.reason
     graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
-    known = Foreseen(graph, bound, tape)
+    known = Foreseen(graph, bound, tape, given=given)
     nodes, ops = splitting.weights(known, sizes)
     try:
         found = _check_tape(tape, root, splitting, sizes, ops, known)
         if found or forms.own_statistics:  # those of other micro-batches are others
             return found
-        return _check_graph(forms, splitting, call, sizes, nodes)
+        with undrawn():
+            return _check_graph(forms, splitting, call, sizes, (nodes, given or {}))
     except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 
 
-def _sizes(call: Call, splitting: Splitting) -> list[int]:
-    """Two uneven micro-batches."""
+def _sizes(call: Call, splitting: Splitting, least: int) -> list[int]:
+    """Two micro-batches, uneven where that leaves both enough samples."""
     for tensor, dim in zip(call.tensors, splitting.inputs, strict=False):
         if dim is not None:
             samples = tensor.shape[dim]
-            return [samples - samples // 3, samples // 3] if samples > 2 else [1] * samples
+            small = max(samples // 3, least)
+            return [samples - small, small] if samples > 2 else [1] * samples
     return []
 
 
@@ -73,14 +84,15 @@ def _check_tape(  # noqa: PLR0917
             one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
     whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
-    loss = run_tape(tape, [one.clone() for one in whole], operands)[root]
+    needed = tape.needed_for(root)  # what else was computed may be about the whole batch
+    loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed)[root]
     gathered = torch.zeros_like(loss)
     doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
     for index, (start, length) in enumerate(pieces(sizes)):
         given = split_operands(doubled, splitting, start, length, total)
         ops = {at: weight[index] for at, weight in weights.items()}
         outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
-        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops)[root]
+        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed)[root]
     if not _near(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
     leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
@@ -134,21 +146,21 @@ def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
 
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any) -> str:
+def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any) -> str:
     saved = Saved(forms.graph.bound_model())
     try:
         with torch.no_grad():
-            return _compare_graph(forms, splitting, call, sizes, weights, saved)
+            return _compare_graph(forms, splitting, call, sizes, known, saved)
     finally:
         saved.restore()
 
 
 def _compare_graph(  # noqa: PLR0917
-    forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], weights: Any, saved: Saved
+    forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any, saved: Saved
 ) -> str:
-    graph, model = forms.graph, forms.graph.bound_model()
+    graph, model, (weights, foreign) = forms.graph, forms.graph.bound_model(), known
     args, kwargs = call.arguments()
-    whole, drawn = _whole_run(graph, bind(model, args, kwargs))
+    whole, drawn = _whole_run(graph, bind(model, args, kwargs), foreign)
     found = []
     for index, (start, length) in enumerate(pieces(sizes)):
         given = [
@@ -190,7 +202,9 @@ def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -
     return made
 
 
-def _whole_run(graph: Graph, bound: dict[str, Any]) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
+def _whole_run(
+    graph: Graph, bound: dict[str, Any], given: Mapping[int, Any]
+) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
     """The outputs on the whole batch, and what nodes that draw random numbers gave."""
     execution = Execution(graph, graph.bound_model(), bound)
     drawn: dict[int, Any] = {}
@@ -198,6 +212,9 @@ def _whole_run(graph: Graph, bound: dict[str, Any]) -> tuple[dict[Ref, torch.Ten
         for node in graph.nodes:
             if not node.is_source and node.region is not None:
                 regions.to(node.region)
+            if node.id in given:
+                execution.results[node.id] = given[node.id]
+                continue
             execution.step(node)
             result = execution.results[node.id]
             if node.random:

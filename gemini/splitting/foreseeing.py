@@ -6,7 +6,7 @@ is run at all: sizes follow from the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,12 +15,14 @@ from torch import nn
 from gemini.capture.executor import Execution
 from gemini.capture.forms import Number, Ref, leaves, refs
 from gemini.capture.graph import Graph
+from gemini.capture.hooks import has_hooks
 from gemini.capture.node import Node
 from gemini.capture.numbers import Expr
+from gemini.capture.recording import DRAWS
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.values import follow
 from gemini.splitting.rules.registry import short_name
-from gemini.step.splitting import Written
+from gemini.step.splitting import SplittingError, Written
 from gemini.step.tape import Tape
 
 _SIZES = ("size", "numel")
@@ -34,10 +36,26 @@ def foreseeable(graph: Graph) -> set[int]:
     """The nodes whose results can be computed before a step."""
     found: set[int] = set()
     for node in graph.nodes:
-        plain = node.kind == "op" and not node.random
-        if node.is_source or (plain and all(index in found for index in _needs(graph, node))):
+        if node.is_source or (_is_plain(graph, node) and all(index in found for index in _needs(graph, node))):
             found.add(node.id)
     return found
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether a node does nothing but compute: an op, a function that is kept whole, a layer without weights."""
+    if node.changes and node.kind != "op":
+        return False
+    if node.random:
+        return is_foreign(graph, node)
+    if node.kind == "module":
+        module = graph.bound_model().get_submodule(node.target)
+        return next(iter((*module.parameters(), *module.buffers())), None) is None and not has_hooks(module)
+    return node.kind in ("op", "call")
+
+
+def is_foreign(graph: Graph, node: Node) -> bool:
+    """Whether a node is a function that draws from Python's or NumPy's generator."""
+    return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(DRAWS)
 
 
 def closure(graph: Graph, nodes: Sequence[int]) -> set[int]:
@@ -122,10 +140,27 @@ class _Ahead(Execution):
 class Foreseen:
     """The values of one step that shares are computed from, each computed when it is first asked for."""
 
-    def __init__(self, graph: Graph, bound: dict[str, Any], tape: Tape, model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        bound: dict[str, Any],
+        tape: Tape,
+        model: nn.Module | None = None,
+        given: Mapping[int, Any] | None = None,
+    ) -> None:
         self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
-        self.execution = _Ahead(graph, self.model, bound)
+        self.given = given  # results of nodes that draw from Python's or NumPy's generator
+        self.execution = self._begun()
         self.tape = tape
+
+    def _begun(self) -> _Ahead:
+        found = _Ahead(self.graph, self.model, self.bound)
+        found.results.update(self.given or {})
+        return found
+
+    def run(self, node: int) -> Any:
+        """What a node returns."""
+        return self._run([node]).results[node]
 
     def value(self, key: Hashable) -> torch.Tensor:
         """The whole-batch contents of a value, as they are when it is made."""
@@ -141,7 +176,10 @@ class Foreseen:
         needed = closure(self.graph, nodes)
         # Writes belong to one value: another may have been made of the same memory before them.
         writes = any(self.graph.nodes[index].mutates for index in needed)
-        execution = _Ahead(self.graph, self.model, self.bound) if writes else self.execution
+        execution = self._begun() if writes else self.execution
+        for index in needed - execution.results.keys():
+            if index not in nodes and is_foreign(self.graph, self.graph.nodes[index]):
+                raise SplittingError(f"{self.graph.nodes[index].name} draws, and was not run when the call was made")
         with torch.no_grad(), RegionSwitch() as regions:
             for index in sorted(needed - execution.results.keys()):
                 one = self.graph.nodes[index]

@@ -11,7 +11,8 @@ from gemini.capture.assignments import TARGET as ASSIGN
 from gemini.capture.binding import Call, bind
 from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.graph import Graph
-from gemini.capture.node import MODULES, Node, TensorMeta
+from gemini.capture.health import asked_of
+from gemini.capture.node import MODULES, Guard, Node, TensorMeta
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.effects import obstacle
@@ -31,6 +32,7 @@ class GraphForms:
     interpreter: Interpreter
     order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
     own_statistics: tuple[str, ...] = ()  # modules that take those of each micro-batch
+    least: int = 1  # samples of a micro-batch: fewer were not looked at
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -112,7 +114,7 @@ def _obstacle(graph: Graph) -> str:
 def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
     """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
     for guard in graph.guards:
-        if not guard.data:
+        if not guard.data or _asks_every_sample(interpreter, graph, guard):
             continue
         for ref in expr_refs(guard.expr):
             value = interpreter.values.get(ref)
@@ -121,6 +123,13 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
                 reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
                 interpreter.blocked = interpreter.blocked or reason
                 return
+
+
+def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:
+    """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
+    ref = asked_of(graph.nodes, guard.expr, guard.expected)
+    value = None if ref is None else interpreter.values.get(ref)
+    return value is not None and isinstance(value.kind, (Sample, Constant))
 
 
 def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:

@@ -39,8 +39,8 @@ from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
     Arranged,
+    Condition,
     Constant,
-    Each,
     Kind,
     Mean,
     Opaque,
@@ -93,7 +93,7 @@ class Interpreter:
     shares: dict[Hashable, Share] = field(default_factory=dict)
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
-    conditions: dict[Hashable, list[Each]] = field(default_factory=dict)  # by statement
+    conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by statement
     ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
     rewritten: bool = False  # a value got another kind by a write in place

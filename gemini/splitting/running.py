@@ -35,10 +35,12 @@ def run_tape(  # noqa: PLR0917
     splitting: Splitting | None = None,
     samples: int = 0,
     weights: Mapping[int, Any] | None = None,
+    needed: Sequence[int] | None = None,
 ) -> dict[int, torch.Tensor]:
-    """All values of a tape; with a splitting, those of a micro-batch of so many samples."""
+    """All values of a tape, or those that some ops make; with a splitting, of a micro-batch of so many samples."""
     values: dict[int, Any] = {**dict(enumerate(outputs)), **operands}
-    for at, op in enumerate(tape.ops):
+    for at in range(len(tape.ops)) if needed is None else needed:
+        op = tape.ops[at]
         made = op if splitting is None else splitting.op(at, op, samples)
         args, kwargs = decode(made.form, lambda ref: values[ref.node])
         with ExitStack() as stack:

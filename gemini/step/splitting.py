@@ -178,11 +178,14 @@ class Counted(Share):
         """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
         target = known.value(self.target)
         weight = None if self.weight is None else known.value(self.weight).detach().double()
+        all_count = self.ignore is None or bool((target != self.ignore).all())
         heavy, start, total = [], 0, sum(sizes)
+        if weight is None and all_count and target.numel():
+            return [size / total for size in sizes]
         for size in sizes:
             part = self.kind.take(target, start, size, total)
             start += size
-            if self.ignore is not None:
+            if not all_count:
                 part = part[part != self.ignore]
             heavy.append(float(part.numel()) if weight is None else float(weight[part].sum()))
             if self.smoothed and part.numel() and not heavy[-1]:
@@ -265,6 +268,31 @@ class Each:
             f"a mask selects {counts[wrong]} entries of sample {wrong}, and {self.entries} of those it was proven for"
         )
 
+    def needs(self) -> tuple[Hashable, ...]:
+        """The mask."""
+        return (self.mask,)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What must hold in every step: all entries of a tensor are this number."""
+
+    tensor: Hashable
+    number: int
+
+    def broken(self, known: Known, samples: int) -> str:  # noqa: ARG002
+        """How it does not hold; '' if it does."""
+        found = known.value(self.tensor).detach()
+        wrong = found[found != self.number]
+        return f"a number of entries is {int(wrong[0])}, and {self.number} in what was proven" if wrong.numel() else ""
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The tensor."""
+        return (self.tensor,)
+
+
+Condition = Each | Filled
+
 
 def weigh(value: Any, weight: Any) -> Any:
     """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
@@ -295,7 +323,7 @@ class Splitting:
     op_shares: dict[int, Share] = field(default_factory=dict)
     sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
     numbers: tuple[int, ...] = ()  # operands that must hold 0, 1, 2 … in every step; a micro-batch has its own
-    conditions: tuple[Each, ...] = ()  # must hold in every step
+    conditions: tuple[Condition, ...] = ()  # must hold in every step
 
     def __bool__(self) -> bool:
         return not self.reason
@@ -311,7 +339,7 @@ class Splitting:
         """The values that shares are computed from."""
         shares = (*self.node_shares.values(), *self.op_shares.values())
         keys = [key for share in shares for key in share.needs()]
-        return tuple(dict.fromkeys([*keys, *(condition.mask for condition in self.conditions)]))
+        return tuple(dict.fromkeys([*keys, *(key for one in self.conditions for key in one.needs())]))
 
     def weights(self, known: Known, sizes: Sequence[int]) -> tuple[Mapping[int, list[Any]], Mapping[int, list[Any]]]:
         """The factors of flagged nodes and of flagged ops, one a micro-batch.

@@ -8,7 +8,7 @@ from typing import Any
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Counted, Kind, Mean, Partial, Sample, Share
+from gemini.step.splitting import Counted, Filled, Kind, Mean, Partial, Sample, Share
 
 _LEGACY = {  # where older code may give size_average and reduce by position
     "cross_entropy": (3, 5), "nll_loss": (3, 5), "l1_loss": (2, 3), "mse_loss": (2, 3), "smooth_l1_loss": (2, 3),
@@ -144,12 +144,24 @@ def several(call: Call) -> Kind:
 
 @rule("ctc_loss")
 def ctc_loss(call: Call) -> Kind:
-    """Scores (time, samples, classes), targets (samples, length), lengths."""
+    """Scores (time, samples, classes), lengths, and targets (samples, length), or all targets in one row."""
     scores, targets = call.given(0, "log_probs"), call.given(1, "targets")
     lengths = [call.given(2, "input_lengths"), call.given(3, "target_lengths")]
-    if scores.rank != 3 or targets.rank != 2 or not all(isinstance(one, Value) for one in lengths):
-        raise Refused("ctc_loss of targets in one row, or lengths that are plain numbers")
+    if scores.rank != 3 or not all(isinstance(one, Value) for one in lengths):
+        raise Refused("ctc_loss of scores without samples, or of lengths that are plain numbers")
     call.must_be(scores, Sample(1))
-    for one in (targets, *lengths):
+    for one in lengths:
         call.must_be(one, Sample(0))
+    if targets.rank == 2:
+        call.must_be(targets, Sample(0))
+    else:
+        _in_one_row(call, targets, lengths[1])
     return _reduced(Sample(0), _reduction(call))
+
+
+def _in_one_row(call: Call, targets: Value, lengths: Value) -> None:
+    """Lengths say where the targets of a sample begin: all must be as long as what the sample has of the row."""
+    kind = call.sample(targets)
+    if kind.dim or kind.outer != 1 or not lengths.known:
+        raise Refused("ctc_loss of targets in one row, of which it is not known where a sample begins")
+    call.conditions.append(Filled(lengths.key, kind.factor))

@@ -1,0 +1,170 @@
+"""Proving: a micro-batch of a model, captured, and proven to be one.
+
+Micro-batches may have one sample each. Python that does otherwise with one sample (`if len(x) == 1`, `squeeze()`) is
+captured on several instead; the plan then has fewer micro-batches, of two samples at least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.batches import BatchPlan, knowing
+from gemini.capture.binding import Call, bind
+from gemini.capture.graph import Graph
+from gemini.capture.values import follow
+from gemini.errors import GeminiError
+from gemini.planner import ways
+from gemini.planner.keeping import check_joinable
+from gemini.planner.pieces import part_of, piece_sizes
+from gemini.planner.step_plan import UnplannableError
+from gemini.randomness.branches import random_guards
+from gemini.splitting.statistics import couples, own_statistics
+from gemini.step.splitting import Opaque
+
+if TYPE_CHECKING:
+    from gemini.planner.planning import Wish
+    from gemini.splitting.graphs import GraphForms
+
+_TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
+_SEVERAL = 2  # samples of the smallest micro-batch, where one sample will not do
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A micro-batch: what the capture saw of it, and what follows for the whole batch."""
+
+    graph: Graph
+    forms: GraphForms
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    sizes: list[int]  # of the micro-batches of this batch
+    pieces: float  # like the captured one, which make up the batch
+
+
+def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, wish: Wish) -> Piece:
+    """The smallest micro-batch that the wish asks for; raises UnplannableError."""
+    call = args, kwargs
+    first: Piece | _Failed
+    try:
+        first = _tried(model, call, batch, wish, 1)
+        reason = _one_sample(first, batch.size)
+    except _Failed as failed:
+        first, reason = failed, "few samples are too few"
+    if reason and batch.size >= 2 * _SEVERAL and wish.micro_batches > 1 and not ways.is_given():
+        try:
+            second = _tried(model, call, batch, wish, _SEVERAL)
+            if not _obstacle(second, batch.size):
+                return _checked(second, batch)
+        except UnplannableError:
+            pass  # the first says more
+    if isinstance(first, _Failed):
+        raise first
+    return _checked(first, batch)
+
+
+class _Failed(UnplannableError):
+    """The model fails on few samples."""
+
+
+def _tried(
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, wish: Wish, least: int
+) -> Piece:
+    from gemini.splitting.graphs import prove_graph
+
+    sizes = piece_sizes(batch.size, min(wish.micro_batches, batch.size // least))
+    few = batch.size if ways.is_given() else max(sizes[0], _enough(model, batch, sizes, least))
+    piece = part_of(*call, batch.dims, 0, few)
+    try:
+        with knowing(batch.dims):
+            graph = _repeatable(model, *piece, wish)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
+        raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
+    # Layers are looked at by running them.
+    with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
+        forms = prove_graph(graph, *piece)
+    forms.least = least
+    return Piece(graph, forms, piece, sizes, 1.0 if ways.is_given() else len(sizes) * sizes[0] / few)
+
+
+def _checked(piece: Piece, batch: BatchPlan) -> Piece:
+    if piece.forms.reason:
+        raise UnplannableError(piece.forms.reason)
+    check_dimensions(piece.graph, piece.call, batch)
+    check_joinable(piece.forms)
+    return piece
+
+
+def _obstacle(piece: Piece, samples: int) -> str:
+    """What keeps so many samples from being split, as far as the model itself tells."""
+    from gemini.splitting.graphs import other_way
+
+    forms = piece.forms
+    kinds = [forms.kind(ref) for ref in piece.graph.outputs()]
+    opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
+    return forms.reason or other_way(forms.interpreter, piece.graph, samples) or opaque
+
+
+def _one_sample(piece: Piece, samples: int) -> str:
+    """What keeps them from being split, and may not do so where a micro-batch has several."""
+    from gemini.splitting.graphs import other_way
+
+    found, graph = _obstacle(piece, samples), piece.graph
+    if not found or piece.forms.least > 1:
+        return ""
+    reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
+    if graph.batch_size is None or any("batch size" in reason for reason in reasons):
+        return found
+    return found if not piece.forms.reason and other_way(piece.forms.interpreter, graph, samples) else ""
+
+
+def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int) -> int:
+    """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
+    if not any(couples(module) for module in model.modules()):
+        return 1 if least == 1 else 2 * least
+    if min(sizes) < 2:
+        raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
+    return min(batch.size, 4)
+
+
+def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
+    """The graph must have found samples where the call has been cut."""
+    bound = bind(graph.bound_model(), *call)
+    seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
+    for tensor, dim in zip(Call(*call).tensors, batch.dims, strict=True):
+        node = seen.get(id(tensor))
+        if node is not None and (found := next(iter(node.outputs.values())).batch_dim) != dim:
+            raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
+
+
+def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
+    graph = captured(model, args, kwargs, wish)
+    for seed in range(0 if ways.is_given() else _TRIES):
+        if graph.batch_size is not None or not random_guards(graph):
+            break
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            graph = captured(model, args, kwargs, wish)
+    return graph
+
+
+def captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    """The graph of a call, an earlier one of its like if that is kept."""
+    from gemini.pipe.kept_graphs import capture_or_reuse
+    from gemini.profiling.cache import default_folder
+
+    folder = None
+    if wish.cache:
+        folder = default_folder().parent / "graphs" if wish.cache is True else Path(wish.cache) / "graphs"
+    settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
+    try:
+        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder)
+    except GeminiError as error:
+        raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
+    if graph.is_whole:
+        raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
+    return graph
