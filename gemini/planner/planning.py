@@ -16,31 +16,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.batches import BatchPlan, knowing
-from gemini.capture.binding import Call, bind
+from gemini.capture.batches import BatchPlan
 from gemini.capture.graph import Graph
-from gemini.capture.values import follow
-from gemini.errors import GeminiError, ScheduleError
+from gemini.errors import ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.drawing import record_draws
-from gemini.planner.keeping import check_joinable, find_written
+from gemini.planner.keeping import find_written
 from gemini.planner.kept_plans import kept_or_made
 from gemini.planner.layouts import layouts
-from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.plan_files import by_file
+from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.planner.undivided import asked_why, whole_batch, whole_draws
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
 from gemini.schedule.links import Links, Table
-from gemini.splitting.statistics import couples, own_statistics
+from gemini.splitting.statistics import couples
 
 _SHORT = 1e-6  # ms
 _NEAR = 0.03  # stages so close to an even share are not searched on
-_TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
 LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 
@@ -73,28 +71,36 @@ class Wish:
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
-    from gemini.splitting.graphs import prove_graph
+    reason, batch = asked_why(), find_samples(model, args, kwargs)
+    if not reason:
+        try:
+            return _split(model, args, kwargs, batch, wish)
+        except UnplannableError as error:
+            if ways.is_given() or wish.schedule.endswith(".json"):
+                raise
+            reason = str(error)
+    try:
+        return _planned(*whole_batch(model, args, kwargs, batch, wish), reason, args, kwargs, wish)
+    except UnplannableError as error:
+        raise UnplannableError(reason if str(error) in reason else f"{reason}; and as one: {error}") from error
 
+
+def _split(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish
+) -> StepPlan:
     _check_coupling(model, wish)
-    batch = find_samples(model, args, kwargs)
     if batch is None:
         raise UnplannableError("none of its inputs counts samples")
-    sizes = piece_sizes(batch.size, wish.micro_batches)
-    few = batch.size if ways.is_given() else max(sizes[0], _enough(model, batch, sizes))
-    pieces = 1.0 if ways.is_given() else len(sizes) * sizes[0] / few
-    piece = part_of(args, kwargs, batch.dims, 0, few)
-    try:
-        with knowing(batch.dims):
-            graph = _repeatable(model, *piece, wish)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
-        raise UnplannableError(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
-    # Layers are looked at by running them.
-    with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
-        forms = prove_graph(graph, *piece)
-    if forms.reason:
-        raise UnplannableError(forms.reason)
-    _check_dimensions(graph, piece, batch)
-    check_joinable(forms)
+    if batch.size < 2:
+        raise UnplannableError("there is only one sample")
+    return _planned(prove_piece(model, args, kwargs, batch, wish), batch, "", args, kwargs, wish)
+
+
+def _planned(  # noqa: PLR0917
+    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish
+) -> StepPlan:
+    """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
+    graph, forms, piece, sizes, pieces = found.graph, found.forms, found.call, found.sizes, found.pieces
     like = find_like(graph, len(sizes))
     if like is not None:
         earlier, ratio = like
@@ -114,16 +120,20 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
 
         def make() -> tuple[Profile, Choice]:
             profile = _profiled(graph, *piece, wish, pieces)
-            return profile, _chosen(graph, profile, wish, wish.options(len(sizes), pieces))
+            options = wish.options(len(sizes), pieces)
+            return profile, _chosen(graph, profile, wish, options, is_bound=not unsplit)
 
         profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make)
         plan = StepPlan(
             graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
             is_kept=is_kept,
         )  # fmt: skip
+    plan = replace(plan, unsplit=unsplit)
     plan = replace(plan, once=find_written(plan))
     if wish.rng == "fast" and not random_guards(graph):
         return plan
+    if unsplit:
+        return replace(plan, draws=whole_draws(plan.build(), args, kwargs))
     draws, branches = record_draws(plan.build(), args, kwargs, batch)
     return replace(plan, draws=draws, branches=branches)
 
@@ -139,64 +149,19 @@ def _check_coupling(model: nn.Module, wish: Wish) -> None:
         )
 
 
-def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int]) -> int:
-    """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
-    if not any(couples(module) for module in model.modules()):
-        return 1
-    if min(sizes) < 2:
-        raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
-    return min(batch.size, 4)
-
-
-def _check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
-    """The graph must have found samples where the call has been cut."""
-    bound = bind(graph.bound_model(), *call)
-    seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
-    for tensor, dim in zip(Call(*call).tensors, batch.dims, strict=True):
-        node = seen.get(id(tensor))
-        if node is not None and (found := next(iter(node.outputs.values())).batch_dim) != dim:
-            raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
-
-
-def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:
+def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool) -> Choice:
+    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch."""
     if wish.schedule.endswith(".json"):
         return by_file(graph, profile, wish.workers, options, Path(wish.schedule))
     found = layouts(graph, profile, wish.workers, wish.partitioner, options)
     try:
         return choose(graph, profile, found, options, wish.schedule)
     except ScheduleError as error:
-        if wish.schedule != AUTO:
+        if wish.schedule != AUTO and is_bound:
             raise
+        if wish.schedule != AUTO:
+            return _chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound)
         raise UnplannableError(str(error).partition("\n")[0]) from error
-
-
-def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
-    """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
-    graph = _captured(model, args, kwargs, wish)
-    for seed in range(0 if ways.is_given() else _TRIES):
-        if graph.batch_size is not None or not random_guards(graph):
-            break
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            graph = _captured(model, args, kwargs, wish)
-    return graph
-
-
-def _captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
-    from gemini.pipe.kept_graphs import capture_or_reuse
-    from gemini.profiling.cache import default_folder
-
-    folder = None
-    if wish.cache:
-        folder = default_folder().parent / "graphs" if wish.cache is True else Path(wish.cache) / "graphs"
-    settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
-    try:
-        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder)
-    except GeminiError as error:
-        raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
-    if graph.is_whole:
-        raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
-    return graph
 
 
 def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: float) -> Profile:

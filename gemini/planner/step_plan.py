@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StepPlan:
     draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
     branches: Branches | None = None  # on random numbers: the plan is for one way
     once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
+    unsplit: str = ""  # why the batch is one micro-batch, all of it
     is_kept: bool = False  # an earlier run has made it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
@@ -51,15 +53,30 @@ class StepPlan:
         """How long a step is expected to take."""
         return self.analysis.step_ms
 
+    def splits(self, samples: int, micro_batches: int) -> bool:
+        """Whether it is for so many samples in as many micro-batches as may be."""
+        if self.unsplit:
+            return samples == 1 or self.batch.size > 1
+        return max(1, min(samples // self.forms.least, micro_batches)) == self.micro_batches
+
     @property
     def writes(self) -> bool:
         """Whether a step writes buffers."""
         return bool(self.once or self.forms.own_statistics)
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
-        """Whether a step draws random numbers."""
-        return any(node.random for node in self.graph.nodes)
+        """Whether a step draws random numbers of torch."""
+        from gemini.splitting.foreseeing import is_foreign
+
+        return any(node.random and not is_foreign(self.graph, node) for node in self.graph.nodes)
+
+    @cached_property
+    def is_foreign(self) -> bool:
+        """Whether it draws from Python's or NumPy's generator."""
+        from gemini.splitting.foreseeing import is_foreign
+
+        return any(is_foreign(self.graph, node) for node in self.graph.nodes)
 
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """The stages, with factors at these nodes, numbered in ascending order: their shares in a micro-batch."""
@@ -73,9 +90,14 @@ class StepPlan:
             self._built[wanted] = Piped(self.graph.bound_model(), self.graph, self.profile, self.partition, codes)
         return self._built[wanted]
 
+    @property
+    def pieces(self) -> str:
+        """Into how many a batch is split, in words."""
+        return "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
+
     def __str__(self) -> str:
         return (
             f"{self.partition.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
-            f"{self.name} with {self.micro_batches} micro-batches, {self.step_ms:.0f} ms a step expected"
+            f"{self.name} with {self.pieces}, {self.step_ms:.0f} ms a step expected"
             + (", plan from cache" if self.is_kept else "")
         )

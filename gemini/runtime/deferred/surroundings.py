@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 
 from gemini.runtime.deferred.work import Work
+
+_TRAINING = attrgetter("training")
 
 
 class Surroundings:
@@ -15,8 +18,8 @@ class Surroundings:
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.modules = list(work.model.modules())
-        self.modes = [one.training for one in self.modules]
+        self.modules = work.modules or list(work.model.modules())
+        self.modes = [*map(_TRAINING, self.modules)]
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.generators: list[torch.Tensor] = []
         self._memory: set[int] | None = None
@@ -44,7 +47,7 @@ class Surroundings:
     @contextmanager
     def modes_of_then(self) -> Iterator[None]:
         """With the modes that modules had."""
-        now = [one.training for one in self.modules]
+        now = [*map(_TRAINING, self.modules)]
         if now == self.modes:
             yield
             return

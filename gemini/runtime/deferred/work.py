@@ -8,7 +8,7 @@ StepResult    what an overlapped run has computed
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ from gemini.capture.values import Encoder, UnsupportedValueError, decode
 from gemini.step.tape import Meta, Tape
 
 if TYPE_CHECKING:
+    from gemini.randomness.foreign import ForeignDraws
     from gemini.runtime.deferred.pending import Pending
 
 
@@ -105,3 +106,14 @@ class Work:
     # For tapes, by hash of their signature, on which a step was run for the wrong root when a value was read early:
     # the root that was meant, or None where there was no single one.
     roots: dict[int, int | None] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)  # of the model; none: they are looked up in every call
+    foreign: ForeignDraws | None = None  # what one call has drawn from other generators than torch's
+
+    def drawn(self, foreign: ForeignDraws) -> Work:
+        """For one call, which has drawn already: made eagerly, it draws the same again."""
+
+        def eager(args: Any, kwargs: Any) -> Any:
+            with foreign.as_then():
+                return self.eager(args, kwargs)
+
+        return replace(self, eager=eager, foreign=foreign)

@@ -6,7 +6,7 @@ of its batch is summed up by shares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from gemini.capture.regions import Region
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.executor.request import StepRequest, inputs_of
 from gemini.runtime.overlap.kinds import Kind
-from gemini.runtime.overlap.losses import Prepared, fetchable, fetched, port_names
+from gemini.runtime.overlap.losses import Prepared, fetchable, fetched, port_names, undivided
 from gemini.step.splitting import Mean
 from gemini.step.tape import Meta, Tape
 
@@ -25,6 +25,8 @@ def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int])
     from gemini.splitting.tapes import prove
 
     tape = Tape(len(metas), list(metas))
+    if plan.unsplit:
+        return Prepared("", undivided(tape), None, tuple(port_names(plan)))
     kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
     means = [at for at, kind in enumerate(kinds) if isinstance(kind, Mean)]
     root = means[0] if means else next((at for at, meta in enumerate(metas) if meta.is_scalar()), 0)
@@ -37,17 +39,22 @@ def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int])
     return Prepared("", splitting, None, tuple(port_names(plan)))
 
 
-def request_outputs(
-    kind: Kind, prepared: Prepared, tensors: Sequence[torch.Tensor], bound: dict[str, Any], sizes: Sequence[int]
+def request_outputs(  # noqa: PLR0917
+    kind: Kind,
+    prepared: Prepared,
+    tensors: Sequence[torch.Tensor],
+    bound: dict[str, Any],
+    sizes: Sequence[int],
+    given: Mapping[int, Any] | None = None,
 ) -> StepRequest:
-    """The forward as the executor takes it."""
+    """The forward as the executor takes it; `given`: what was drawn from other generators than torch's."""
     from gemini.splitting.foreseeing import Foreseen
 
     plan = kind.plan
     assert plan is not None
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
-    nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, [])), sizes)
+    nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
         inputs_of(piped.wiring, piped.model, bound, dims, sizes),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.runtime.deferred.work import Outline, Work
+from gemini.runtime.overlap.roster import Roster
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
     from gemini.runtime.overlap.losses import Prepared
 
 
-def kind_of(model: nn.Module, parameters: Sequence[torch.Tensor], call: Call) -> tuple[Any, ...]:
+_TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
+
+
+def kind_of(roster: Roster, call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
-    modes = tuple(module.training for module in model.modules())
-    frozen = tuple((id(parameter), parameter.requires_grad) for parameter in parameters)
-    return repr(call.form), tensors, Region.current(), modes, frozen
+    modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
+    return repr(call.form), tensors, Region.current(), modes, roster.identities, trained
 
 
 def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
@@ -46,6 +50,7 @@ class Kind:
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
     variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
+    undivided: Kind | None = None  # for losses that do not split
 
     @property
     def is_used(self) -> bool:
@@ -73,7 +78,7 @@ class Kind:
                     found = size
                 elif size != wanted:
                     return None
-        return found
+        return 1 if not any(dim is not None for dim in self.plan.batch.dims) else found
 
 
 Planner = Callable[[nn.Module, Any, Any], "StepPlan"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +22,17 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
+from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError, decode
 from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.undivided import undivided
 from gemini.planner.ways import this_way
-from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.randomness.foreign import ForeignDraws
+from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
@@ -43,8 +47,10 @@ from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request
 from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.reasons import of_failure, of_plan
 from gemini.runtime.overlap.results import result_of
+from gemini.runtime.overlap.roster import Roster, roster_of
 from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.program import program_of
+from gemini.step.splitting import SplittingError
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:
@@ -71,6 +77,7 @@ class _Asked(NamedTuple):
     call: Call
     args: Any
     kwargs: Any
+    foreign: ForeignDraws | None = None
 
 
 class Overlap:
@@ -82,15 +89,16 @@ class Overlap:
         self.kinds: dict[Any, list[Kind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.steps = 0
+        self._roster: Roster | None = None
 
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """A call of the model; `eager` makes it by dispatch."""
         args, kwargs = placed(args, kwargs)
-        parameters = list(model.parameters())
-        if reason := _watched(parameters):
+        self._roster = roster = roster_of(model, self._roster)
+        if reason := _watched(roster.parameters):
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
-        kind, samples = self._kind(model, parameters, call)
+        kind, samples = self._kind(model, roster, call)
         reason = kind.reason
         if not reason and samples is None:
             reason = "its inputs have other sizes than those it was planned for"
@@ -114,24 +122,28 @@ class Overlap:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
             self._learn(kind, samples, output)
             return output
+        try:
+            foreign = _drawn(kind, model, args, kwargs)
+        except Exception as error:
+            return self._dispatched(eager, args, kwargs, of_failure(error))
         if torch.is_grad_enabled():
-            trained = [parameter for parameter in parameters if parameter.requires_grad]
-            return defer(self._work(model, trained, kind, samples, eager), args, kwargs)
-        return self._evaluated(_Asked(model, eager, call, args, kwargs), kind, samples)
+            work = self._work(model, roster, kind, samples, eager)
+            return defer(work if foreign is None else work.drawn(foreign), args, kwargs)
+        return self._evaluated(_Asked(model, eager, call, args, kwargs, foreign), kind, samples)
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
         return eager(args, kwargs)
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _kind(self, model: nn.Module, parameters: list[nn.Parameter], call: Call) -> tuple[Kind, int | None]:
-        key = kind_of(model, parameters, call)
+    def _kind(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
+        key = kind_of(roster, call)
         found = self.kinds.get(key, [])
         for kind in found:
             if kind.plan is None:
                 return kind, None
             samples = kind.samples(call.tensors)
-            if samples is not None and min(samples, self.managed.micro_batches) == kind.plan.micro_batches:
+            if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
                 return kind, samples
         if self._is_fleeting(key):
             return Kind(reason="its plain arguments are others in every call"), None
@@ -190,7 +202,11 @@ class Overlap:
             self.managed.record.demote(f"planning {self.managed.name}", error)
             reason = f"planning failed: {of_failure(error)}"
         else:
-            self.story.plan = str(plan)
+            if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
+                self.story.plan = str(plan)
+            if plan.unsplit:
+                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
+                self.managed.record.say(text, once=plan.unsplit)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
             return Kind(plan, "", shapes)
         self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=reason)
@@ -200,7 +216,7 @@ class Overlap:
         sources = [ref for ref in plan.graph.outputs() if plan.graph.nodes[ref.node].is_source]
         if sources:
             raise UnplannableError("it returns one of its inputs or parameters as it is")
-        if plan.micro_batches < 2:
+        if plan.micro_batches < 2 and not plan.unsplit:
             raise UnplannableError("there is only one sample")
         port_names(plan)
 
@@ -217,11 +233,11 @@ class Overlap:
         kind.outlines[samples] = outline
 
     def _work(
-        self, model: nn.Module, trained: list[nn.Parameter], kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
+        self, model: nn.Module, roster: Roster, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
     ) -> Work:
         assert kind.plan is not None
         work = kind.works.get(samples)
-        if work is None or [*map(id, work.parameters)] != [*map(id, trained)]:
+        if work is None or work.modules is not roster.modules:  # what is trained is the same in all calls of a kind
 
             def overlapped(pending: Pending, tape: Tape, root: int) -> StepResult | None:
                 result = self._run(kind, samples, pending, tape, root)
@@ -230,9 +246,10 @@ class Overlap:
                 return result
 
             draws, writes = kind.plan.is_random, kind.plan.writes
+            trained = [parameter for parameter in roster.parameters if parameter.requires_grad]
             work = Work(
                 model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind),
-                self._forced,
+                self._forced, modules=roster.modules,
             )  # fmt: skip
             kind.works[samples] = work
         work.eager = eager
@@ -264,23 +281,26 @@ class Overlap:
         if prepared is None:
             prepared = kind.prepared[samples] = prepare_outputs(plan, outline.metas, sizes)
         if prepared.reason:
-            return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
+            with nullcontext() if asked.foreign is None else asked.foreign.as_then():
+                return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
         try:
             with Held():
                 self.managed.tell_dropped()
                 executor = self._executor(kind, prepared)
-                request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes)
+                given = None if asked.foreign is None else asked.foreign.results
+                request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes, given)
                 request.patience = _SLOW * plan.step_ms / 1e3
                 request.generator = self._states(plan)
                 ran = executor.run(request)
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
             self._failed(error)
-            return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
+            with nullcontext() if asked.foreign is None else asked.foreign.as_then():
+                return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
         if any(plan.draws) and ran.generator:
             set_state(ran.generator)
-        self.story.took(OVERLAPPED)
+        self._took(plan)
         return outline.build(found)
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -292,30 +312,59 @@ class Overlap:
         prepared = kind.prepared.get(key)
         if prepared is None:
             prepared = prepare(kind.plan, tape, root, alive, sizes)
-            if not prepared.reason:
+            if not prepared.reason and not kind.plan.unsplit:
                 prepared = self._checked(kind, prepared, pending, tape, root)
             kind.prepared[key] = prepared
             if prepared.reason:
                 self.managed.record.say(f"{self.managed.name} runs a batch as one: {prepared.reason}", prepared.reason)
         if prepared.reason:
-            self.story.took(DISPATCHED, prepared.reason)
-            return None
+            return self._as_one(kind, pending, tape, root, prepared.reason)
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
         with Held():
             self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
-            request = request_of(kind, prepared, pending, bound, sizes)
+            try:
+                request = request_of(kind, prepared, pending, bound, sizes)
+            except SplittingError as error:  # this batch is not what the proof was about
+                return self._as_one(kind, pending, tape, root, str(error))
             request.patience = _SLOW * kind.plan.step_ms / 1e3
             request.generator = self._states(kind.plan)
             began = time.perf_counter()
             ran = executor.run(request)
-        self.story.took(OVERLAPPED)
+        self._took(kind.plan)
         self.steps += 1
         self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
         if any(kind.plan.draws) and ran.generator:
             set_state(ran.generator)
         return result_of(kind, prepared, pending, bound, ran)
+
+    def _as_one(self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str) -> StepResult | None:
+        """A step that does not split, with the batch as one micro-batch; None where that cannot be either."""
+        whole = self._undivided(kind, pending, reason)
+        if whole is not None:
+            return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
+        self.story.took(DISPATCHED, reason)
+        return None
+
+    def _took(self, plan: StepPlan) -> None:
+        self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit)
+
+    def _undivided(self, kind: Kind, pending: Pending, reason: str) -> Kind | None:
+        """The same calls with the batch as one micro-batch, for a loss that does not split."""
+        if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
+            return None
+        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        with ExitStack() as stack:  # as it was when the call was made
+            pending.region.enter(stack, Region.current())
+            if kind.undivided is None:
+                with undivided(reason), reusing([kind.plan]):
+                    kind.undivided = self._planned(pending.work.model, Call(args, kwargs))
+            plan = kind.undivided.plan
+            if plan is None or kind.undivided.samples(pending.inputs) is None:
+                return None
+            fits = plan.build()._fitting.misfit(bind(pending.work.model, args, kwargs)) is None
+        return kind.undivided if fits else None
 
     def _checked(self, kind: Kind, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
         """The proof held against numbers, once; everything is left as it was."""
@@ -324,8 +373,9 @@ class Overlap:
 
         assert kind.plan is not None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
+        given = None if pending.work.foreign is None else pending.work.foreign.results
         with here(), hookless(pending.work.model), torch.random.fork_rng(devices=[]):
-            reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs)
+            reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs, given)
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
     def _states(self, plan: StepPlan) -> bytes | list[bytes]:
@@ -376,6 +426,14 @@ class Overlap:
         with undrawn():
             files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
+
+
+def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws | None:
+    """What a call draws from Python's and NumPy's generators, now that it is made."""
+    if kind.plan is None or not kind.plan.is_foreign:
+        return None
+    with torch.no_grad():
+        return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))
 
 
 def _watched(parameters: list[nn.Parameter]) -> str:
