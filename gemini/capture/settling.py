@@ -40,7 +40,8 @@ class Settling:
             return
         always, first = self.between.changed(), self.saved.attributes.changed()
         initialized = {name: keys for name, keys in first.items() if _owns(self.model, name, self.written)}
-        self.saved.attributes.restore(only=_joined(always, initialized))
+        again = _other_names(self.model, first, self.saved.attributes)
+        self.saved.attributes.restore(only=_joined(_joined(always, initialized), again))
         self.saved.restore_tensors()
         self.saved.attributes = Attributes(self.model)
         self.saved.watch_new()
@@ -87,6 +88,21 @@ def _owns(model: nn.Module, name: str, written: set[str]) -> bool:
     """Whether one of these parameters hangs on a module itself."""
     prefix = f"{name}." if name else ""
     return any(f"{prefix}{key}" in written for key in model.get_submodule(name)._parameters)
+
+
+def _other_names(model: nn.Module, changed: dict[str, list[str]], before: Attributes) -> dict[str, list[str]]:
+    """Where a run has registered a parameter that the model had already, under one more name.
+
+    Dropout on weights does so in evaluation, where dropout returns what it is given; in training it could not set that
+    attribute any more.
+    """
+    known = {id(tensor) for slots in before.slots.values() for held in slots for tensor in held.values()}
+    found: dict[str, list[str]] = {}
+    for name, keys in changed.items():
+        held = model.get_submodule(name)._parameters
+        had = {key for slots in before.slots.get(name, ()) for key in slots}
+        found[name] = [key for key in keys if key not in had and held.get(key) is not None and id(held[key]) in known]
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def _joined(a: dict[str, list[str]], b: dict[str, list[str]]) -> dict[str, list[str]]:
