@@ -1,29 +1,70 @@
-"""A program under `python` in which the last bit of every weight is another.
+"""A program under `python` in which last bits are others: how far roundings go, where threads change nothing.
 
-What an optimizer is given moves to the next number that its type can hold, up or down by a generator of its own, once.
-It is the smallest change that there is. What becomes of it in the losses tells how far roundings go in a program whose
-ops are too small for a second thread to change anything.
+weights      what an optimizer is given moves to the next number that its type can hold, up or down, once
+gradients    what a call of a linear layer, convolution or embedding adds to a gradient moves likewise, in the type that
+             it was computed in (of an autocast region, say). Gradients are sums over the batch, and this is the least
+             that another order of a sum can change
+
+All of it by a generator of its own: the program draws the same random numbers as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 _add = torch.optim.Optimizer.add_param_group
 _moved: dict[int, torch.Tensor] = {}  # held, or another might get its identity
 _generator = torch.Generator().manual_seed(0)
+_SUMMING = ("linear", "conv1d", "conv2d", "conv3d", "embedding")
+
+
+def neighbour(tensor: torch.Tensor) -> torch.Tensor:
+    """Every number's neighbour, above or below."""
+    above = torch.rand(tensor.shape, generator=_generator) < 0.5
+    return torch.nextafter(tensor, torch.where(above, torch.inf, -torch.inf).to(tensor.dtype))
 
 
 def move(tensor: torch.Tensor) -> None:
-    """Every number to its neighbour, above or below."""
-    if id(tensor) in _moved or not tensor.is_floating_point():
-        return
-    _moved[id(tensor)] = tensor
-    above = torch.rand(tensor.shape, generator=_generator) < 0.5
-    towards = torch.where(above, torch.inf, -torch.inf).to(tensor.dtype)
-    tensor.data.copy_(torch.nextafter(tensor.data, towards))
+    """Every number to its neighbour; once."""
+    if id(tensor) not in _moved and tensor.is_floating_point():
+        _moved[id(tensor)] = tensor
+        tensor.data.copy_(neighbour(tensor.data))
+
+
+class Rounding(torch.autograd.Function):  # type: ignore[misc]
+    """The tensor itself; its gradient with other last bits."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The same."""
+        ctx.dtype = dtype
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """The neighbour; differentiable, as the gradient is."""
+        if gradient.layout is not torch.strided:
+            return gradient, None
+        plain = gradient.detach().to(ctx.dtype)
+        return gradient + (neighbour(plain) - plain).to(gradient.dtype), None
+
+
+def _rounding(function: Callable[..., Any]) -> Callable[..., Any]:
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+        def of(value: Any) -> Any:
+            if isinstance(value, torch.nn.Parameter) and value.requires_grad and torch.is_grad_enabled():
+                return Rounding.apply(value, autocast or value.dtype)
+            return value
+
+        return function(*map(of, args), **{name: of(value) for name, value in kwargs.items()})
+
+    return rounded
 
 
 def _adding(optimizer: Any, group: dict[str, Any]) -> None:
@@ -33,5 +74,7 @@ def _adding(optimizer: Any, group: dict[str, Any]) -> None:
 
 
 def install() -> None:
-    """From now on, whatever an optimizer is given is moved."""
+    """From now on, in this process."""
     torch.optim.Optimizer.add_param_group = _adding  # type: ignore[method-assign]
+    for name in _SUMMING:
+        setattr(F, name, _rounding(getattr(F, name)))

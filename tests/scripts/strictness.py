@@ -2,8 +2,8 @@
 
     equal        the same digits are printed, the same bits saved
     threads      off by at most ten times what `python` with two threads is off from `python` with one
-    last bits    the same, of `python` with the last bit of every weight changed (`last_bits`). It stands in where ops
-                 are too small for a second thread: then two threads change nothing at all, and ten times nothing
+    last bits    the same, of `python` with other last bits of weights and gradients (`last_bits`). It stands in where
+                 ops are too small for a second thread: then two threads change nothing at all, and ten times nothing
                  would ask for the bits of one order of sums, which no schedule of micro-batches keeps
     last digit   off by one in the last digit printed, as numbers can be that differ as little as numbers can
     beyond       off by more

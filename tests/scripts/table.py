@@ -39,9 +39,10 @@ what runs under `python` deviate by (two threads, last bits of weights, other ke
 |---|---|
 | equal | the same digits; the same bits |
 | threads | off by at most {factor} × what `python` with two threads is off from `python` with one, at the same place |
-| last bits | off by at most {factor} × what `python` is off when the last bit of every weight is changed before the \
-first step. It stands in for threads where ops are too small for a second thread to change anything: {factor} × \
-nothing would ask for one order of sums, which micro-batches do not keep |
+| last bits | off by at most {factor} × what `python` is off when the last bit of every weight is another before the \
+first step, and that of what every call of a linear layer, convolution or embedding adds to a gradient. It stands in \
+where ops are too small for a second thread to change anything: {factor} × nothing would ask for one order of sums, \
+which micro-batches do not keep |
 | last digit | off by one in the last digit printed |
 | beyond | off by more than that |
 

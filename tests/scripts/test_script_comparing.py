@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
@@ -79,3 +80,13 @@ def test_every_number_moves_to_its_neighbour() -> None:
     last_bits.move(moved)
     assert (moved != weights).all()
     assert torch.isclose(moved, weights, rtol=2e-7, atol=0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_move_to_their_neighbours_in_the_type_they_are_computed_in(dtype: torch.dtype) -> None:
+    weight = torch.ones(64, requires_grad=True)
+    (last_bits.Rounding.apply(weight, dtype) * 3).sum().backward()
+    assert weight.grad is not None
+    apart = ((weight.grad - 3) / 3).abs()
+    assert (apart > 0).all()
+    assert (apart <= torch.finfo(dtype).eps).all()
