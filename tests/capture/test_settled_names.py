@@ -30,6 +30,7 @@ def test_a_parameter_with_one_more_name_is_put_back() -> None:
     model(x)
     names = [name for name, _ in model.named_parameters()]
     found = find_samples(model, (x,), {})
-    assert found is not None and found.size == 4
+    assert found is not None
+    assert found.size == 4
     assert [name for name, _ in model.named_parameters()] == names
     model(x)  # and can be called again
