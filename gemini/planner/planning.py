@@ -38,6 +38,7 @@ from gemini.schedule.links import Links, Table
 from gemini.splitting.statistics import couples
 
 _SHORT = 1e-6  # ms
+_CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
 _NEAR = 0.03  # stages so close to an even share are not searched on
 LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
@@ -153,7 +154,8 @@ def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_
     """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch."""
     if wish.schedule.endswith(".json"):
         return by_file(graph, profile, wish.workers, options, Path(wish.schedule))
-    found = layouts(graph, profile, wish.workers, wish.partitioner, options)
+    chunks = 2 if is_bound else _CHUNKS
+    found = layouts(graph, profile, wish.workers, wish.partitioner, options, most_chunks=chunks)
     try:
         return choose(graph, profile, found, options, wish.schedule)
     except ScheduleError as error:
