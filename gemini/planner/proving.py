@@ -23,6 +23,7 @@ from gemini.planner.keeping import check_joinable
 from gemini.planner.pieces import part_of, piece_sizes
 from gemini.planner.step_plan import UnplannableError
 from gemini.randomness.branches import random_guards
+from gemini.splitting.rules.layouts import SQUEEZED
 from gemini.splitting.statistics import couples, own_statistics
 from gemini.step.splitting import Opaque
 
@@ -85,8 +86,7 @@ def _tried(
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     # Layers are looked at by running them.
     with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
-        forms = prove_graph(graph, *piece)
-    forms.least = least
+        forms = prove_graph(graph, *piece, least=least)
     return Piece(graph, forms, piece, sizes, 1.0 if ways.is_given() else len(sizes) * sizes[0] / few)
 
 
@@ -118,7 +118,9 @@ def _one_sample(piece: Piece, samples: int) -> str:
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     if graph.batch_size is None or any("batch size" in reason for reason in reasons):
         return found
-    return found if not piece.forms.reason and other_way(piece.forms.interpreter, graph, samples) else ""
+    if SQUEEZED in found or (not piece.forms.reason and other_way(piece.forms.interpreter, graph, samples)):
+        return found
+    return ""
 
 
 def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int) -> int:

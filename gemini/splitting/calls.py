@@ -110,6 +110,7 @@ class Call:
     sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
     assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
     conditions: list[Condition] = field(default_factory=list)  # what must hold in every step
+    least: int = 1  # samples of a micro-batch
 
     def given(self, at: int, name: str, default: Any = None) -> Any:
         """An argument by position or name."""

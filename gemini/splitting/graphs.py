@@ -53,13 +53,18 @@ class GraphForms:
         return tuple(kind.dim if isinstance(kind, Sample) else None for kind in kinds)
 
 
-def prove_graph(graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None) -> GraphForms:
-    """Follow samples through a graph. With a call, its tensors give the order of the inputs."""
+def prove_graph(
+    graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, least: int = 1
+) -> GraphForms:
+    """Follow samples through a graph. With a call, its tensors give the order of the inputs.
+
+    `least`: how many samples a micro-batch has, or more.
+    """
     modules = {
         node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
     }
     own = tuple(name for name, module in modules.items() if may_be_own(module))
-    forms = GraphForms(graph, Interpreter(), _order(graph, args, kwargs), own)
+    forms = GraphForms(graph, Interpreter(least=least), _order(graph, args, kwargs), own, least)
     forms.interpreter.blocked = _obstacle(graph)
     if forms.reason:
         return forms

@@ -96,6 +96,7 @@ class Interpreter:
     conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by statement
     ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
+    least: int = 1  # samples of a micro-batch
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
     blocked: str = ""  # why nothing may be split
@@ -270,7 +271,7 @@ class Interpreter:
         call = Call(
             statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced
         )
-        call.random, call.index = statement.random, statement.index
+        call.random, call.index, call.least = statement.random, statement.index, self.least
         found = self._judged(statement, call)
         if call.conditions and self.frozen:
             raise Refused(f"{call.name} by a mask, inside a layer")
@@ -340,10 +341,26 @@ class Interpreter:
         maker = self.statements[self.origin[key]]
         if old.kind != new.kind and not self._loses_keys(old, new):
             self.rewritten = True
-            if maker.name in _VIEWS or maker.known is not None or old.rank or isinstance(new.kind, Opaque):
+            if (
+                maker.name in _VIEWS
+                or maker.form is None
+                or old.rank
+                or self._seen(statement, key)
+                or isinstance(new.kind, Opaque)
+            ):
                 reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
                 self.blocked = self.blocked or reason
         self.values[key] = replace(old, kind=new.kind, known=False)
+
+    def _seen(self, statement: Statement, key: Hashable) -> bool:
+        """Whether something but a write has read a value before: it may be a view, which shows the write."""
+        made, now = self.origin[key], self.origin[statement.results[0][0]]
+        between = self.statements[made + 1 : now]
+        return any(
+            key not in one.writes and key in map(self.key, form_refs(one.form))
+            for one in between
+            if one.form is not None
+        )
 
     def _loses_keys(self, old: Value, new: Value) -> bool:
         """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""

@@ -28,6 +28,19 @@ def one_dimension(call: Call) -> Kind:
     return _apart(call, dim)
 
 
+@rule("_softmax_backward_data", "_log_softmax_backward_data")
+def softmax_backward(call: Call) -> Kind:
+    """`(gradient, result, dim, dtype)`: what custom functions call in their backward."""
+    from gemini.splitting.rules.pointwise import aligned
+
+    one, two, dim = call.args[0], call.args[1], call.args[2]
+    call.only(one, two)
+    kind = aligned(call, [one, two], one.rank) if one.shape == two.shape else None
+    if not isinstance(kind, Sample) or kind.dim in axes(dim, one.rank):
+        raise Refused(f"{call.name} over the samples of the batch")
+    return kind
+
+
 @rule("gumbel_softmax")
 def gumbel_softmax(call: Call) -> Kind:
     """`(logits, tau, hard, eps, dim)`."""

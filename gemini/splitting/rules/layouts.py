@@ -58,6 +58,9 @@ def resize(call: Call, given: list[tuple[tuple[int, ...], Any]], dim: int, entri
             call.sizes[path] = entries
 
 
+SQUEEZED = "squeeze() of all dimensions, which a micro-batch of one sample would lose"
+
+
 @rule("view", "reshape", "_unsafe_view", counts=True)
 def view(call: Call) -> Kind:
     """Another shape; `view(dtype)` only where it keeps the shape."""
@@ -131,8 +134,10 @@ def squeeze(call: Call) -> Kind:
         if kind.dim in places:
             raise Refused("squeeze of the samples")
         gone = [dim for dim in places if value.shape[dim] == 1]
+    elif call.traced and kind.entries * call.least > 1:
+        gone = [dim for dim in range(value.rank) if value.shape[dim] == 1]
     else:
-        raise Refused("squeeze() of all dimensions, which a micro-batch of one sample would lose; give a dimension")
+        raise Refused(f"{SQUEEZED}; give a dimension")
     return Sample(kind.dim - sum(1 for dim in gone if dim < kind.dim), kind.factor, kind.outer)
 
 

@@ -1,0 +1,88 @@
+"""Rarer ways to take a loss and to move samples: followed where they keep samples apart, refused where not."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gemini.capture import capture
+from gemini.splitting.graphs import prove_graph
+from gemini.step.splitting import Opaque, Sample
+from tests.splitting.recorder import Step
+from tests.splitting.test_losses import N, split_equals
+from tests.splitting.test_models import batch, own
+
+D = 6
+
+
+class Totalled(nn.Module):
+    """Losses of two heads with different targets left out, added up in a total that began as 0."""
+
+    def __init__(self, peek: bool = False) -> None:
+        super().__init__()
+        self.one, self.two, self.peek = nn.Linear(D, 4), nn.Linear(D, 3), peek
+
+    def forward(self, x, y, z):
+        total = torch.full((), 0.0, dtype=x.dtype)
+        before = total.view(1) if self.peek else None
+        total += F.cross_entropy(self.one(x), y, ignore_index=1)
+        total += F.cross_entropy(self.two(x), z, ignore_index=2)
+        return total if before is None else total + before.sum()
+
+
+def targets():
+    torch.manual_seed(2)
+    return torch.randint(0, 4, (N,)), torch.randint(0, 3, (N,))
+
+
+def test_a_total_that_losses_are_added_to():
+    split_equals(Step(Totalled().double(), (batch(D), *targets()), own))
+
+
+def test_a_view_of_a_total_made_before_shows_what_is_added():
+    split_equals(Step(Totalled(peek=True).double(), (batch(D), *targets()), own))
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim):
+        ctx.dim = dim
+        made = torch.softmax(x, dim)
+        ctx.save_for_backward(made)
+        return made
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (made,) = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, made, ctx.dim, made.dtype), None
+
+
+class Softened(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.fc, self.dim = nn.Linear(D, D), dim
+
+    def forward(self, x):
+        return Softmax.apply(self.fc(x), self.dim).square().mean()
+
+
+def test_the_backward_of_a_softmax_in_a_custom_function():
+    split_equals(Step(Softened(-1).double(), (batch(4, D),), own))
+    assert Step(Softened(0).double(), (batch(4, D),), own).splitting.reason
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(D, 1)
+
+    def forward(self, x):
+        return self.fc(x).squeeze()
+
+
+def test_squeezed_samples_are_followed_where_a_micro_batch_has_two():
+    graph = capture(Squeezed(), (torch.randn(4, D),))
+    (output,) = graph.outputs()
+    assert isinstance(prove_graph(graph).kind(output), Opaque)
+    assert prove_graph(graph, least=2).kind(output) == Sample(0)
