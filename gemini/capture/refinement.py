@@ -273,7 +273,9 @@ class Refinement:
         else:
             node = _last_user(graph, differences.parameters)
         if node is None:
-            raise Coarsen(("",), f"graph and model differ: {line}", "")
+            # A cache that grows with every call, say: the same tensors go in, and others are in it afterwards.
+            what = "it changes objects that it is given" if line.startswith("input ") else "graph and model differ"
+            raise Coarsen(("",), f"{what}: {line}", "")
         scope = (*node.scope, node.target) if node.kind == "block" else node.scope
         raise Coarsen(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
 

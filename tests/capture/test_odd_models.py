@@ -266,3 +266,21 @@ def test_reads_for_logging_happen_each_time():
     for seed in range(4):
         graph.run(x(seed=seed))
     assert [float(x(seed=seed).sum()) for seed in range(4)] == SEEN
+
+
+class Remembering(nn.Module):
+    """Appends to a list that it is given, as models with a cache of keys and values do."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, past):
+        past[0] = torch.cat([past[0], self.into(x)], 1)
+        return self.out(past[0].mean(1))
+
+
+def test_a_model_that_changes_what_it_is_given_stays_whole_and_says_so():
+    graph = capture(Remembering(), (torch.randn(2, 1, 4), [torch.zeros(2, 1, 4)]))
+    assert graph.is_whole
+    assert graph.blocks[""].startswith("it changes objects that it is given: input 1: (2, 1, 4)")
