@@ -25,6 +25,7 @@ from gemini.planner.drawing import record_draws
 from gemini.planner.keeping import find_written
 from gemini.planner.kept_plans import kept_or_made
 from gemini.planner.layouts import layouts
+from gemini.planner.learners import check_held, check_read
 from gemini.planner.plan_files import by_file
 from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
@@ -72,6 +73,7 @@ class Wish:
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
+    check_held(model)
     reason, batch = asked_why(), find_samples(model, args, kwargs)
     if not reason:
         try:
@@ -102,6 +104,7 @@ def _planned(  # noqa: PLR0917
 ) -> StepPlan:
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
     graph, forms, piece, sizes, pieces = found.graph, found.forms, found.call, found.sizes, found.pieces
+    check_read(graph)
     like = find_like(graph, len(sizes))
     if like is not None:
         earlier, ratio = like

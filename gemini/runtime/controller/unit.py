@@ -58,6 +58,8 @@ class Unit:
         loose = Snapshot(self.module).loose
         if any(tensor.requires_grad for tensor, _ in loose):
             return "it holds a computed tensor in an attribute"
+        if any(tensor.requires_grad for tensor in self.buffers):
+            return "it holds a buffer that wants a gradient"
         try:
             request = Install(self.worker.next_number(), {self.number: bare(self.module)})
             reply = self.worker.ask(request, f"take {self.name}")

@@ -6,6 +6,7 @@ all, or a list), or raises `Refused`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 
@@ -67,7 +68,12 @@ def short_name(target: str) -> str:
 
 def find_rule(name: str) -> Rule | None:
     """The rule of a short name."""
-    if not RULES:
-        for part in _PARTS:
-            importlib.import_module(f"gemini.splitting.rules.{part}")
+    _load()
     return RULES.get(name)
+
+
+@functools.cache
+def _load() -> None:
+    """All of them, once: a part that another module has imported has registered its own only."""
+    for part in _PARTS:
+        importlib.import_module(f"gemini.splitting.rules.{part}")
