@@ -38,11 +38,22 @@ class Verdict:
 
 
 class Judge:
-    """Runs a program and compares. The noise of `python` is measured where a deviation asks for it, or `always`."""
+    """Runs a program and compares. The noise of `python` is measured where a deviation asks for it, or `always`.
 
-    def __init__(self, program: Program, folder: Path, always: bool = False, references_at: Path | None = None) -> None:
-        self.program, self.folder, self.always = program, folder, always
+    `strict`: the strictest limit is told, by runs in children of this process (`forking`).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        always: bool = False,
+        references_at: Path | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.program, self.folder, self.always, self.strict = program, folder, always, strict
         self.references_at = references_at or folder
+        self._noisy = running.forked if strict else running.plain
 
     @cached_property
     def reference(self) -> running.Outcome:
@@ -52,12 +63,12 @@ class Judge:
     @cached_property
     def threads(self) -> running.Outcome:
         """Under `python` with two threads."""
-        return self._kept("threads", running.noisy, threads=2)
+        return self._kept("threads", self._noisy, threads=2)
 
     @cached_property
     def bits(self) -> running.Outcome:
         """Under `python`, weights with other last bits."""
-        return self._kept("bits", running.noisy, moved=True)
+        return self._kept("bits", self._noisy, moved=True)
 
     @cached_property
     def references(self) -> list[running.Outcome]:
@@ -103,10 +114,11 @@ class Judge:
             verdict.faults.append(_first_difference(theirs, ours.stdout))
         deviations = comparing.printed(theirs, ours.stdout)
         verdict.deviation = max(deviations, default=0.0)
-        verdict.printed, what = strictness.printed(
-            self._early(theirs), self._early(ours.stdout), lambda: self.threads.stdout, lambda: self.bits.stdout
-        )
-        verdict.strict += [what] if what else []
+        if self.strict:
+            verdict.printed, what = strictness.printed(
+                self._early(theirs), self._early(ours.stdout), lambda: self.threads.stdout, lambda: self.bits.stdout
+            )
+            verdict.strict += [what] if what else []
         if not self.always and verdict.deviation <= self.program.floor:
             return
         noise = [0.0] * len(deviations)
@@ -130,10 +142,11 @@ class Judge:
         theirs = comparing.load(self.reference.folder / self.program.checkpoint)
         faults, deviations = comparing.saved(theirs, comparing.load(path))
         verdict.faults += [f"{path.name}: {fault}" for fault in faults[:3]]
-        verdict.saved, what = strictness.saved(
-            deviations, lambda: self._noise_of(self.threads), lambda: self._noise_of(self.bits)
-        )
-        verdict.strict += [what] if what else []
+        if self.strict:
+            verdict.saved, what = strictness.saved(
+                deviations, lambda: self._noise_of(self.threads), lambda: self._noise_of(self.bits)
+            )
+            verdict.strict += [what] if what else []
         if max(deviations.values(), default=0.0) > self.program.floor:
             self._weigh_saved(deviations, verdict)
 
@@ -164,10 +177,10 @@ class Judge:
                 break
 
 
-def judge(program: Program, always: bool = False, references_at: Path | None = None) -> Verdict:
+def judge(program: Program, always: bool = False, references_at: Path | None = None, strict: bool = False) -> Verdict:
     """Judge one program in a folder that is gone afterwards; runs under `python` are kept where one is named."""
     with tempfile.TemporaryDirectory(prefix="script-") as folder:
-        return Judge(program, Path(folder), always, references_at).judge()
+        return Judge(program, Path(folder), always, references_at, strict).judge()
 
 
 def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:

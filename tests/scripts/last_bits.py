@@ -1,4 +1,4 @@
-"""A program under `python` in which last bits are others: how far roundings go, where threads change nothing.
+"""`python last_bits.py program args`: how far roundings go in a program, where threads change nothing.
 
 weights      what an optimizer is given moves to the next number that its type can hold, up or down, once
 gradients    what a call of a linear layer, convolution or embedding adds to a gradient moves likewise, in the type that
@@ -10,7 +10,10 @@ All of it by a generator of its own: the program draws the same random numbers a
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,3 +81,14 @@ def install() -> None:
     torch.optim.Optimizer.add_param_group = _adding  # type: ignore[method-assign]
     for name in _SUMMING:
         setattr(F, name, _rounding(getattr(F, name)))
+
+
+def main() -> None:
+    install()
+    del sys.argv[0]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

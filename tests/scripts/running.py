@@ -36,13 +36,14 @@ class Outcome:
     stories: list[Story] = field(default_factory=list)
 
 
-def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "") -> Outcome:
-    """The program under `python`."""
-    return _kept(_run([sys.executable], program, folder, threads, kernels))
+def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", moved: bool = False) -> Outcome:
+    """The program under `python`; `moved`: with other last bits."""
+    through = [str(Path(__file__).with_name("last_bits.py"))] if moved else []
+    return _kept(_run([sys.executable, *through], program, folder, threads, kernels))
 
 
-def noisy(program: Program, folder: Path, threads: int = 1, moved: bool = False) -> Outcome:
-    """The program in a child of this process, with other threads or other last bits of its weights."""
+def forked(program: Program, folder: Path, threads: int = 1, moved: bool = False) -> Outcome:
+    """The same in a child of this process, which must have done nothing but import torch."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     stdout, stderr, code = forking.run(program, folder, threads, moved, _environment(folder, threads, "", ""))

@@ -114,7 +114,7 @@ def main() -> None:
         if arguments.draw or not wanted or program.missing:
             continue
         kept = arguments.references / program.name if arguments.references else None
-        verdict = judge(program, arguments.noise, kept)
+        verdict = judge(program, arguments.noise, kept, strict=True)
         results.add(arguments.verdicts, verdict)
         known[program.name] = verdict
         state = "same" if not verdict.faults else "; ".join(verdict.faults)
