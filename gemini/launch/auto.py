@@ -60,24 +60,21 @@ class Auto(Forced):
 
     def refuses_compiled(self, model: nn.Module) -> bool:
         """Always: its steps here are faster than those that would be timed, and those of workers are not compiled."""
-        self.say(f"{type(model).__name__} runs as under python: torch.compile has it (--mode pipeline uses workers)")
+        self.stays(model, "torch.compile has it (--mode pipeline uses workers)")
         return True
 
     def decide(self, model: nn.Module) -> Instead | bool | None:
         """Time it; then decide on the call that comes next."""
         if how_many_workers(self.config) < 2:
-            self.say(f"{type(model).__name__} runs as under python: this machine has one core and no more devices")
-            return False
+            return self.stays(model, "this machine has one core and no more devices")
         trial = self._trials.setdefault(id(model), Trial())
         if trial.calls < _COLD + _TIMED:
             self._time_backward()
             return lambda *args, **kwargs: self._timed(model, trial, args, kwargs)
         del self._trials[id(model)]
         self._leave_backward()
-        name = type(model).__name__
         if trial.step_ms < _SHORT_MS:
-            self.say(f"{name} runs as under python: a step of {trial.step_ms:.2g} ms is too short to gain from workers")
-            return False
+            return self.stays(model, f"a step of {trial.step_ms:.2g} ms is too short to gain from workers")
         return lambda *args, **kwargs: self._planned(model, trial, args, kwargs)
 
     def _timed(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
@@ -94,27 +91,23 @@ class Auto(Forced):
         return nn.Module.__call__(model, *args, **kwargs)
 
     def _gains(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool:
-        name, single_ms = type(model).__name__, trial.step_ms
+        single_ms = trial.step_ms
         self.recognition.stop_watching()
         try:
             least_ms = self._at_best_ms(model, trial, args, kwargs)
             if least_ms * _GAIN > single_ms:
                 self.recognition.resume()
-                self._stay(name, f"at best {least_ms:.0f} ms", single_ms)
-                return False
+                return self._is_no_gain(model, f"at best {least_ms:.0f} ms", single_ms)
             plan = self._plan(model, args, kwargs)
         except Exception as error:
             self.recognition.resume()
             if self.config.strict:
                 raise
-            reason = str(error).partition("\n")[0]
-            self.say(f"{name} runs as under python: {reason or type(error).__name__}")
-            return False
+            return self.stays(model, str(error) or type(error).__name__)
         gain = single_ms / plan.step_ms if plan.step_ms else 0.0
         if gain < _GAIN:
             self.recognition.resume()
-            self._stay(name, f"{plan.step_ms:.0f} ms", single_ms)
-            return False
+            return self._is_no_gain(model, f"{plan.step_ms:.0f} ms", single_ms)
         return self.start(model, plan, single_ms)
 
     def _at_best_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
@@ -132,10 +125,11 @@ class Auto(Forced):
         with here(), hookless(model), undrawn():
             return planner(model, args, kwargs)
 
-    def _stay(self, name: str, taken: str, single_ms: float) -> None:
-        self.say(
-            f"{name} runs as under python: {how_many_workers(self.config)} workers would take {taken} a step, "
-            f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)"
+    def _is_no_gain(self, model: nn.Module, taken: str, single_ms: float) -> bool:
+        return self.stays(
+            model,
+            f"{how_many_workers(self.config)} workers would take {taken} a step, "
+            f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)",
         )
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -49,8 +49,7 @@ class Forced:
         try:
             obstacle = _obstacle(model)
             if obstacle:
-                self.say(f"{type(model).__name__} runs in this process: {obstacle}")
-                return False
+                return self.stays(model, obstacle, "in this process")
             from gemini.capture.state import undrawn
             from gemini.runtime.start import start
 
@@ -65,8 +64,7 @@ class Forced:
         except Exception as error:
             if self.config.strict:
                 raise
-            self.say(f"{type(model).__name__} runs in this process: {type(error).__name__}: {error}")
-            return False
+            return self.stays(model, f"{type(error).__name__}: {error}", "in this process")
         finally:
             self.recognition.resume()
 
@@ -97,6 +95,15 @@ class Forced:
             from gemini.launch.summary import show
 
             show(model, plan, self.recognition.trained_by(model), self.config, single_ms)
+
+    def stays(self, model: nn.Module, reason: str, how: str = "as under python") -> bool:
+        """A model has no workers: one line says why, and so does `gemini explain` afterwards."""
+        from gemini.report.journal import journal_of
+
+        name, reason = type(model).__name__, reason.partition("\n")[0]
+        self.say(f"{name} runs {how}: {reason}")
+        journal_of(Path(self.config.run_folder).resolve()).stays(name, reason)
+        return False
 
     def say(self, text: str) -> None:
         """One line to the user."""

@@ -7,7 +7,8 @@ Paths, the fastest first:
     dispatched     the program's forward here, its modules in the workers, one batch at a time
     local          in the program's own process
 
-It is written when the program ends, one file a process, and `gemini explain` reads the newest.
+It is written when the program ends, also by `os._exit`, one file a process; and now and then before, for programs that
+are killed. `gemini explain` reads the newest.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gemini.errors import ArtifactError
 from gemini.schedule.files import write_whole
@@ -28,6 +30,7 @@ from gemini.schedule.files import write_whole
 OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
+_EVERY = 2.0  # seconds between two writings
 
 
 @dataclass
@@ -40,16 +43,20 @@ class Story:
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
     reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
     traces: list[str] = field(default_factory=list)
+    told: ClassVar[Any] = None  # what to call then; a story of a journal has one
 
     def took(self, path: str, reason: str = "") -> None:
         """A call has taken a path; `reason` says why not a faster one."""
         self.steps[path] = self.steps.get(path, 0) + 1
         if reason:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if self.told is not None:
+            self.told()
 
     def __str__(self) -> str:
         taken = ", ".join(f"{self.steps[path]} {path}" for path in PATHS if self.steps.get(path)) or "no calls"
-        lines = [f"{self.model} on {self.workers} workers: {taken}"]
+        where = f"on {self.workers} workers: {taken}" if self.workers else "in the program's own process"
+        lines = [f"{self.model} {where}"]
         if self.plan:
             lines.append(f"  plan: {self.plan}")
         lines += [f"  {count} × not faster: {reason}" for reason, count in Counter(self.reasons).most_common()]
@@ -63,12 +70,19 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getpid()
         self.stories: list[Story] = []
+        self._due = 0.0  # when it is written next
         atexit.register(self._end)
 
     def story(self, model: str, workers: int) -> Story:
         """A new story."""
-        self.stories.append(Story(model, workers))
-        return self.stories[-1]
+        made = Story(model, workers)
+        vars(made)["told"] = self._told
+        self.stories.append(made)
+        return made
+
+    def stays(self, model: str, reason: str) -> None:
+        """A model is left in the program's own process, and its calls are not counted."""
+        self.stories.append(Story(model, 0, reasons={reason: 1}))
 
     def write(self) -> Path:
         """Write it as it is now."""
@@ -81,8 +95,15 @@ class Journal:
                 old.unlink()
         return path
 
+    def _told(self) -> None:
+        """A call has taken a path: write it all down if that was not done for a while."""
+        now = time.monotonic()
+        if now >= self._due:
+            self._end()
+            self._due = now + max(_EVERY, 200 * (time.monotonic() - now))  # a slow disk costs half a percent
+
     def _end(self) -> None:
-        if os.getpid() == self.owner and any(story.steps for story in self.stories):
+        if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):
             with contextlib.suppress(ArtifactError, OSError):  # a full disk is no reason to end with an error
                 self.write()
 
@@ -90,9 +111,24 @@ class Journal:
 _journals: dict[tuple[int, Path], Journal] = {}
 
 
+def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
+    """`os._exit`, which nothing else precedes: what was told so far is written first."""
+
+    def _exit(status: int) -> Any:
+        with contextlib.suppress(Exception):
+            for journal in list(_journals.values()):
+                journal._end()
+        return leave(status)
+
+    _exit.__doc__ = leave.__doc__
+    return _exit
+
+
 def journal_of(folder: Path) -> Journal:
     """The journal of this process in a run folder."""
     key = os.getpid(), folder
+    if not _journals:
+        os._exit = _before_exit(os._exit)  # type: ignore[assignment]
     if key not in _journals:
         _journals[key] = Journal(folder)
     return _journals[key]

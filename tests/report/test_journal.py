@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemini.cli.main import main
+from gemini.report import journal as journals
 from gemini.report.journal import Journal
 
 
@@ -36,3 +37,31 @@ def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "explain-1.json").write_text("{")
     assert main(["explain", "--run-folder", str(tmp_path)]) == 2
     assert "run the program again" in capsys.readouterr().err
+
+
+def test_a_program_that_is_killed_has_told_its_first_steps(tmp_path: Path) -> None:
+    story = Journal(tmp_path).story("Net", 2)
+    story.took("dispatched", "the first call")
+    assert [found.steps for found in journals.read_newest(tmp_path)] == [{"dispatched": 1}]
+
+
+def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
+    left: list[int] = []
+    leave = journals._before_exit(left.append)
+    story = journals.journal_of(tmp_path).story("Net", 2)
+    for _ in range(5):
+        story.took("overlapped")
+    leave(3)
+    assert left == [3]
+    assert [found.steps for found in journals.read_newest(tmp_path)] == [{"overlapped": 5}]
+
+
+def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = Journal(tmp_path)
+    journal.stays("Net", "a step of 3 ms is too short to gain from workers")
+    journal.write()
+    assert main(["explain", "--run-folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Net in the program's own process",
+        "  1 × not faster: a step of 3 ms is too short to gain from workers",
+    ]
