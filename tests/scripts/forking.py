@@ -5,6 +5,7 @@ Importing takes longer than most programs run. What noise is measured by is run 
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import signal
@@ -25,6 +26,7 @@ def run(program: Program, folder: Path, threads: int, moved: bool, environment: 
     """What it prints, what it says on standard error, and its exit code; `moved`: weights have other last bits."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stdin").write_text(program.stdin)
+    importlib.import_module("torch._dynamo")  # optimizers load it, which takes as long as torch itself
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
