@@ -22,6 +22,7 @@ from gemini.errors import ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.drawing import record_draws
+from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import find_written
 from gemini.planner.kept_plans import kept_or_made
 from gemini.planner.layouts import layouts
@@ -73,6 +74,7 @@ class Wish:
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
+    check_hooks(model)
     check_held(model)
     reason, batch = asked_why(), find_samples(model, args, kwargs)
     if not reason:
