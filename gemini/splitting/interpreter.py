@@ -232,10 +232,13 @@ class Interpreter:
     def arguments(self, statement: Statement) -> tuple[Any, Any]:
         """(args, kwargs) with values in place of tensors."""
         read = partial(self._read_late, statement.late) if statement.late else self.read
-        if isinstance(statement.form, tuple):
-            args, kwargs = (decode(form, read) for form in statement.form)
-        else:
-            args, kwargs = decode(statement.form, read)
+        try:
+            if isinstance(statement.form, tuple):
+                args, kwargs = (decode(form, read) for form in statement.form)
+            else:
+                args, kwargs = decode(statement.form, read)
+        except TypeError as error:  # a torch.Size takes whole numbers only
+            raise Refused("it is given a size that depends on the number of samples") from error
         return args, kwargs
 
     def _read_late(self, late: tuple[int, ...], form: Any) -> Any:

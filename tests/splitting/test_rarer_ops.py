@@ -86,3 +86,18 @@ def test_squeezed_samples_are_followed_where_a_micro_batch_has_two():
     (output,) = graph.outputs()
     assert isinstance(prove_graph(graph).kind(output), Opaque)
     assert prove_graph(graph, least=2).kind(output) == Sample(0)
+
+
+class OddlySized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(D, D)
+
+    def forward(self, x):
+        longer = torch.cat([x, x[:1]])
+        return self.fc(longer).view(longer.shape).square().sum()
+
+
+def test_a_size_that_does_not_count_samples_is_refused():
+    step = Step(OddlySized().double(), (batch(D),), own)
+    assert step.splitting.reason
