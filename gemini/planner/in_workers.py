@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gemini.allocator import freed_memory_kept
+from gemini.backward import differentiate
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node, TensorMeta
 from gemini.planner.contention import measure
@@ -104,7 +105,7 @@ def _softmax_ms(meta: TensorMeta) -> tuple[float, float]:
         made = torch.log_softmax(given, -1)
         gradient = torch.zeros_like(made)
         forward = _quickest(lambda: torch.log_softmax(given, -1))
-        backward = _quickest(lambda: torch.autograd.grad(made, given, gradient, retain_graph=True))
+        backward = _quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
     return forward, backward
 
 

@@ -1,10 +1,7 @@
-"""Cuts: where the history of a node begins, and backward passes that stop there.
+"""Cuts: where the history of a node begins, and the times when a backward that stops there begins and ends.
 
 A leaf would do, but a leaf is kept alive by the history that leads to it, and cannot be written to in place. A cut is
 the same memory with a history of its own, and keeps nothing.
-
-Backward passes call autograd's engine without the checks of `torch.autograd.grad`: a step runs those once and not a
-node at a time, and they take longer than the backward of a small node.
 """
 
 from __future__ import annotations
@@ -16,8 +13,6 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge
-
-Found = tuple[torch.Tensor | None, ...]
 
 
 class _Cut(torch.autograd.Function):  # type: ignore[misc]
@@ -71,18 +66,3 @@ def stamp(roots: Sequence[GradientEdge], ends: tuple[Any, ...]) -> tuple[Any, ..
     for node in {edge.node for edge in roots}:
         node.register_prehook(TURN.begin)
     return (*ends, TOKEN)
-
-
-def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
-    """Backward from tensors or edges into `.grad`, as `torch.autograd.backward` without its checks."""
-    engine = torch.autograd.Variable._execution_engine
-    engine.run_backward(tuple(roots), tuple(gradients), False, False, (), True, accumulate_grad=True)
-
-
-def differentiate(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any]) -> Found:
-    """Gradients of the ends, None where there is none."""
-    engine = torch.autograd.Variable._execution_engine
-    found: Found = engine.run_backward(
-        tuple(roots), tuple(gradients), False, False, tuple(ends), True, accumulate_grad=False
-    )
-    return found

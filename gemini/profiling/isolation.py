@@ -19,11 +19,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
+from gemini.backward import Found, accumulate, differentiate
 from gemini.capture.forms import Ref
 from gemini.capture.node import Node
 from gemini.capture.values import follow
 from gemini.edges import edge_of
-from gemini.profiling.cuts import TOKEN, Found, accumulate, cut, differentiate, stamp
+from gemini.profiling.cuts import TOKEN, cut, stamp
 from gemini.profiling.flow import GradientFlow, tensor_outputs
 from gemini.profiling.held import HELD
 from gemini.profiling.walk import Walk

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
+from gemini.backward import differentiate
 from gemini.edges import edge_of
-from gemini.profiling.cuts import cut, differentiate, stamp
+from gemini.profiling.cuts import cut, stamp
 from gemini.profiling.device import Device, Span, Stopwatch, Times
 
 EVERY = 24  # nodes between two readings

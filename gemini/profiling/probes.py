@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.profiling.cuts import differentiate
+from gemini.backward import differentiate
 from gemini.profiling.device import Device, Stopwatch
 from gemini.profiling.robust import summarize
 from gemini.profiling.work import Work, WorkCounter

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from gemini.backward import accumulate
 from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
 from gemini.capture.values import decode, tensors
-from gemini.profiling.cuts import accumulate
 from gemini.profiling.device import Device
 from gemini.profiling.walk import Walk
 

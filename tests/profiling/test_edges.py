@@ -8,7 +8,8 @@ import sys
 PROGRAM = """
 import torch
 from gemini.edges import edge_of
-from gemini.profiling.cuts import cut, differentiate
+from gemini.backward import differentiate
+from gemini.profiling.cuts import cut
 
 class Twice(torch.autograd.Function):
     @staticmethod

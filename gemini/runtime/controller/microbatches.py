@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.backward import differentiate
 from gemini.capture.binding import Call
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.capture.regions import Region, RegionSwitch
@@ -102,7 +103,7 @@ class SplitCall:
             if not pairs or not wanted:
                 return [None] * len(inputs)
             outputs, given = zip(*pairs, strict=True)
-            found = torch.autograd.grad(outputs, wanted, given, retain_graph=True, allow_unused=True)
+            found = differentiate(outputs, given, wanted, retain_graph=True)
             sums.add(found[len(inputs) :])
             return list(found[: len(inputs)])
 

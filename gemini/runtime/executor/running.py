@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gemini.backward import accumulate
 from gemini.capture.regions import Region
 from gemini.randomness.slicing import DrawsDiffer, SlicedDraws
 from gemini.runtime.executor.arrivals import Arrivals
@@ -295,7 +296,7 @@ class StepRun:
         drawn = self.draws.get(task.stage)
         try:
             with STORE.collecting(queue), drawn.again() if drawn is not None else nullcontext():
-                torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
+                accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
         except DrawsDiffer:
             raise
         except BaseException as error:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.backward import differentiate
 from gemini.capture.regions import Region
 from gemini.edges import edge_of
 from gemini.runtime import settings
@@ -206,7 +207,7 @@ class Calls:
         before = get_state(self.device)
         for _ in range(2):  # what it imports the first time may draw; the unit itself draws again
             try:
-                found = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+                found = differentiate(outputs, gradients, wanted, retain_graph=True)
             except BaseException as error:
                 raise UnitRaised(error) from error
             if not draws.have_been_made() and get_state(self.device) == before:
