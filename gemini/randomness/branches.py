@@ -20,6 +20,7 @@ from torch import nn
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.forms import expr_refs
 from gemini.capture.graph import Graph
+from gemini.capture.health import asked_of
 from gemini.capture.node import Guard
 from gemini.capture.regions import RegionSwitch
 from gemini.randomness.fills import aten, draw_whole
@@ -35,9 +36,11 @@ class Made(NamedTuple):
 
 
 def random_guards(graph: Graph) -> list[Guard]:
-    """The guards whose outcome depends on numbers that are drawn."""
+    """The guards whose outcome depends on numbers that are drawn; whether values are finite does not, by and large."""
     found = []
     for guard in graph.guards:
+        if asked_of(graph.nodes, guard.expr, guard.expected) is not None:
+            continue
         read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
         if any(graph.nodes[at].random for at in closure(graph, read)):
             found.append(guard)

@@ -44,7 +44,7 @@ class Careful(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = torch.tanh(layer(x)) + x
+            x = torch.dropout(torch.tanh(layer(x)), 0.1, self.training) + x
             if not torch.isfinite(x).all():
                 x = x.clamp(-2.0, 2.0)
             if torch.isinf(x).any() or torch.isnan(x).any():
