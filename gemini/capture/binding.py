@@ -8,7 +8,10 @@ nest of arguments apart, so that the same call can be made again with other tens
 from __future__ import annotations
 
 import inspect
+import types
+import weakref
 from collections.abc import Sequence as SequenceType
+from operator import is_
 from typing import Any
 
 import torch
@@ -21,7 +24,7 @@ from gemini.capture.values import Encoder, UnsupportedValueError, decode, tensor
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name; as given, where the signature does not fit (the model will say so itself)."""
     try:
-        signature = inspect.signature(model.forward)
+        signature = _signature(model.forward)
         bound = signature.bind(*args, **kwargs)
     except (TypeError, ValueError):
         return {**{str(index): value for index, value in enumerate(args)}, **kwargs}
@@ -35,6 +38,32 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
         elif not (value is None and parameter.default is None):
             named[name] = value
     return dict(sorted(named.items()))
+
+
+_signatures: weakref.WeakKeyDictionary[Any, tuple[list[Any], inspect.Signature]] = weakref.WeakKeyDictionary()
+
+
+def _signature(forward: Any) -> inspect.Signature:
+    """Of a forward method. To find one takes long: those of classes are remembered, with what they follow from."""
+    function = forward.__func__ if type(forward) is types.MethodType else None
+    facts = _facts(function)
+    if not facts:
+        return inspect.signature(forward)
+    known = _signatures.get(function)
+    if known is None or len(known[0]) != len(facts) or not all(map(is_, known[0], facts)):
+        known = _signatures[function] = facts, inspect.signature(forward)
+    return known[1]
+
+
+def _facts(function: Any) -> list[Any]:
+    """The objects that the signature of a function follows from; none where they are not known."""
+    found: list[Any] = []
+    while type(function) is types.FunctionType and "__signature__" not in vars(function):
+        found += (function.__code__, function.__defaults__, function.__kwdefaults__)
+        if "__wrapped__" not in vars(function):
+            return found
+        function = vars(function)["__wrapped__"]
+    return []
 
 
 class _LenientEncoder(Encoder):

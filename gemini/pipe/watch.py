@@ -8,7 +8,8 @@ another object, the fingerprint decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_, methodcaller
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 
 from gemini.capture.fingerprint import changeable_reads, config_facts, read_facts
 
+_VALUES, _KIND = methodcaller("values"), attrgetter("requires_grad", "dtype", "device")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -35,13 +37,12 @@ class Watch:
         children = [module._modules for module in each]
         watched = [*spaces, *(vars(config) for config in configs.values()), *hooks, *tensors, *children]
         self.empty = [space for space in watched if not space]
-        self.full = [(space, list(space), list(space.values())) for space in watched if space]
-        self.tensors = [
-            (tensor, tensor.dtype, tensor.device, tensor.requires_grad)
-            for held in tensors
-            for tensor in held.values()
-            if tensor is not None
-        ]
+        # All in a row: where nothing has changed, loops in C say so.
+        self.full = [space for space in watched if space]
+        self.sizes, self.names = [*map(len, self.full)], [*chain.from_iterable(self.full)]
+        self.values = [*chain.from_iterable(map(_VALUES, self.full))]
+        self.tensors = [tensor for held in tensors for tensor in held.values() if tensor is not None]
+        self.kinds = [*map(_KIND, self.tensors)]
         self.default = torch.get_default_dtype()
         self.reads = changeable_reads(model, glue)
         self.facts = read_facts(modules, self.reads)
@@ -51,11 +52,10 @@ class Watch:
         """Whether everything is the same object as before."""
         return (
             not any(self.empty)
-            and all(list(space) == keys and all(map(is_, space.values(), old)) for space, keys, old in self.full)
-            and all(
-                tensor.requires_grad is gradient and tensor.dtype is dtype and tensor.device == device
-                for tensor, dtype, device, gradient in self.tensors
-            )
+            and [*map(len, self.full)] == self.sizes
+            and [*chain.from_iterable(self.full)] == self.names
+            and all(map(is_, chain.from_iterable(map(_VALUES, self.full)), self.values))
+            and [*map(_KIND, self.tensors)] == self.kinds
             and torch.get_default_dtype() is self.default
             and read_facts(self.modules, self.reads) == self.facts
             and all(config_facts(config, changeable=True) == facts for config, facts in self.configs)

@@ -9,11 +9,13 @@ A copy of a tensor that requires a gradient is connected to it as it is now: gra
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
+_VERSION = attrgetter("_version")
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -23,7 +25,8 @@ class Copies:
     def __init__(self) -> None:
         # The tensor itself is kept, or another might get its identity.
         self._found: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._watched: list[torch.Tensor] = []
+        self._versions: list[int] = []
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor with the contents of now, in the program's graph; the same one as long as they are the same."""
@@ -44,11 +47,22 @@ class Copies:
 
     def watch(self, parameters: list[torch.Tensor]) -> None:
         """Parameters that must stay as they are."""
-        self._versions += [(one, version_of(one)) for one in parameters]
+        self._watched += parameters
+        self._versions += _versions(parameters)
 
     def changed(self) -> torch.Tensor | None:
         """A parameter that has been written to."""
-        return next((one for one, version in self._versions if version_of(one) != version), None)
+        now = _versions(self._watched)
+        if now == self._versions:
+            return None
+        return next(one for one, new, old in zip(self._watched, now, self._versions, strict=True) if new != old)
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    try:
+        return [*map(_VERSION, tensors)]
+    except RuntimeError:
+        return [*map(version_of, tensors)]
 
 
 def version_of(tensor: torch.Tensor) -> int:

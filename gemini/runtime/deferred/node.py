@@ -36,7 +36,7 @@ class Answer:
         """The value as a tensor of the program's graph."""
         assert self.pending is not None
         with torch.inference_mode(False), torch.enable_grad():
-            made: torch.Tensor = Step.apply(self, *self.pending.differentiable())
+            made: torch.Tensor = _apply(self, *self.pending.differentiable())
         return made
 
     def take(self, keep: bool) -> list[Any]:
@@ -78,6 +78,13 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         found = answer.take(keep)
         factor = gradient.item()
         return (None, *_given_away(found if factor == 1 else _scaled(found, factor)))
+
+
+def _apply(*given: Any) -> Any:
+    """`Step.apply`, without looking at every parameter for what no parameter is: a wrapper, or a deferred tensor."""
+    if torch._C._are_functorch_transforms_active():
+        return Step.apply(*given)
+    return super(torch.autograd.Function, Step).apply(*given)
 
 
 def _is_batched(gradient: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ from gemini.runtime.protocol import NEWS
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Unreadable
 
-_SLICE = 200  # milliseconds between looks at the clock
+_SLICE = 1000  # milliseconds between looks at the clock
 
 
 class Chorus:
@@ -60,6 +60,7 @@ class Chorus:
         has_failed = self._send(requests, expected, replies)
         abandoned, leave = False, 0.0
         deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+        ears = _Ears(requests)
         while expected:
             if waiting():  # as long as an operator may let a signal wait
                 leave = leave or time.monotonic() + GRACE
@@ -70,7 +71,7 @@ class Chorus:
                     worker.link.send(request)
                     expected[worker, request.number] = "abandon"
                 deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
-            heard = self._hear(requests, deadline)
+            heard = self._hear(ears, deadline)
             for worker, reply in heard:
                 kind = expected.pop((worker, reply.number), "")
                 if kind == "step":
@@ -98,15 +99,9 @@ class Chorus:
                 return True
         return False
 
-    def _hear(self, requests: dict[Worker, Any], deadline: float) -> list[tuple[Worker, Any]]:
-        poll = select.poll()
-        by_descriptor = {}
-        for worker in requests:
-            by_descriptor[worker.link.channel.fileno()] = worker
-            poll.register(worker.link.channel.fileno(), select.POLLIN)
+    def _hear(self, ears: _Ears, deadline: float) -> list[tuple[Worker, Any]]:
         heard = []
-        for descriptor, _ in poll.poll(_SLICE):
-            worker = by_descriptor[descriptor]
+        for worker in ears.wait():
             found = worker.link.receive(0)
             while found is not None:
                 if isinstance(found[0], NEWS):
@@ -115,16 +110,16 @@ class Chorus:
                     heard.append((worker, found[0]))
                 found = worker.link.receive(0)
         if not heard:
-            self._look_around(requests, deadline)
+            self._look_around(ears.workers, deadline)
         return heard
 
-    def _look_around(self, requests: dict[Worker, Any], deadline: float) -> None:
+    def _look_around(self, workers: Sequence[Worker], deadline: float) -> None:
         """Nothing was heard: is everybody there, and is there still time?"""
-        for worker in requests:
+        for worker in workers:
             if worker.loss or worker.process.poll() is not None:
                 raise worker._death()
         if time.monotonic() > deadline:
-            raise next(iter(requests))._hung(next(iter(requests)).patience)
+            raise workers[0]._hung(workers[0].patience)
 
     def _find_dead(self) -> WorkerError:
         """Whose end has closed a connection; it may take a moment until the process is seen to have ended."""
@@ -135,6 +130,21 @@ class Chorus:
                     return worker._death()
             time.sleep(0.01)
         return self.workers[0]._death()
+
+
+class _Ears:
+    """Wait for whoever says something."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self.workers = list(workers)
+        self._of = {worker.link.channel.fileno(): worker for worker in self.workers}
+        self._poll = select.poll()
+        for descriptor in self._of:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self) -> list[Worker]:
+        """Those who have said something; none after a while."""
+        return [self._of[descriptor] for descriptor, _ in self._poll.poll(_SLICE)]
 
 
 def failures(replies: dict[Worker, Any], is_failure: Callable[[Any], bool]) -> dict[Worker, Any]:

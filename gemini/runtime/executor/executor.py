@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -45,17 +46,29 @@ from gemini.runtime.executor.messages import (
     Stepped,
     Tasks,
 )
-from gemini.runtime.executor.request import Each, Event, Output, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.executor.request import Each, Output, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
+from gemini.runtime.transport.loans import Row
 from gemini.runtime.transport.modules import silent
 from gemini.step.program import Loss, StepProgram
 from gemini.step.splitting import Positions, Sample
 
+_TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
+
+
+class _Layout:
+    """Where the gradients of one worker lie in steps of one kind, as it has told."""
+
+    def __init__(self, number: int, gradients: list[Any]) -> None:
+        self.number = number
+        self.homes = [home for home, _, _ in gradients]
+        self.latest = {home: latest for home, latest, _ in gradients}
+        self.row = Row(header for _, _, header in gradients)
 
 
 class _Part:
@@ -68,10 +81,11 @@ class _Part:
         self.makes = {port.name for one in interfaces for port in one.outputs}
         self._held = [(at, list(stages[at].modules()), list(stages[at].parameters())) for at in self.numbers]
         self.told: Any = None
+        self.layouts: dict[int, _Layout] = {}  # by kind of step
 
     def news(self) -> Any:
         """Training flags and frozen parameters, if the worker does not know them yet."""
-        now = [(at, [m.training for m in modules], [p.requires_grad for p in own]) for at, modules, own in self._held]
+        now = [(at, [*map(_TRAINING, modules)], [*map(_TRAINED, own)]) for at, modules, own in self._held]
         if now == self.told:
             return None
         self.told = now
@@ -91,6 +105,7 @@ class Executor:
         self.workers = crew.workers[: program.nworkers]
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
+        self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
         self._parts: dict[int, _Part] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
@@ -102,6 +117,7 @@ class Executor:
         """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
+        self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
             done(worker, Retire(worker.next_number(), gone), "forget stages")
@@ -144,6 +160,8 @@ class Executor:
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
         """What workers do in steps with such a loss, or in evaluation without one; they are told once."""
+        if self._last_kind is not None and self._last_kind[0] is loss:  # the very object
+            return self._last_kind[1]
         key = None if loss is None else loss.signature()
         if key not in self._lowered:
             program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
@@ -157,6 +175,7 @@ class Executor:
                     lowered.loss_stage, lowered.frozen,
                 ), "take a plan")  # fmt: skip
             self._lowered[key] = number, lowered
+        self._last_kind = loss, self._lowered[key]
         return self._lowered[key]
 
     def _check_frozen(self) -> None:
@@ -186,11 +205,12 @@ class Executor:
             lambda number: Abandon(number, step), request.patience,
         )  # fmt: skip
         self._check(replies)
-        return self._result(replies, request, step)
+        return self._result(replies, request, kind[0], step)
 
     def _request(self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int) -> Step:
         """The step for one worker: only what its stages read."""
         part, (key, lowered) = self._parts[worker.place], kind
+        worker.link.carriage.look_around()
         inputs, numbers, operands = [], [], []
         tensors: list[torch.Tensor] = []
         for name in part.reads:
@@ -211,7 +231,8 @@ class Executor:
         return Step(
             worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
             numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
-            _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))], tensors,
+            _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))],
+            part.layouts[key].number if key in part.layouts else 0, tensors,
         )  # fmt: skip
 
     def _check(self, replies: dict[Worker, Any]) -> None:
@@ -232,17 +253,23 @@ class Executor:
         raise OurFault("the step was interrupted")
 
     # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
-    def _result(self, replies: dict[Worker, Any], request: StepRequest, step: int) -> StepResult:
-        parts: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    def _gradients(self, worker: Worker, reply: Stepped, kind: int) -> tuple[_Layout, list[torch.Tensor]]:
+        """Those of one worker, in its memory."""
+        layouts = self._parts[worker.place].layouts
+        if reply.gradients is not None:
+            layouts[kind] = _Layout(reply.layout, reply.gradients)
+        return layouts[kind], worker.link.carriage.borrow(layouts[kind].row)
+
+    def _result(self, replies: dict[Worker, Any], request: StepRequest, kind: int, step: int) -> StepResult:
+        each: list[tuple[_Layout, dict[int, torch.Tensor]]] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        result = StepResult(None, [], {}, {}, {}, b"", [])
+        result = StepResult(None)
         for worker, reply in replies.items():
             rest = iter(reply.tensors)
-            opened = worker.link.carriage.read_all(header for _, _, header in reply.gradients)
-            for (number, latest, _), gradient in zip(reply.gradients, opened, strict=True):
-                parts.setdefault(number, []).append((latest, gradient))
-            for number in reply.loose:
-                parts.setdefault(number, []).append((0, next(rest)))
+            layout, opened = self._gradients(worker, reply, kind)
+            own = dict(zip(layout.homes, opened, strict=True))
+            own.update((number, next(rest)) for number in reply.loose)
+            each.append((layout, own))
             if reply.has_root:
                 part = next(rest)
                 result.root = part if result.root is None else result.root + part
@@ -251,9 +278,9 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.trace += [Event(worker.place, *event) for event in reply.trace]
+            result.told.append((worker.place, reply.trace))
         known = self._parameters | self._lent_to_loss(request)
-        result.gradients = [(known[number], _summed(found)) for number, found in parts.items()]
+        result.gradients = [(known[number], gradient) for number, gradient in _merged(each).items()]
         result.input_gradients = {name: _summed(found) for name, found in given.items()}
         self._keep_outputs(result, request, step)
         return result
@@ -317,6 +344,18 @@ def done(worker: Worker, request: Any, what: str) -> None:
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):
         raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+
+
+def _merged(each: list[tuple[_Layout, dict[int, torch.Tensor]]]) -> dict[int, torch.Tensor]:
+    """The gradients of all workers, by home; of parameters that several have one of, the sum."""
+    found: dict[int, torch.Tensor] = {}
+    shared: set[int] = set()
+    for _, own in each:
+        shared |= found.keys() & own.keys()
+        found.update(own)
+    for home in shared:
+        found[home] = _summed([(layout.latest.get(home, 0), own[home]) for layout, own in each if home in own])
+    return found
 
 
 def _summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:

@@ -4,8 +4,7 @@ A worker adds the gradient of every micro-batch to one piece of shared memory. A
 place of that memory, not a copy. It comes back to the pool when the last tensor that looks at it is gone there, so a
 gradient that the program still holds is never written again.
 
-To open a piece costs the controller as much as many small gradients do, so those of one worker share a piece, the
-*shelf*; it comes back when the last of them is gone.
+Small gradients of one worker share a piece, the *shelf*; it comes back when the last of them is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from gemini.runtime.transport import tensors
 from gemini.runtime.transport.carriage import Line
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.slabs import ALIGN, Slab
+from gemini.runtime.transport.tensors import Part
 
 _SMALL = 64 << 10  # bytes
 
@@ -33,22 +33,27 @@ class Lent(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where gradients lie on a shelf."""
+    """Where gradients lie: on the shelf, or each in a piece of its own."""
 
-    size: int  # bytes
-    of: dict[int, tensors.Part]  # by identity of the parameter
+    size: int  # bytes of the shelf
+    small: dict[int, Part]  # by identity of the parameter
+    large: dict[int, Part]
 
     @staticmethod
     def made(parameters: Iterable[torch.Tensor]) -> Places:
-        """For those of some parameters that are small."""
-        end, found = 0, {}
+        """For those of some parameters."""
+        end = 0
+        small: dict[int, Part] = {}
+        large: dict[int, Part] = {}
         for parameter in {id(one): one for one in parameters}.values():
-            if parameter.layout is torch.strided and 0 < parameter.nbytes <= _SMALL:
-                found[id(parameter)] = tensors.Part(
-                    end, str(parameter.dtype).removeprefix("torch."), tuple(parameter.shape), tensors.dense(parameter)
-                )
+            if parameter.layout is not torch.strided:
+                continue
+            if 0 < parameter.nbytes <= _SMALL:
+                small[id(parameter)] = Part.like(parameter.detach(), end)
                 end += -(-parameter.nbytes // ALIGN) * ALIGN
-        return Places(end, found)
+            else:
+                large[id(parameter)] = Part.like(parameter.detach())
+        return Places(end, small, large)
 
 
 class Gradients:
@@ -79,9 +84,12 @@ class Gradients:
 
     def _lend(self, parameter: torch.Tensor) -> Lent:
         at, line = self._line(parameter)
-        part = None if at else self.places.of.get(id(parameter))
+        part = None if at else self.places.small.get(id(parameter))
         if part is None:
-            header, total = tensors.lend(line.pool, parameter.detach())
+            own = self.places.large.get(id(parameter)) or Part.like(parameter.detach())
+            size = max(parameter.nbytes, 1)
+            slab = line.pool.take(size)
+            header, total = own.on(slab, line.pool.view(slab, size))
         else:
             if self._shelf is None:
                 slab = line.pool.take(self.places.size)

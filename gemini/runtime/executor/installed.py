@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,3 +53,13 @@ class Plan:
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
         self.places = Places.made(p for stage in self.stages.values() for p in stage.parameters)
         self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage)
+        self.layouts: dict[int, list[Any]] = {}  # the one of gradients that was told last, by its number
+        self._numbers = itertools.count(1)
+
+    def layout(self, gradients: list[Any], known: int) -> tuple[int, list[Any] | None]:
+        """The number of a layout of gradients, and the layout itself if the controller does not know it."""
+        if known and self.layouts.get(known) == gradients:
+            return known, None
+        number = next(self._numbers)
+        self.layouts = {number: gradients}
+        return number, gradients

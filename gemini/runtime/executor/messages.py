@@ -113,18 +113,21 @@ class Step(NamedTuple):
     keep: list[str]
     generator: bytes
     dropped: list[int]
+    layout: int  # the last one of gradients that is known
     tensors: list[Any]
 
 
 class Stepped(NamedTuple):
     """What a worker has to say after a step.
 
-    `gradients` are (number of the parameter's home, latest stage, header): the memory in which they were summed up.
+    `gradients` are (number of the parameter's home, latest stage, header): the memory in which they were summed up;
+    None where they are those of a layout that the controller knows, as from one step to the next they usually are.
     `given` are (port, stage) of gradients of inputs, `operands` numbers of values; their tensors follow the root's.
     """
 
     number: int
-    gradients: list[Any]
+    layout: int
+    gradients: list[Any] | None
     loose: list[int]  # homes of parameters whose gradients are among the tensors, first
     has_root: bool
     given: list[Any]

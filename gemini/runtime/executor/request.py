@@ -114,12 +114,17 @@ class StepResult:
     """What a step gave. Gradients are by parameter, as tensors in the memory in which workers summed them up."""
 
     root: torch.Tensor | None
-    gradients: list[tuple[nn.Parameter, torch.Tensor]]
-    input_gradients: dict[str, torch.Tensor]  # by port
-    operand_gradients: dict[int, torch.Tensor]
-    outputs: dict[str, Output]  # by port; values of the tape as '#number'
-    generator: bytes
-    trace: list[Event]
+    gradients: list[tuple[nn.Parameter, torch.Tensor]] = field(default_factory=list)
+    input_gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # by port
+    operand_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, Output] = field(default_factory=dict)  # by port; values of the tape as '#number'
+    generator: bytes = b""
+    told: list[tuple[int, list[Any]]] = field(default_factory=list)  # events of each worker, as it tells them
+
+    @property
+    def trace(self) -> list[Event]:
+        """What all workers did."""
+        return [Event(place, *event) for place, events in self.told for event in events]
 
 
 def inputs_of(

@@ -357,9 +357,11 @@ class StepRun:
         grown = [(number, leaf.grad) for number, leaf in leaves if leaf.grad is not None]
         tensors += [grad for _, grad in grown]
         drawing = self.program.drawing
+        gradients = [
+            (numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.line, one.header)) for one in lent
+        ]
         return Stepped(
-            self.request.number,
-            [(numbers[id(one.parameter)], latest.get(id(one.parameter), 0), (one.line, one.header)) for one in lent],
+            self.request.number, *self.plan.layout(gradients, self.request.layout),
             [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
             [number for number, _ in grown],
             self.drawn.get(drawing[-1], b"") if drawing else b"", self.trace, tensors,

@@ -17,7 +17,8 @@ _SWAPPING = stateless._functional_call.__code__
 
 def has_swapped(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether a model with these parameters runs with tensors that somebody has put in for this call."""
-    if not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
+    kinds = {*map(type, parameters)}
+    if kinds != {nn.Parameter} and not all(isinstance(parameter, nn.Parameter) for parameter in parameters):
         return True
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -9,7 +9,6 @@ first of its lines that owns it, and arrives on the same device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport import tensors
+from gemini.runtime.transport.loans import ARE_COUNTED, Loans, Row
 from gemini.runtime.transport.slabs import Pool, Slab, Window
 from gemini.runtime.transport.tensors import Unsendable
 
@@ -45,6 +45,7 @@ class Carriage:
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
         self.lines = [Line(one, Pool(one), Window(one)) for one in devices]
         self._is_plain = type(devices[0]) is Cpu
+        self.loans = Loans(self.lines[0].window) if self._is_plain and ARE_COUNTED else None
 
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
         """Put a tensor on its way: its line and its header, which are plain data."""
@@ -59,21 +60,25 @@ class Carriage:
         """The tensor of a header."""
         return tensors.read(self.lines[header[0]].window, header[1])
 
-    def read_all(self, headers: Iterable[tuple[int, Any]]) -> list[torch.Tensor]:
-        """The tensors of headers, of which some are parts of one slab."""
+    def borrow(self, row: Row) -> list[torch.Tensor]:
+        """The tensors of a row of parts of slabs."""
+        if self.loans is not None:
+            return self.loans.read(row)
         opened: dict[Any, torch.Tensor] = {}
-        return [
-            tensors.read_part(self.lines[at].window, header, opened)
-            if header[0] == "part"
-            else tensors.read(self.lines[at].window, header)
-            for at, header in headers
-        ]
+        return [tensors.read_part(self.lines[at].window, header, opened) for at, header in row.headers]
+
+    def look_around(self) -> None:
+        """Note what was borrowed and is not looked at any more: it is told with the next message."""
+        if self.loans is not None:
+            self.lines[0].window.retake(self.loans.returned())
 
     def forget(self) -> None:
         """There is no other end any more."""
         for line in self.lines:
             line.pool.forget()
             line.window.forget()
+        if self.loans is not None:
+            self.loans.forget()
 
     def trim(self) -> None:
         """Return memory that nothing is in to the system."""

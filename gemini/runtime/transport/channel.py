@@ -116,6 +116,8 @@ class Channel:
 
     def _await(self, patience: float | None) -> bool:
         """Whether something has arrived in so many milliseconds."""
+        if not patience and patience is not None:  # whoever waits does so elsewhere
+            return bool(self._poll.poll(0))
         poll, began = self._poll.poll, time.perf_counter()
         while self._is_brisk:
             if poll(0):

@@ -99,7 +99,7 @@ class FarCarriage(Carriage):
     def __init__(self, device: Device, lane: Lane) -> None:
         super().__init__(device)
         lines: list[Any] = [Line(line.device, *_ends(lane, line.device)) for line in self.lines]
-        self.lines = lines
+        self.lines, self.loans = lines, None
 
     def ship(self, headers: list[tuple[int, Any] | None]) -> None:
         """The frame has been sent: now the contents of its tensors."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -161,6 +162,6 @@ class Window:
             found.append((slab.segment, slab.offset, slab.size))
         return found
 
-    def retake(self, slabs: list[tuple[int, int, int]]) -> None:
-        """They could not be told."""
+    def retake(self, slabs: Iterable[tuple[int, int, int]]) -> None:
+        """They could not be told, or were noted elsewhere."""
         self._released.extend(Slab(*slab) for slab in slabs)

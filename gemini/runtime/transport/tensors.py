@@ -64,12 +64,18 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
 
 
 class Part(NamedTuple):
-    """A tensor in a slab that others share."""
+    """A tensor in a slab that others may share."""
 
     offset: int  # in bytes
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    @staticmethod
+    def like(tensor: torch.Tensor, offset: int = 0) -> Part:
+        """For another tensor like this one, without gaps, in its order of dimensions."""
+        strides = torch.empty_like(tensor, device="meta").stride()
+        return Part(offset, _name(tensor.dtype), tuple(tensor.shape), tuple(strides))
 
     def on(self, slab: Slab, memory: torch.Tensor) -> tuple[Header, torch.Tensor]:
         """A header before its time, and the tensor, to be written before the header is sent."""
@@ -80,22 +86,6 @@ class Part(NamedTuple):
         dtype = _dtype(self.dtype)
         empty = torch.empty(0, dtype=dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.offset // dtype.itemsize, self.shape, self.strides)
-
-
-def dense(like: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a new tensor in the other's order of dimensions, without gaps."""
-    return tuple(torch.empty_like(like, device="meta").stride())
-
-
-def lend(pool: Pool, like: torch.Tensor) -> tuple[Header, torch.Tensor]:
-    """A header before its time: memory for a tensor like another one, to be written before the header is sent."""
-    strides = dense(like)
-    size = max(like.numel() * like.element_size(), 1)
-    slab = pool.take(size)
-    empty = torch.empty(0, dtype=like.dtype, device=like.device)
-    found = empty.set_(pool.view(slab, size).untyped_storage(), 0, like.shape, strides)
-    told = () if list(strides) == _contiguous(like.shape) else strides
-    return ("slab", tuple(slab), _name(like.dtype), tuple(like.shape), told, False), found
 
 
 def _fill(memory: torch.Tensor, tensor: torch.Tensor, strides: Sequence[int]) -> None:
