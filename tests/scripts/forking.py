@@ -1,6 +1,7 @@
 """A program under `python`, in a child of this process, which has imported torch already.
 
-Importing takes longer than most programs run. What noise is measured by is run so; what is compared with is not.
+Importing takes longer than most programs run. What noise is measured by is run so, what is compared with
+only if asked for.
 """
 
 from __future__ import annotations

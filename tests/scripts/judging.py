@@ -40,7 +40,8 @@ class Verdict:
 class Judge:
     """Runs a program and compares. The noise of `python` is measured where a deviation asks for it, or `always`.
 
-    `strict`: the strictest limit is told, by runs in children of this process (`forking`).
+    `strict`: the strictest limit is told, by runs in children of this process (`forking`); `quick`: what is compared
+    with is run so, too.
     """
 
     def __init__(
@@ -49,16 +50,19 @@ class Judge:
         folder: Path,
         always: bool = False,
         references_at: Path | None = None,
+        *,
         strict: bool = False,
+        quick: bool = False,
     ) -> None:
         self.program, self.folder, self.always, self.strict = program, folder, always, strict
         self.references_at = references_at or folder
         self._noisy = running.forked if strict else running.plain
+        self._plain = running.forked if quick else running.plain
 
     @cached_property
     def reference(self) -> running.Outcome:
         """Under `python` with one thread."""
-        return self._kept("python", running.plain)
+        return self._kept("python", self._plain)
 
     @cached_property
     def threads(self) -> running.Outcome:
@@ -177,10 +181,10 @@ class Judge:
                 break
 
 
-def judge(program: Program, always: bool = False, references_at: Path | None = None, strict: bool = False) -> Verdict:
+def judge(program: Program, always: bool = False, references_at: Path | None = None, **how: bool) -> Verdict:
     """Judge one program in a folder that is gone afterwards; runs under `python` are kept where one is named."""
     with tempfile.TemporaryDirectory(prefix="script-") as folder:
-        return Judge(program, Path(folder), always, references_at, strict).judge()
+        return Judge(program, Path(folder), always, references_at, **how).judge()
 
 
 def path_of(stories: list[Story], said: str) -> tuple[str, str, dict[str, int]]:

@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="judge nothing")
     parser.add_argument("--verdicts", type=Path, default=VERDICTS)
     parser.add_argument("--references", type=Path, help="keep runs under python here, and use those that are there")
+    parser.add_argument("--quick", action="store_true", help="run what is compared with in children of this process")
     parser.add_argument("--noise", action="store_true", help="measure it for all, not only where it matters")
     parser.add_argument("--new", action="store_true", help="judge only those without a verdict")
     arguments = parser.parse_args()
@@ -120,7 +121,7 @@ def main() -> None:
         if arguments.draw or not wanted or program.missing:
             continue
         kept = arguments.references / program.name if arguments.references else None
-        verdict = judge(program, arguments.noise, kept, strict=True)
+        verdict = judge(program, arguments.noise, kept, strict=True, quick=arguments.quick)
         results.add(arguments.verdicts, verdict)
         known[program.name] = verdict
         state = "same" if not verdict.faults else "; ".join(verdict.faults)
