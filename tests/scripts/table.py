@@ -117,8 +117,8 @@ def main() -> None:
     arguments.verdicts.parent.mkdir(exist_ok=True)
     known = results.read(arguments.verdicts)
     for program in PROGRAMS:
-        wanted = program.name in arguments.only if arguments.only else not (arguments.new and program.name in known)
-        if arguments.draw or not wanted or program.missing:
+        is_known = arguments.new and program.name in known
+        if arguments.draw or is_known or program.missing or (arguments.only and program.name not in arguments.only):
             continue
         kept = arguments.references / program.name if arguments.references else None
         verdict = judge(program, arguments.noise, kept, strict=True, quick=arguments.quick)
