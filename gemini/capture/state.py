@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,31 @@ def _refill(live: Any, saved: Any) -> None:
         live.extend(saved)
 
 
+_moved: ContextVar[set[str] | None] = ContextVar("moved", default=None)
+
+
+@contextmanager
+def keeping_memory(model: nn.Module) -> Iterator[set[str]]:
+    """The names of parameters to which runs inside give other memory; they have their own again afterwards."""
+    before = [(name, parameter, parameter.data) for name, parameter in model.named_parameters()]
+    found: set[str] = set()
+    token = _moved.set(found)
+    try:
+        yield found
+    finally:
+        _put_memory_back(before)
+        _moved.reset(token)
+
+
+def _put_memory_back(memory: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
+    moved = _moved.get()
+    for name, tensor, before in memory:
+        if tensor.data_ptr() != before.data_ptr():  # `parameter.data = …`
+            tensor.data = before
+            if moved is not None:
+                moved.add(name)
+
+
 class Saved:
     """All that a run may change. `restore` puts it back as often as it is called.
 
@@ -197,7 +223,7 @@ class Saved:
     def watch_new(self) -> None:
         """Take in tensors that the model has come to hold since."""
         held = [(name, tensor) for name, tensor in held_tensors(self.model) if tensor.device.type != "meta"]
-        self.memory = [(tensor, tensor.data) for _, tensor in held if isinstance(tensor, nn.Parameter)]
+        self.memory = [(name, tensor, tensor.data) for name, tensor in held if isinstance(tensor, nn.Parameter)]
         if self.writes is not None:
             self.writes.watch(held)
         else:
@@ -215,9 +241,7 @@ class Saved:
     def restore_tensors(self) -> None:
         """Put tensors and generators back."""
         with torch.no_grad():
-            for tensor, memory in self.memory:
-                if tensor.data_ptr() != memory.data_ptr():  # `parameter.data = …`
-                    tensor.data = memory
+            _put_memory_back(self.memory)
             if self.writes is not None:
                 self.writes.undo()
             for copy in self.copies:

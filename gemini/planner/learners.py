@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from gemini.capture.graph import Graph
+from gemini.capture.origins import get_held
 from gemini.capture.writes import held_tensors
 from gemini.planner.step_plan import UnplannableError
 
@@ -29,8 +30,9 @@ def check_held(model: nn.Module) -> None:
 
 def check_read(graph: Graph) -> None:
     """Raises UnplannableError where a call reads such a tensor, a leaf or computed."""
-    sources = [node for node in graph.nodes if node.kind in ("attribute", "buffer")]
-    _refuse([node.target for node in sources if any(meta.requires_grad for meta in node.outputs.values())])
+    names = [node.target for node in graph.nodes if node.kind in ("attribute", "buffer")]
+    model = graph.bound_model()  # a kept graph may have been made of another that is alike
+    _refuse([name for name in names if get_held(model, name).requires_grad])
 
 
 def _refuse(names: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from gemini.capture.batches import BatchPlan
 from gemini.capture.graph import Graph
+from gemini.capture.state import keeping_memory
 from gemini.errors import ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
@@ -76,6 +77,14 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
     check_hooks(model)
     check_held(model)
+    with keeping_memory(model) as moved:
+        plan = _plan(model, args, kwargs, wish)
+    if moved:  # in a worker it would leave the memory that is shared
+        raise UnplannableError(f"its forward gives {min(moved)} other memory")
+    return plan
+
+
+def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     reason, batch = asked_why(), find_samples(model, args, kwargs)
     if not reason:
         try:
