@@ -105,6 +105,19 @@ class Pending(Values):
                 self._give(number, self._graph.values[number])
         self._raise_for(value)
 
+    def write(self, tensor: Deferred) -> None:
+        """A tensor is about to be written to: what shares its memory must be in one graph with it."""
+        if self.state != RAN or self.is_alone(tensor._value) or self.has_graph():
+            return
+        known = {number: one._real for number, one in self._deferred() if one._real is not None}
+        self.join(tensor)
+        assert self._graph is not None
+        for number, before in known.items():
+            made = self._graph.values[number]
+            if not isinstance(made, Failure):
+                made.data.copy_(before.data)  # which the program may have written to past autograd
+                self._give(number, made)
+
     def run(self, root: int) -> None:
         """Run call, tape and backward from a root together; eagerly where that cannot be done."""
         if self.state != WAITING:

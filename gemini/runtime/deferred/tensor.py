@@ -109,6 +109,10 @@ class Deferred(torch.Tensor):  # type: ignore[misc]
             recorded = pending.record(func, args, kwargs)
             if recorded is not None:
                 return recorded[0]
+        if _writes(func, kwargs):
+            for one in found:
+                if one._pending is not None:
+                    one._pending.write(one)
         for one in found:
             # What is made of it here will be differentiated, unless it is only looked at.
             _real_for_graph(one) if func not in _READS else real_of(one)
@@ -202,6 +206,17 @@ def _may_record(types: Any, func: Any) -> bool:
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     return all(one in _USUAL for one in types)
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_ASSIGNING = {"__setitem__", *(f"__i{one}__" for one in _OPERATORS)}
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Whether a function writes to one of its arguments, by the rules of names that torch keeps."""
+    name = getattr(func, "__name__", "")
+    by_name = name in _ASSIGNING or (name.endswith("_") and not name.startswith("__"))
+    return by_name or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:

@@ -72,8 +72,12 @@ class Values:
 
     def alive(self) -> list[int]:
         """The values that the program can still read and that are not real yet."""
+        return [number for number, one in self._deferred() if one._real is None]
+
+    def _deferred(self) -> list[tuple[int, Deferred]]:
+        """The tensors that stand for values and have not become them, with their numbers."""
         found = ((number, ref()) for number, ref in self._made.items())
-        return [number for number, one in found if type(one) is Deferred and one._real is None]
+        return [(number, one) for number, one in found if type(one) is Deferred]
 
     def tensor(self, number: int) -> Deferred | None:
         """The deferred tensor of a value, as long as the program has it; it may be an ordinary one by now."""
