@@ -2,7 +2,8 @@
 
 The batch dimension is found by experiment, not assumed to be the first. A candidate says, for every input, the
 dimension that holds the samples; it is accepted if the model, run on two samples and on the second of them
-alone, gives that sample the same result. Time in a recurrent or attending model fails that test.
+alone, gives that sample the same result (four and two, if it rejects one). Time in a recurrent or attending model fails
+that test.
 
     half      the second half of the samples (or twice the batch, where it holds one sample)
     second    the same sizes, other contents
@@ -128,6 +129,8 @@ def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | 
         verdict = _independent(model, call, plan, settling)
         if not verdict and settling.unsettled:
             verdict = _independent(model, call, plan, settling)
+        if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or by a check
+            verdict = _independent(model, call, plan, settling, few=2)
         if verdict:
             return plan
         if verdict is not None:
@@ -144,11 +147,11 @@ def _plan_of(given: Sequence[torch.Tensor]) -> BatchPlan | None:
     return BatchPlan(dims, sizes.pop()) if len(sizes) == 1 else None
 
 
-def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling) -> bool | None:
-    """Whether a sample's result depends on that sample alone; None where the model rejects the sizes."""
+def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling, few: int = 1) -> bool | None:
+    """Whether the results of a few samples depend on them alone; None where the model rejects the sizes."""
     results = []
     settling.unsettled = False
-    for start, length in ((0, 2), (1, 1)):
+    for start, length in ((0, 2 * few), (few, few)):
         args, kwargs = call.arguments(plan.take(call.tensors, start, length))
         try:
             with evaluation(model):

@@ -34,6 +34,15 @@ class Alone(nn.Module):
         return self.two(torch.dropout(h, 0.1, self.training))
 
 
+class Paired(Alone):
+    """One sample is too few for it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) < 2:
+            raise ValueError("more than one value is expected")
+        return super().forward(x)
+
+
 class Careful(nn.Module):
     """Every layer asks whether what it has computed is finite."""
 
@@ -128,6 +137,7 @@ def classify(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> l
 
 MODELS = {
     "alone": (Alone, classify, 2),
+    "paired": (Paired, classify, 2),
     "careful": (Careful, classify, 4),
     "spanned": (Spanned, drawn, 4),
     "ctc": (Ctc, heard, 4),
