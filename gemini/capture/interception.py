@@ -30,6 +30,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from gemini.capture.numbers import TracedInt
+from gemini.turns import TURN
 
 ORIGINAL_CALL = nn.Module.__call__
 ORIGINAL_SET = nn.Module.__setattr__
@@ -126,7 +127,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
             return value.shape[0] if value.dim() else ORIGINAL_LEN(value)
         return ORIGINAL_LEN(value)
 
-    with ExitStack() as stack:
+    with TURN, ExitStack() as stack:
         _swap(stack, builtins, "len", length)
         _swap(stack, builtins, "range", TracedRange)
         _swap(stack, nn.Module, "__call__", call)

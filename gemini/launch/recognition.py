@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from gemini.turns import TURN
+
 if TYPE_CHECKING:
     from gemini.instrument.launch.session import Session
 
@@ -94,7 +96,8 @@ class Recognition:
         if not any(id(one) in self._open or (self._all and one.requires_grad) for one in parameters):
             _remember(self._passing, module)
             return None
-        return self._found(module, parameters)
+        with TURN:  # another thread may have found it meanwhile
+            return None if key in self._settled else self._found(module, parameters)
 
     def _found(self, module: nn.Module, parameters: list[nn.Parameter]) -> Instead | None:
         if isinstance(module, _PARALLEL):
@@ -157,10 +160,11 @@ class Recognition:
     # ── where modules are met ────────────────────────────────────────────────────────────────────────────────────────
     def _watch(self) -> None:
         dispatch = sys.modules.get("gemini.runtime.controller.dispatch")
-        if dispatch is not None and nn.Module.__call__ is dispatch._call:
-            dispatch.ask_about_others(self.meet)
-        elif nn.Module.__call__ is _CALL:
-            nn.Module.__call__ = _watching(self)
+        with TURN:
+            if dispatch is not None and nn.Module.__call__ is dispatch._call:
+                dispatch.ask_about_others(self.meet)
+            elif nn.Module.__call__ is _CALL:
+                nn.Module.__call__ = _watching(self)
 
     def _unwatch(self) -> None:
         dispatch = sys.modules.get("gemini.runtime.controller.dispatch")
@@ -170,8 +174,9 @@ class Recognition:
 
     def stop_watching(self) -> None:
         """Torch's own call again, where the run time has not put its own there."""
-        if getattr(nn.Module.__call__, "is_recognition", False):
-            nn.Module.__call__ = _CALL
+        with TURN:
+            if getattr(nn.Module.__call__, "is_recognition", False):
+                nn.Module.__call__ = _CALL
 
     def resume(self) -> None:
         """Watch again what is open."""

@@ -27,6 +27,7 @@ from gemini.runtime.controller.unit import Unit
 from gemini.runtime.controller.watchers import is_running_backward, watcher
 from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.memory.heap import give_back
+from gemini.turns import TURN
 
 _managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
 # References both ways would keep a model alive for ever: the model's entry above holds its units.
@@ -52,8 +53,9 @@ _state = _State()
 def manage(model: nn.Module, managed: Managed) -> None:
     """Dispatch the calls of a model from now on."""
     _managed[model] = managed
-    if nn.Module.__call__ is ORIGINAL_CALL:
-        nn.Module.__call__ = _call
+    with TURN:
+        if nn.Module.__call__ is ORIGINAL_CALL:
+            nn.Module.__call__ = _call
 
 
 def find(model: nn.Module) -> Managed | None:
