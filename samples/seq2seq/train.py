@@ -79,10 +79,10 @@ def make_batch(chance, size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--save", type=Path)
     args = parser.parse_args()
 
