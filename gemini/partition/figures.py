@@ -31,11 +31,14 @@ class Memory:
     optimizer_mb: float
     activations_mb: float  # kept for backward, of all micro-batches in flight
     working_mb: float  # taken while a node runs, beyond all these
+    transfers_mb: float = 0.0  # on the way to and from other workers, where that is known
+    libraries_mb: float = 0.0  # that libraries keep, for themselves or in gaps of the heap, where that is known
 
     @property
     def total_mb(self) -> float:
         """All of it."""
-        return self.weights_mb + self.gradients_mb + self.optimizer_mb + self.activations_mb + self.working_mb
+        held = self.weights_mb + self.gradients_mb + self.optimizer_mb
+        return held + self.activations_mb + self.working_mb + self.transfers_mb + self.libraries_mb
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from gemini.partition import partition
 from gemini.partition.analysis import analyse
 from gemini.partition.options import Options
 from gemini.planner.scheduling import Choice
+from gemini.planner.stage_memory import StageMemories
+from gemini.planner.worker_memory import with_memory
 from gemini.profiling.result import Profile
 from gemini.schedule.block import FORWARD
 from gemini.schedule.schedplan import SchedPlan
@@ -40,7 +42,8 @@ def by_file(graph: Graph, profile: Profile, nworkers: int, options: Options, pat
     }
     spans = {block: max(work[block.stage or 0, block.btype] / options.micro_batches, 1e-9) for block in plan}
     ran = simulate(plan, spans=lambda block: spans[block], links=options.links).require()
-    return Choice(made, replace(found, schedule=path.name, step_ms=float(ran.makespan)), plan)
+    judged = replace(found, schedule=path.name, step_ms=float(ran.makespan), plan=ran.executed())
+    return Choice(made, with_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), plan)
 
 
 def _spans(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:

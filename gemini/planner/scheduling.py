@@ -16,6 +16,8 @@ from gemini.partition.figures import Analysis
 from gemini.partition.options import Options
 from gemini.partition.partition import Partition
 from gemini.partition.prediction import COMPOSED, find_schedule
+from gemini.planner.stage_memory import StageMemories
+from gemini.planner.worker_memory import with_memory
 from gemini.profiling.result import Profile
 from gemini.schedule.library import LIBRARY
 from gemini.schedule.schedplan import SchedPlan
@@ -47,8 +49,9 @@ def choose(
     """The fastest of all; raises ScheduleError where a schedule that was asked for runs on no layout."""
     best: Choice | None = None
     tried = []
+    known = StageMemories(graph, profile, options.micro_batches)
     for partition in layouts:
-        for found in _choices(graph, profile, partition, options, schedule):
+        for found in _choices(known, partition, options, schedule):
             tried.append(found)
             if best is not None and _least(found) >= best.analysis.step_ms * (1 - _WORTH):
                 break  # no schedule makes this layout faster
@@ -63,7 +66,7 @@ def choose(
             f"{schedule} does not run on any layout of {graph.model_name} on these workers\n"
             f"    → schedule='auto', or one of {', '.join(LIBRARY)}"
         )
-    return best
+    return best if options.workers else replace(best, analysis=with_memory(best.analysis, best.partition, known))
 
 
 def _is_faster(one: Choice, other: Choice) -> bool:
@@ -75,16 +78,18 @@ def _least(found: Choice) -> float:
     return max(worker.forward_ms + worker.backward_ms for worker in found.analysis.workers)
 
 
-def _choices(graph: Graph, profile: Profile, partition: Partition, options: Options, schedule: str) -> Iterator[Choice]:
+def _choices(known: StageMemories, partition: Partition, options: Options, schedule: str) -> Iterator[Choice]:
     for name in _names() if schedule == AUTO else [find_schedule(schedule)]:
         wanted = replace(options, schedule=name)
         try:
-            found = analyse(graph, profile, partition, wanted)
+            found = analyse(known.graph, known.profile, partition, wanted)
         except GeminiError:
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one
             around = _ACTION_MS * max(len(found.plan.device_blocks(at)) for at in range(found.plan.ndevs))
-            yield Choice(partition, replace(found, step_ms=found.step_ms + around), found.plan)
+            timed = replace(found, step_ms=found.step_ms + around)
+            judged = with_memory(timed, partition, known) if options.workers else timed
+            yield Choice(partition, judged, found.plan)
 
 
 def _names() -> list[str]:

@@ -68,6 +68,7 @@ class Assembly:
                 host_ms=found.host_ms, device_ms=found.device_ms,
                 source=found.source, reason=found.reason,
                 parameters=tuple(held), saved_values=saved, input_values=given,
+                output_values=tuple(sorted({self.place[ref] for ref in outputs if ref in self.place})),
             )
         )  # fmt: skip
 

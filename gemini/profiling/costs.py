@@ -11,7 +11,8 @@ class NodeCost:
 
     Peaks count beyond the node's parameters, buffers and inputs. `saved_mb` is the memory kept from forward to
     backward, parameters excluded; `saved_values` names the part of it that is a value of the graph, by its place in
-    `Profile.values_mb`, since nodes that keep the same value share it; `input_values` likewise for its inputs.
+    `Profile.values_mb`, since nodes that keep the same value share it; `input_values` and `output_values` likewise for
+    its inputs and outputs, where a view has the value that it looks at.
     """
 
     id: int
@@ -44,6 +45,7 @@ class NodeCost:
     parameters: tuple[str, ...] = ()  # names of parameters and buffers
     saved_values: tuple[int, ...] = ()
     input_values: tuple[int, ...] = ()
+    output_values: tuple[int, ...] = ()
 
     @property
     def ms(self) -> float:

@@ -14,6 +14,7 @@ from gemini.profiling.costs import NodeCost
 from gemini.profiling.measurement import ANALYTIC, MEASURED
 
 FORMAT = 1
+_LISTS = ("parameters", "saved_values", "input_values", "output_values")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class Profile:
 
 
 def _tuples(node: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(node[name]) for name in ("parameters", "saved_values", "input_values")}
+    return {name: tuple(node[name]) for name in _LISTS if name in node}
 
 
 def _faults(profile: Profile) -> Iterator[str]:
@@ -165,7 +166,11 @@ def _faults(profile: Profile) -> Iterator[str]:
         unknown = [name for name in node.parameters if name not in profile.parameters_mb]
         if unknown:
             yield f"{node.name}: no size for parameter {unknown[0]}"
-        wrong = [v for v in (*node.saved_values, *node.input_values) if v not in range(len(profile.values_mb))]
+        wrong = [
+            v
+            for v in (*node.saved_values, *node.input_values, *node.output_values)
+            if v not in range(len(profile.values_mb))
+        ]
         if wrong:
             yield f"{node.name}: no size for value {wrong[0]}"
     if len({node.id for node in profile.nodes}) != len(profile.nodes):

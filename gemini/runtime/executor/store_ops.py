@@ -50,7 +50,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         back = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
         bias = ctx.bias if ctx.needs_input_grad[2] else None
         if STORE.collects():
-            STORE.leave(functools.partial(_add_linear, weight, bias, gradient, given))
+            # Without its place in the graph, which would keep the stage's inputs and their gradients until then.
+            STORE.leave(functools.partial(_add_linear, weight, bias, gradient, given.detach()))
             return back, None, None
         rows = split_shape(gradient)
         return back, rows.t().mm(split_shape(given)), None if bias is None else rows.sum(0)
@@ -111,9 +112,10 @@ class _Convolution(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (given,), weight = ctx.saved_tensors, ctx.weight
         bias = ctx.bias if ctx.needs_input_grad[2] else None
+        wants, collects = bool(ctx.needs_input_grad[0]), STORE.collects()
+        given = given.detach() if collects else given
         run = functools.partial(_convolution_backward, gradient, given, weight, bias, ctx.shifts, ctx.groups)
-        wants = bool(ctx.needs_input_grad[0])
-        if STORE.collects():
+        if collects:
             STORE.leave(functools.partial(_add_convolution, weight, bias, run))
             return (run([True, False, False])[0] if wants else None), None, None, None, None
         back, own, offset = run([wants, True, bias is not None])

@@ -1,0 +1,44 @@
+"""The heap: blocks never overlap, everything is found again, and equal blocks that come and go need little more."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemini.planner.heap import Heap
+
+MB = 1 << 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.001, 40.0)), max_size=120))
+def test_blocks_lie_apart_in_a_heap_that_holds_them(steps: list[tuple[int, float]]) -> None:
+    heap = Heap()
+    there: dict[int, float] = {}
+    for key, mb in steps:
+        if key in there:
+            heap.give(key)
+            del there[key]
+        else:
+            heap.take(key, mb)
+            there[key] = mb
+        placed = sorted(block for block in heap._blocks.values() if block[0] >= 0)
+        gaps = [(start, size) for size, start in heap._gaps]
+        ends = 0
+        for start, size in sorted([*placed, *gaps]):
+            assert start == ends  # one after the other, without a hole that nobody knows of
+            ends = start + size
+        assert ends == heap.size
+        assert heap.live == sum(int(mb * MB) for mb in there.values())
+    assert heap.most >= heap.most_live or not steps
+
+
+def test_a_gap_does_not_hold_the_next_block_of_its_size_until_it_has_grown() -> None:
+    heap = Heap()
+    for key in "abc":
+        heap.take(key, 1.0)
+    heap.give("b")
+    heap.take("d", 1.0)
+    assert heap.size == 4 * MB
+    heap.give("a")
+    heap.take("e", 1.0)
+    assert heap.size == 4 * MB
