@@ -20,6 +20,7 @@ from gemini.capture.node import Node
 from gemini.capture.numbers import Expr
 from gemini.capture.recording import DRAWS
 from gemini.capture.regions import RegionSwitch
+from gemini.capture.state import undrawn
 from gemini.capture.values import follow
 from gemini.splitting.rules.registry import short_name
 from gemini.step.splitting import SplittingError, Written
@@ -32,13 +33,39 @@ _LIKE = {  # ops that look at the size and type of one argument only: its place
 }
 
 
-def foreseeable(graph: Graph) -> set[int]:
-    """The nodes whose results can be computed before a step."""
+def foreseeable(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
+    """The nodes whose results can be computed before a step.
+
+    With the arguments of a call, functions kept whole are tried: of values with gradient they may look at the size.
+    """
     found: set[int] = set()
     for node in graph.nodes:
-        if node.is_source or (_is_plain(graph, node) and all(index in found for index in _needs(graph, node))):
+        if node.is_source or (
+            _is_plain(graph, node)
+            and all(index in found for index in _needs(graph, node, sizes=True))
+            and (not _sized(graph, node) or _looks_at_sizes(graph, node, bound))
+        ):
             found.add(node.id)
     return found
+
+
+def _sized(graph: Graph, node: Node) -> set[int]:
+    """Values with gradient that a function kept whole is given: of these only the size is told ahead."""
+    if node.kind != "call":
+        return set()
+    given = {ref for ref in node.inputs() if _is_sized(graph, ref)}
+    return {ref.node for ref in given if graph.meta(ref).requires_grad}
+
+
+def _looks_at_sizes(graph: Graph, node: Node, bound: dict[str, Any] | None) -> bool:
+    if bound is None:
+        return False
+    try:
+        with undrawn():
+            Foreseen(graph, bound, Tape(0, [])).run(node.id)
+    except Exception:  # whatever the function raises, where it looks closer
+        return False
+    return True
 
 
 def _is_plain(graph: Graph, node: Node) -> bool:
@@ -58,23 +85,31 @@ def is_foreign(graph: Graph, node: Node) -> bool:
     return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(DRAWS)
 
 
-def closure(graph: Graph, nodes: Sequence[int]) -> set[int]:
-    """These nodes, and all whose contents they follow from."""
+def closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
+    """These nodes, and all whose contents they follow from; with `sizes`, not those of which functions see the size."""
     needed: set[int] = set()
     waiting = list(nodes)
     while waiting:
         index = waiting.pop()
         if index not in needed:
             needed.add(index)
-            waiting += _needs(graph, graph.nodes[index])
+            waiting += _needs(graph, graph.nodes[index], sizes=sizes)
     return needed
 
 
-def _needs(graph: Graph, node: Node) -> set[int]:
+def _needs(graph: Graph, node: Node, *, sizes: bool = False) -> set[int]:
     """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
+    if sizes and (told := _sized(graph, node)):
+        # Who wrote to values with gradient, wrote to nothing else that is known ahead.
+        late = {at for at in node.after if not _writes_gradients(graph, graph.nodes[at])}
+        return ({ref.node for ref in node.inputs()} | late) - told
     forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
     ignored = _only_for_its_size(graph, node)
     return {ref.node for leaf in forms if leaf is not ignored for ref in _contents(graph, leaf)} | set(node.after)
+
+
+def _writes_gradients(graph: Graph, node: Node) -> bool:
+    return bool(node.mutates) and all(graph.meta(ref).requires_grad for ref in node.mutates)
 
 
 def _only_for_its_size(graph: Graph, node: Node) -> Ref | None:
@@ -105,8 +140,31 @@ def _is_sized(graph: Graph, ref: Ref) -> bool:
     return meta is not None and (meta.batch_dim is None or meta.batch_factor > 0)
 
 
+class _Sized(torch.Tensor):  # type: ignore[misc]
+    """A tensor of which only size and type are known: whoever computes with it is refused."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: str) -> Any:
+        """Without contents."""
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Nothing is computed."""
+        raise SplittingError(f"{func} reads contents that are not known ahead")
+
+
 class _Ahead(Execution):
     """A run of some nodes; sizes of the others are told."""
+
+    of_function = False  # that is kept whole
+
+    def step(self, node: Node) -> None:
+        """Run one node."""
+        self.of_function = node.kind == "call"
+        super().step(node)
 
     def read_number(self, expr: Expr) -> Any:
         """What an expression reads from a tensor."""
@@ -120,6 +178,8 @@ class _Ahead(Execution):
         if ref.node in self.results:
             return super()._value(ref)
         meta = self.graph.meta(ref)
+        if self.of_function:
+            return _Sized(self._shape(ref), getattr(torch, meta.dtype), meta.device)
         return torch.zeros((), dtype=getattr(torch, meta.dtype), device=meta.device).expand(self._shape(ref))
 
     def _shape(self, ref: Ref) -> list[int]:
@@ -173,7 +233,7 @@ class Foreseen:
         return self.tape.operands[key[1]]
 
     def _run(self, nodes: Sequence[int]) -> Execution:
-        needed = closure(self.graph, nodes)
+        needed = closure(self.graph, nodes, sizes=True)
         # Writes belong to one value: another may have been made of the same memory before them.
         writes = any(self.graph.nodes[index].mutates for index in needed)
         execution = self._begun() if writes else self.execution

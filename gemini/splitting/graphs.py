@@ -69,7 +69,8 @@ def prove_graph(
     if forms.reason:
         return forms
     statements = [statement_of(graph, node, forms.memo) for node in graph.nodes]
-    ahead = forms.interpreter.ahead = foreseeable(graph)
+    bound = None if args is None and kwargs is None else bind(graph.bound_model(), args or (), kwargs or {})
+    ahead = forms.interpreter.ahead = foreseeable(graph, bound)
     for node, statement in zip(graph.nodes, statements, strict=True):
         if not node.is_source:
             makes = all(key.node == node.id for key, _ in statement.results)  # not `x[i] = y`, whose result is x

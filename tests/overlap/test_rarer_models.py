@@ -70,6 +70,11 @@ def spans(shape: tuple[int, int]) -> np.ndarray:
     return mask
 
 
+def spans_like(hidden: torch.Tensor) -> np.ndarray:
+    """The same for a value of which only the size matters."""
+    return spans((hidden.shape[0], hidden.shape[1]))
+
+
 class Spanned(nn.Module):
     """Leaves out places that Python's and NumPy's generators draw, and others that torch's does."""
 
@@ -80,7 +85,10 @@ class Spanned(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = torch.tensor(spans((x.shape[0], x.shape[1])), device=x.device)
         x = torch.where(mask, self.left_out, x)
-        return self.two(torch.dropout(torch.tanh(self.one(x)), 0.2, self.training))
+        h = self.one(x)
+        h *= 0.5
+        h = h.masked_fill(torch.tensor(spans_like(h), device=x.device), 0.1)
+        return self.two(torch.dropout(torch.tanh(h), 0.2, self.training))
 
 
 def drawn(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:

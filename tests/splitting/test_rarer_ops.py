@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -101,3 +102,31 @@ class OddlySized(nn.Module):
 def test_a_size_that_does_not_count_samples_is_refused():
     step = Step(OddlySized().double(), (batch(D),), own)
     assert step.splitting.reason
+
+
+def bounds(hidden, mask):
+    """Kept whole, for its random numbers; looks at contents of one and at the size of the other."""
+    low = np.random.rand() * 0
+    return torch.full(hidden.shape[:1], low) + mask.sum()
+
+
+def contents(hidden, mask):
+    return torch.full(hidden.shape[:1], np.random.rand() * 0) + hidden.detach().sum() + mask.sum()
+
+
+class Bounded(nn.Module):
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.fc, self.looks = nn.Linear(D, D), looks
+
+    def forward(self, x, mask):
+        h = self.fc(x)
+        return h * (contents(h, mask) if self.looks else bounds(h, mask)).unsqueeze(-1)
+
+
+def test_functions_are_known_ahead_where_they_look_at_sizes_only():
+    given = torch.randn(4, D), torch.rand(4, 3)
+    for looks, kind in ((False, Sample), (True, Opaque)):
+        graph = capture(Bounded(looks), given)
+        (output,) = graph.outputs()
+        assert isinstance(prove_graph(graph, given, {}).kind(output), kind)
