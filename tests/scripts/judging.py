@@ -100,6 +100,8 @@ class Judge:
         self._compare_ends(ours, verdict)
         self._compare_printed(ours, verdict)
         self._compare_saved(ours, verdict)
+        if strictness.BEYOND in (verdict.printed, verdict.saved) and not verdict.faults:
+            verdict.faults.append(verdict.strict[-1])
         verdict.faults += [f"left behind: {name}" for name in ours.left]
         return verdict
 
