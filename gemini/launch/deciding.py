@@ -102,7 +102,7 @@ class Forced:
 
         name, reason = type(model).__name__, reason.partition("\n")[0]
         self.say(f"{name} runs {how}: {reason}")
-        journal_of(Path(self.config.run_folder).resolve()).stays(name, reason)
+        journal_of(Path(self.config.run_folder).resolve(), self.config.quiet).stays(name, reason)
         return False
 
     def say(self, text: str) -> None:

@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,8 @@ from gemini.schedule.files import write_whole
 OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
-_EVERY = 2.0  # seconds between two writings
+_EVERY = 2.0  # seconds between two writings, after the first calls
+_FIRST = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
@@ -70,7 +72,8 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getpid()
         self.stories: list[Story] = []
-        self._due = 0.0  # when it is written next
+        self.quiet = False
+        self._calls, self._due = 0, 0.0  # when it is written next
         atexit.register(self._end)
 
     def story(self, model: str, workers: int) -> Story:
@@ -98,14 +101,25 @@ class Journal:
     def _told(self) -> None:
         """A call has taken a path: write it all down if that was not done for a while."""
         now = time.monotonic()
-        if now >= self._due:
+        self._calls += 1
+        if now >= self._due or self._calls in _FIRST:
             self._end()
             self._due = now + max(_EVERY, 200 * (time.monotonic() - now))  # a slow disk costs half a percent
 
     def _end(self) -> None:
         if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):
-            with contextlib.suppress(ArtifactError, OSError):  # a full disk is no reason to end with an error
+            try:
                 self.write()
+            except (ArtifactError, OSError) as error:  # a full disk is no reason to end with an error
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        """One line, once."""
+        if not self.quiet:
+            reason = str(error).partition("\n")[0]
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
+                sys.stderr.write(f"gemini: {reason}: gemini explain will not know this run\n")
+        self.quiet = True
 
 
 _journals: dict[tuple[int, Path], Journal] = {}
@@ -124,13 +138,14 @@ def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
     return _exit
 
 
-def journal_of(folder: Path) -> Journal:
-    """The journal of this process in a run folder."""
+def journal_of(folder: Path, quiet: bool = False) -> Journal:
+    """The journal of this process in a run folder; where it cannot be written one line says so, unless `quiet`."""
     key = os.getpid(), folder
     if not _journals:
         os._exit = _before_exit(os._exit)  # type: ignore[assignment]
     if key not in _journals:
         _journals[key] = Journal(folder)
+        _journals[key].quiet = quiet
     return _journals[key]
 
 

@@ -45,7 +45,7 @@ def start(
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
     if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
         folder = Path(config.run_folder).resolve()
-        story = journal_of(folder).story(managed.name, count)
+        story = journal_of(folder, config.quiet).story(managed.name, count)
         managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
     return managed

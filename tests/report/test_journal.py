@@ -65,3 +65,11 @@ def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest
         "Net in the program's own process",
         "  1 × not faster: a step of 3 ms is too short to gain from workers",
     ]
+
+
+def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    story = Journal(tmp_path / "file" / "folder").story("Net", 2)
+    for _ in range(5):
+        story.took("overlapped")
+    assert capsys.readouterr().err.count("gemini explain will not know this run") == 1
