@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gemini.runtime.deferred.posing import Posing
+
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
     from gemini.step.tape import Meta
@@ -62,7 +64,7 @@ CLEAN = functools.partial(
 )
 
 
-class Deferred(torch.Tensor):  # type: ignore[misc]
+class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
     """A tensor whose contents are still to be computed."""
 
     _pending: Pending | None

@@ -114,7 +114,7 @@ def _before_reading(args: Any, kwargs: Any) -> None:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
-        if type(value) in _PLAIN and value.layout is torch.strided and not is_wrapped:
+        if any(type(value) is kind for kind in _PLAIN) and value.layout is torch.strided and not is_wrapped:
             yield value
     elif isinstance(value, (list, tuple)):
         for part in value:

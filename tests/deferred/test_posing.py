@@ -1,0 +1,20 @@
+"""The class of a tensor that waits looks like torch's to programs that compare or print classes."""
+
+from __future__ import annotations
+
+import torch
+
+from gemini.runtime.deferred.tensor import Deferred
+
+
+def test_it_is_equal_to_tensor_and_to_nothing_else() -> None:
+    for is_tensor in (torch.Tensor == Deferred, Deferred == torch.Tensor, Deferred in (torch.Tensor, int)):
+        assert is_tensor
+    assert not Deferred != torch.Tensor  # noqa: SIM202 - the other operator
+    assert Deferred not in (torch.nn.Parameter, tuple, list)
+    assert torch.nn.Parameter != torch.Tensor
+
+
+def test_it_is_printed_as_tensor() -> None:
+    assert str(Deferred) == str(torch.Tensor)
+    assert Deferred.__name__ == "Tensor"
