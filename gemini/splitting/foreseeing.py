@@ -147,8 +147,8 @@ class _Sized(torch.Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: str) -> Any:
-        """Without contents."""
-        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        """Without contents; it has a gradient, as all that functions are told so have."""
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
