@@ -3,10 +3,11 @@
     python benchmarks/bench_controller.py [--models gpt many] [--workers 2] [--steps 30] [--profile] [--json FILE]
 
 A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the thread that calls it computed
-(`time.thread_time`: the same on a machine that others use); the copies of batch and targets are told apart and not
-counted. `waiting` is the rest of the clock: from the call until a worker begins, and from the last action of a worker
-until `backward()` returns, whoever was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees
-the gradients of the step before.
+(`time.thread_time`: without what others compute, though they make it longer through shared caches and cores); the copies
+of batch and targets are told apart and not counted. What torch takes to accumulate as many gradients, with or without
+workers, is counted, and told as well. `waiting` is the rest of the clock: from the call until a worker begins, and from
+the last action of a worker until `backward()` returns, whoever was computing; it needs a quiet machine. `letting go` is
+`zero_grad`, which frees the gradients of the step before.
 
     gpt     the 33.7 M GPT of bench_overlap.py: 133 parameters, 51 of them large
     many    a narrow model of 400 layers: 800 small parameters
@@ -78,6 +79,23 @@ def many(pieces: int, _length: int) -> Workload:
 MODELS: dict[str, Callable[[int, int], Workload]] = {"gpt": gpt, "many": many}
 
 
+class _Given(torch.autograd.Function):
+    """Gradients that are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, found: list[torch.Tensor], *_: torch.Tensor) -> torch.Tensor:
+        """Anything."""
+        ctx.found = found
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: torch.Tensor) -> tuple[Any, ...]:
+        """All of them, with no reference left."""
+        given = (None, *ctx.found)
+        ctx.found.clear()
+        return given
+
+
 class Step(NamedTuple):
     """Milliseconds: computed in each part, letting gradients go, and on the clock beside the work of the workers."""
 
@@ -108,17 +126,22 @@ class Bench:
             raise RuntimeError("the model is not managed")
         self.overlap, self.crew = managed.overlap, managed.crew
         self.overlap._trace = self._keep  # type: ignore[method-assign]
-        self._span = 0.0
+        self._ran: Any = None
         for _ in range(4):  # watched, planned for, checked, warm
             self.step()
 
     def _keep(self, _kind: Any, ran: Any, _step_ms: float) -> None:
-        self._span = max(event.end for event in ran.trace) - min(event.begin for event in ran.trace)
+        self._ran = ran
+
+    def _span(self) -> float:
+        """Seconds from the first action of a worker to the end of the last; nan where no step ran."""
+        trace = [] if self._ran is None else self._ran.trace
+        return max(event.end for event in trace) - min(event.begin for event in trace) if trace else float("nan")
 
     def step(self, profile: cProfile.Profile | None = None) -> Step:
         """One step of the program."""
         work, clock = self.work, time.thread_time
-        self._span = 0.0
+        self._ran = None
         began = clock()
         self.optimizer.zero_grad()
         freed = clock()
@@ -134,16 +157,25 @@ class Bench:
         times.append(clock())
         if profile is not None:
             profile.disable()
-        outside = time.perf_counter() - start - self._span
+        outside = time.perf_counter() - start - self._span()
         self.optimizer.step()
         parts = tuple(1e3 * (end - begin) for begin, end in pairwise(times))
-        return Step(parts, 1e3 * (freed - began), 1e3 * outside if self._span else float("nan"))
+        return Step(parts, 1e3 * (freed - began), 1e3 * outside)
 
     def copying(self) -> float:
         """What the copies of batch and targets take: one is kept, one is sent."""
         begin = time.thread_time()
         for tensor in (self.work.batch, self.work.targets):
             tensor.clone().clone()
+        return 1e3 * (time.thread_time() - begin)
+
+    def accumulating(self) -> float:
+        """What torch itself takes to put as many gradients into a graph and have them arrive."""
+        parameters = list(self.work.model.parameters())
+        self.optimizer.zero_grad()
+        found = [torch.empty_like(parameter) for parameter in parameters]
+        begin = time.thread_time()
+        _Given.apply(found, *parameters).backward()
         return 1e3 * (time.thread_time() - begin)
 
     def end(self) -> None:
@@ -157,19 +189,21 @@ def report(name: str, bench: Bench, given: argparse.Namespace) -> dict[str, Any]
     if any(step.outside != step.outside for step in steps):
         raise RuntimeError(f"{name} was not overlapped: {'; '.join(bench.overlap.story.reasons)}")
     copying = statistics.median(bench.copying() for _ in range(given.steps))
+    accumulating = statistics.median(bench.accumulating() for _ in range(given.steps))
     own = [step.computed - copying for step in steps]
     found = {
         "model": name, "workers": given.workers, "computed_ms": statistics.median(own), "best_ms": min(own),
         "parts_ms": {part: statistics.median(step.parts[at] for step in steps) for at, part in enumerate(PARTS)},
-        "copying_ms": copying, "letting_go_ms": statistics.median(step.freeing for step in steps),
+        "copying_ms": copying, "accumulating_ms": accumulating,
+        "letting_go_ms": statistics.median(step.freeing for step in steps),
         "waiting_ms": statistics.median(step.outside for step in steps),
         "shortest_waiting_ms": min(step.outside for step in steps),
     }  # fmt: skip
     parts = ", ".join(f"{part} {value:.2f}" for part, value in found["parts_ms"].items())
     print(
-        f"{name}: computed {found['computed_ms']:.2f} ms a step (best {found['best_ms']:.2f}): {parts}; copies "
-        f"{copying:.2f}; letting go {found['letting_go_ms']:.2f}; waiting {found['waiting_ms']:.2f} "
-        f"(best {found['shortest_waiting_ms']:.2f})"
+        f"{name}: computed {found['computed_ms']:.2f} ms a step (best {found['best_ms']:.2f}): {parts}; torch's own "
+        f"accumulation {accumulating:.2f}; copies {copying:.2f}; letting go {found['letting_go_ms']:.2f}; "
+        f"waiting {found['waiting_ms']:.2f} (best {found['shortest_waiting_ms']:.2f})"
     )
     if given.profile:
         profile = cProfile.Profile(time.thread_time)

@@ -32,6 +32,7 @@ OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writings, after the first calls
+_SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -73,7 +74,7 @@ class Journal:
         self.folder, self.owner = folder, os.getpid()
         self.stories: list[Story] = []
         self.quiet = False
-        self._calls, self._due = 0, 0.0  # when it is written next
+        self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
         atexit.register(self._end)
 
     def story(self, model: str, workers: int) -> Story:
@@ -104,7 +105,8 @@ class Journal:
         self._calls += 1
         if now >= self._due or self._calls in _FIRST:
             self._end()
-            self._due = now + max(_EVERY, 200 * (time.monotonic() - now))  # a slow disk costs half a percent
+            cost = time.monotonic() - now
+            self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
 
     def _end(self) -> None:
         if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):

@@ -8,7 +8,7 @@ there, else it gets another home. One that the program has taken to another devi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from gemini.runtime.memory.followers import optimizer_state_follows
 from gemini.runtime.memory.homes import Astray, can_move, move_in
 from gemini.runtime.transport.link import Link
 
+_ADDRESS = torch.Tensor.data_ptr
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
 
 
@@ -63,13 +64,16 @@ class Household:
         if device.where != self.outside:
             optimizer_state_follows(tensors)
 
-    def bring_home(self, tensors: Iterable[torch.Tensor], device: Device) -> bool:
+    def bring_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
         """See to it that all are at home on a device; whether one has another home now, so that workers must be told.
 
         Raises Astray where one cannot be.
         """
         homeless = []
         addresses, devices, name = self.addresses, self.devices, device.name
+        identities = [*map(id, tensors)]
+        if [*map(_ADDRESS, tensors)] == [*map(addresses.get, identities)] and {*map(devices.get, identities)} <= {name}:
+            return False  # as nearly always
         for tensor in tensors:
             if addresses.get(id(tensor)) == tensor.data_ptr() and devices[id(tensor)] == name:
                 continue

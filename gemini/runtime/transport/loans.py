@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.transport.slabs import Slab, Window
+from gemini.runtime.transport.slabs import Window
 from gemini.runtime.transport.tensors import Header, Part
 
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
@@ -99,13 +99,13 @@ class Loans:
             row.opened[slab] = opened
             row.looks.append(opened.looks[header])
 
-    def returned(self) -> list[Slab]:
+    def returned(self) -> list[_Key]:
         """Slabs that nobody looks at any more, in an order in which they would be taken as they were the last time."""
         with self._lock:
             found = [slab for slab, opened in self._out.items() if opened.is_idle()]
             for slab in found:
                 del self._out[slab]
-        return [Slab(*slab) for slab in reversed(found)]
+        return found[::-1]
 
     def forget(self) -> None:
         """There is no other end any more: memory goes with the last tensor that looks at it."""

@@ -14,6 +14,7 @@ The memory is that of a device: on a CPU anonymous files, on a GPU memory that b
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections import deque
@@ -131,7 +132,7 @@ class Window:
         self.device, self.where = device, device.where
         self.is_main = self.where.type == "cpu"  # memory
         self.segments: list[Segment] = []
-        self._released: deque[Slab] = deque()
+        self._released: deque[tuple[int, int, int]] = deque()
 
     def add(self, size: int, shared: bytes, descriptors: tuple[int, ...]) -> None:
         """Open a new segment of the sender."""
@@ -153,15 +154,13 @@ class Window:
 
     def released(self) -> list[tuple[int, int, int]]:
         """The slabs to give back, each once, as plain data."""
-        found = []
-        while self._released:
-            try:
-                slab = self._released.popleft()
-            except IndexError:
-                break
-            found.append((slab.segment, slab.offset, slab.size))
+        found: list[tuple[int, int, int]] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                segment, offset, size = self._released.popleft()
+                found.append((segment, offset, size))
         return found
 
     def retake(self, slabs: Iterable[tuple[int, int, int]]) -> None:
         """They could not be told, or were noted elsewhere."""
-        self._released.extend(Slab(*slab) for slab in slabs)
+        self._released.extend(slabs)
