@@ -5,7 +5,7 @@
 start    programs that end before they compute anything: starting, importing, instrumenting
 train    programs that train models which auto does not parallelise: what has been spent when the tenth step is done,
          beyond what `python` has spent by then, and what each later step takes
-plan     the first and the second run of a model that gets workers: what planning takes without and with a kept plan
+plan     what planning takes in the first run of a model, and in the second, from the import of the planner on
 
 Each program runs under `python` and under `gemini_python` in turn. Processor time of all its processes and the wall
 clock are taken. Of starts the least of the runs counts; of steps the median of the runs' medians. The processor time is
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import resource
 import statistics
 import subprocess
@@ -66,7 +65,27 @@ SIZES = {  # width, batch, layers, steps
     "a step of some ms": (256, 256, 6, 300),
     "a step that is worth a look": (1024, 512, 8, 25),
 }
-PLANNED = ("--mode", "pipeline", "--pipeline-degree", "2", "--accum-degree", "4")
+PLANS = """
+import json, resource, sys, time
+import torch
+from torch import nn
+
+def spent():
+    return [sum(resource.getrusage(who)[0] + resource.getrusage(who)[1]
+                for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)), time.perf_counter()]
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+model = nn.Sequential(nn.TransformerEncoder(layer, int(sys.argv[1])), nn.Linear(128, 10))
+torch.optim.SGD(model.parameters(), lr=0.1)  # imports of torch's own
+began = spent()
+from gemini.planner.planning import Wish, plan_step
+made = plan_step(model, (torch.randn(8, 32, 128),), {}, Wish(2, 4, cache=sys.argv[2]))
+taken = [now - before for now, before in zip(spent(), began)]
+print(json.dumps({"spent": taken, "is_kept": made.is_kept}))
+"""
+LAYERS = {"a transformer of 4 layers": 4, "a transformer of 16 layers": 16}
 
 
 class Spent(NamedTuple):
@@ -154,28 +173,21 @@ def train(repeat: int, folder: str) -> bool:
 
 # ── plans ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 def plan(repeat: int, folder: str) -> bool:
-    """Planning, without anything kept and with a kept plan; the dry run is all planning."""
-    program = Path(folder, "train.py")
-    program.write_text(TRAINS)
-    words = [str(program), *map(str, SIZES["a step that is worth a look"])]
-    found: dict[str, list[Spent]] = {"first": [], "second": []}
-    alone = []
-    for turn in range(repeat):
-        cache = str(Path(folder, f"cache-{turn}"))
-        alone.append(run([GEMINI, "--no-gemini", "-c", "import torch"], folder)[0])
-        for taken in found.values():
-            spent, ended = run([GEMINI, "--dry-run", *PLANNED, *words], folder, XDG_CACHE_HOME=cache)
-            taken.append(spent)
-            is_kept = bool(re.search("plan from cache", ended.stderr))
-            if is_kept != (taken is found["second"]):
-                print(ended.stderr)
-                return _verdict(False, "the second plan is the first one's")
-    first, second, torch = least(found["first"]), least(found["second"]), least(alone)
-    print(f"{'a dry run':<30}{'first':>16}{'second':>16}{'import torch':>16}")
-    print(f"{'':<30}{_pair(first):>16}{_pair(second):>16}{_pair(torch):>16}")
-    ratio = (second.cpu - torch.cpu) / (first.cpu - torch.cpu)
-    print(f"{'':<30}the second takes {ratio:.0%} of the first, torch's import apart")
-    return True
+    """Planning a model with nothing kept, and with what the first run has kept; whether the second is the kept plan."""
+    print(f"{'a plan':<30}{'first run':>16}{'second run':>16}")
+    is_right = True
+    for title, layers in LAYERS.items():
+        found: list[list[Spent]] = [[], []]
+        for turn in range(repeat):
+            cache = str(Path(folder, f"{layers}-{turn}"))
+            for at, taken in enumerate(found):
+                _, ended = run([sys.executable, "-c", PLANS, str(layers), cache], folder)
+                data = json.loads(ended.stdout)
+                is_right &= data["is_kept"] == bool(at)
+                taken.append(Spent(*data["spent"]))
+        first, second = map(least, found)
+        print(f"{title:<30}{_pair(first):>16}{_pair(second):>16}   {second.cpu / first.cpu:.0%}")
+    return _verdict(is_right, "the second run has the first one's plan")
 
 
 def _pair(spent: Spent, unit: float = 1.0) -> str:
