@@ -23,8 +23,8 @@ from tests.scripts.registry import Program
 _LIMIT = 240.0  # seconds
 
 
-def run(program: Program, folder: Path, threads: int, moved: bool, environment: dict[str, str]) -> tuple[str, str, int]:
-    """What it prints, what it says on standard error, and its exit code; `moved`: weights have other last bits."""
+def run(program: Program, folder: Path, threads: int, moved: int, environment: dict[str, str]) -> tuple[str, str, int]:
+    """What it prints, what it says on standard error, and its exit code; `moved`: seed of other last bits, or 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stdin").write_text(program.stdin)
     importlib.import_module("torch._dynamo")  # optimizers load it, which takes as long as torch itself
@@ -51,7 +51,7 @@ def _ended(child: int) -> int:
         time.sleep(0.05)
 
 
-def _child(program: Program, folder: Path, threads: int, moved: bool, environment: dict[str, str]) -> NoReturn:
+def _child(program: Program, folder: Path, threads: int, moved: int, environment: dict[str, str]) -> NoReturn:
     code = 1
     try:
         os.setsid()
@@ -67,7 +67,7 @@ def _child(program: Program, folder: Path, threads: int, moved: bool, environmen
         if moved:
             from tests.scripts import last_bits
 
-            last_bits.install()
+            last_bits.install(moved)
         sys.argv = [str(program.path), *program.arguments]
         sys.path.insert(0, str(program.path.parent))
         runpy.run_path(sys.argv[0], run_name="__main__")

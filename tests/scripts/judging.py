@@ -15,6 +15,7 @@ from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
 from tests.scripts import comparing, running, strictness
 from tests.scripts.registry import Program
 
+_SEEDS = range(1, 6)  # of other last bits
 _STEPS = 10  # of a chaotic program, that are held to the strict limit
 _WARMING = "the first call"  # what a plan is made from; every model has it
 
@@ -69,15 +70,14 @@ class Judge:
         """Under `python` with two threads."""
         return self._kept("threads", self._noisy, threads=2)
 
-    @cached_property
-    def bits(self) -> running.Outcome:
-        """Under `python`, weights with other last bits."""
-        return self._kept("bits", self._noisy, moved=True)
+    def bits(self, seed: int) -> running.Outcome:
+        """Under `python`, weights and gradients with other last bits."""
+        return self._kept(f"bits{seed}", self._noisy, moved=seed)
 
     @cached_property
     def references(self) -> list[running.Outcome]:
         """All that noise is known by; the last with kernels that add in another order."""
-        return [self.threads, self.bits, self._kept("kernels", running.plain, kernels="default")]
+        return [self.threads, self.bits(1), self._kept("kernels", running.plain, kernels="default")]
 
     def _kept(self, name: str, run: Callable[..., running.Outcome], **how: Any) -> running.Outcome:
         """A run under `python`; one that is there already is not made again."""
@@ -122,7 +122,10 @@ class Judge:
         verdict.deviation = max(deviations, default=0.0)
         if self.strict:
             verdict.printed, what = strictness.printed(
-                self._early(theirs), self._early(ours.stdout), lambda: self.threads.stdout, lambda: self.bits.stdout
+                self._early(theirs),
+                self._early(ours.stdout),
+                lambda: self.threads.stdout,
+                [lambda seed=seed: self.bits(seed).stdout for seed in _SEEDS],
             )
             verdict.strict += [what] if what else []
         if not self.always and verdict.deviation <= self.program.floor:
@@ -150,7 +153,9 @@ class Judge:
         verdict.faults += [f"{path.name}: {fault}" for fault in faults[:3]]
         if self.strict:
             verdict.saved, what = strictness.saved(
-                deviations, lambda: self._noise_of(self.threads), lambda: self._noise_of(self.bits)
+                deviations,
+                lambda: self._noise_of(self.threads),
+                [lambda seed=seed: self._noise_of(self.bits(seed)) for seed in _SEEDS],
             )
             verdict.strict += [what] if what else []
         if max(deviations.values(), default=0.0) > self.program.floor:

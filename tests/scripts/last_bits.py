@@ -1,4 +1,4 @@
-"""`python last_bits.py program args`: how far roundings go in a program, where threads change nothing.
+"""`python last_bits.py seed program args`: how far roundings go in a program, where threads change nothing.
 
 weights      what an optimizer is given moves to the next number that its type can hold, up or down, once
 gradients    what a call of a linear layer, convolution or embedding adds to a gradient moves likewise, in the type that
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 _add = torch.optim.Optimizer.add_param_group
 _moved: dict[int, torch.Tensor] = {}  # held, or another might get its identity
-_generator = torch.Generator().manual_seed(0)
+_generator = torch.Generator()
 _SUMMING = ("linear", "conv1d", "conv2d", "conv3d", "embedding")
 
 
@@ -76,16 +76,17 @@ def _adding(optimizer: Any, group: dict[str, Any]) -> None:
         move(tensor)
 
 
-def install() -> None:
+def install(seed: int) -> None:
     """From now on, in this process."""
+    _generator.manual_seed(seed)
     torch.optim.Optimizer.add_param_group = _adding  # type: ignore[method-assign]
     for name in _SUMMING:
         setattr(F, name, _rounding(getattr(F, name)))
 
 
 def main() -> None:
-    install()
-    del sys.argv[0]
+    install(int(sys.argv[1]))
+    del sys.argv[:2]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
 

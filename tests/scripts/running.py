@@ -36,13 +36,13 @@ class Outcome:
     stories: list[Story] = field(default_factory=list)
 
 
-def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", moved: bool = False) -> Outcome:
-    """The program under `python`; `moved`: with other last bits."""
-    through = [str(Path(__file__).with_name("last_bits.py"))] if moved else []
+def plain(program: Program, folder: Path, threads: int = 1, kernels: str = "", moved: int = 0) -> Outcome:
+    """The program under `python`; `moved`: the seed of other last bits."""
+    through = [str(Path(__file__).with_name("last_bits.py")), str(moved)] if moved else []
     return _kept(_run([sys.executable, *through], program, folder, threads, kernels))
 
 
-def forked(program: Program, folder: Path, threads: int = 1, moved: bool = False) -> Outcome:
+def forked(program: Program, folder: Path, threads: int = 1, moved: int = 0) -> Outcome:
     """The same in a child of this process, which must have done nothing but import torch."""
     (folder / "home").mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()

@@ -27,16 +27,21 @@ def weakest(limits: Sequence[str]) -> str:
     return max(limits, key=LIMITS.index, default=EQUAL)
 
 
-def printed(theirs: str, ours: str, threads: Callable[[], str], bits: Callable[[], str]) -> tuple[str, str]:
-    """The limit that all printed numbers meet, and the first that meets no stricter one; nothing printed may differ."""
+def printed(theirs: str, ours: str, threads: Callable[[], str], bits: Sequence[Callable[[], str]]) -> tuple[str, str]:
+    """The limit that all printed numbers meet, and the first that meets no stricter one.
+
+    Runs are asked for until all is explained: `bits` are several, as one shows only some of the noise.
+    """
     one, other = comparing.numbers(theirs), comparing.numbers(ours)
     off = {at: comparing.off(a, b) for at, (a, b) in enumerate(zip(one, other)) if a.value != b.value}
     off = {at: value for at, value in off.items() if value}
     if not off:
         return EQUAL, ""
-    noises = {THREADS: _noise(theirs, threads()), BITS: []}
-    if any(_limit(value, noises, at) != THREADS for at, value in off.items()):
-        noises[BITS] = _noise(theirs, bits())
+    noises = {THREADS: _noise(theirs, threads()), BITS: [0.0] * len(one)}
+    for draw in bits:
+        if all(_limit(value, noises, at) != BEYOND for at, value in off.items()):
+            break
+        noises[BITS] = [*map(max, noises[BITS], [*_noise(theirs, draw()), *noises[BITS]])]
     found = {at: _limit(value, noises, at) for at, value in off.items()}
     found = {
         at: DIGIT if limit == BEYOND and not comparing.apart(one[at], other[at]) else limit
@@ -49,19 +54,24 @@ def printed(theirs: str, ours: str, threads: Callable[[], str], bits: Callable[[
 
 
 def saved(
-    deviations: dict[str, float], threads: Callable[[], dict[str, float]], bits: Callable[[], dict[str, float]]
+    deviations: dict[str, float],
+    threads: Callable[[], dict[str, float]],
+    bits: Sequence[Callable[[], dict[str, float]]],
 ) -> tuple[str, str]:
     """The limit that all saved tensors meet, and the first that meets no stricter one."""
     off = {name: value for name, value in deviations.items() if value}
     if not off:
         return EQUAL, ""
-    noises = {THREADS: threads(), BITS: {}}
-    if any(value > comparing.FACTOR * noises[THREADS].get(name, 0.0) for name, value in off.items()):
-        noises[BITS] = bits()
-    found = {
-        name: next((limit for limit in noises if value <= comparing.FACTOR * noises[limit].get(name, 0.0)), BEYOND)
-        for name, value in off.items()
-    }
+    noises: dict[str, dict[str, float]] = {THREADS: threads(), BITS: {}}
+
+    def limit(name: str, value: float) -> str:
+        return next((one for one in noises if value <= comparing.FACTOR * noises[one].get(name, 0.0)), BEYOND)
+
+    for draw in bits:
+        if all(limit(name, value) != BEYOND for name, value in off.items()):
+            break
+        noises[BITS] = {name: max(value, noises[BITS].get(name, 0.0)) for name, value in draw().items()}
+    found = {name: limit(name, value) for name, value in off.items()}
     worst = weakest([*found.values()])
     name = max((name for name, limit in found.items() if limit == worst), key=lambda name: off[name])
     noise = max(noise.get(name, 0.0) for noise in noises.values())

@@ -36,9 +36,9 @@ checkpoint holds the same entries, nothing is left behind, and no number printed
 | equal | the same digits; the same bits |
 | threads | off by at most {factor} × what `python` with two threads is off from one thread, up to the same place |
 | last bits | off by at most {factor} × what `python` is off when the last bit of every weight is another before the \
-first step, and that of what every call of a linear layer, convolution or embedding adds to a gradient. It stands in \
-where ops are too small for a second thread to change anything: {factor} × nothing would ask for one order of sums, \
-which micro-batches do not keep |
+first step, and that of what every call of a linear layer, convolution or embedding adds to a gradient (the most of up \
+to five such runs). It stands in where ops are too small for a second thread to change anything: {factor} × nothing \
+would ask for one order of sums, which micro-batches do not keep |
 | last digit | off by one in the last digit printed |
 | beyond | off by more than that |
 

@@ -49,7 +49,7 @@ def test_the_path_is_the_fastest_one_taken() -> None:
 
 
 def _printed(ours: str, threads: str = "loss 1.000000", bits: str = "loss 1.000000") -> str:
-    return strictness.printed("loss 1.000000", ours, lambda: threads, lambda: bits)[0]
+    return strictness.printed("loss 1.000000", ours, lambda: threads, [lambda: "loss 1.000000", lambda: bits])[0]
 
 
 def test_the_strictest_limit_that_is_met_is_told() -> None:
@@ -62,16 +62,16 @@ def test_the_strictest_limit_that_is_met_is_told() -> None:
 
 def test_the_weakest_limit_of_all_numbers_counts_and_noise_of_earlier_ones() -> None:
     theirs, ours = "a 1.0000 b 2.0000 c 3.0000", "a 1.0009 b 2.0009 c 3.0000"
-    assert strictness.printed(theirs, ours, lambda: "a 1.0001 b 2.0000 c 3.0000", lambda: theirs)[0] == "threads"
-    assert strictness.printed(theirs, ours, lambda: "a 1.0000 b 2.0001 c 3.0000", lambda: theirs)[0] == "beyond"
+    assert strictness.printed(theirs, ours, lambda: "a 1.0001 b 2.0000 c 3.0000", [lambda: theirs])[0] == "threads"
+    assert strictness.printed(theirs, ours, lambda: "a 1.0000 b 2.0001 c 3.0000", [lambda: theirs])[0] == "beyond"
 
 
 def test_saved_tensors_are_held_to_the_noise_of_the_same_tensor() -> None:
     off = {"w": 1e-6, "b": 0.0}
-    assert strictness.saved({"w": 0.0}, dict, dict)[0] == strictness.EQUAL
-    assert strictness.saved(off, lambda: {"w": 1e-7}, dict)[0] == strictness.THREADS
-    assert strictness.saved(off, lambda: {"w": 0.0}, lambda: {"w": 2e-7})[0] == strictness.BITS
-    assert strictness.saved(off, lambda: {"b": 1.0}, lambda: {"b": 1.0})[0] == strictness.BEYOND
+    assert strictness.saved({"w": 0.0}, dict, [])[0] == strictness.EQUAL
+    assert strictness.saved(off, lambda: {"w": 1e-7}, [])[0] == strictness.THREADS
+    assert strictness.saved(off, lambda: {"w": 0.0}, [dict, lambda: {"w": 2e-7}])[0] == strictness.BITS
+    assert strictness.saved(off, lambda: {"b": 1.0}, [lambda: {"b": 1.0}])[0] == strictness.BEYOND
 
 
 def test_every_number_moves_to_its_neighbour() -> None:
