@@ -1,7 +1,8 @@
 """Costs in workers: where a node takes another time there than alone in this process.
 
 weight gradients     are added to their sums in place (`runtime.executor.store`): no memory is taken for them, and a
-                     table of words is not gone through for a few of its rows
+                     table of words is not gone through for a few of its rows; and apart from those of inputs
+                     (`stored_layers`)
 the loss             follows the last stage, on the outputs of the model; as it is not known yet, one of the most usual
                      stands for it, a softmax over the last dimension
 other workers        compute at the same time (`contention`)
@@ -9,8 +10,7 @@ other workers        compute at the same time (`contention`)
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,14 @@ from gemini.backward import differentiate
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node, TensorMeta
 from gemini.planner.contention import measure
+from gemini.planner.stored_layers import CONVOLUTIONS, around, convolution_ratio, quickest
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.flow import tensor_inputs
 from gemini.profiling.result import Profile
 
-_TRIES = 3
 _LARGE = 1 << 20  # bytes: below it, neither memory nor a softmax is worth a look
 _SHORT = 2.0  # ms: what is computed stays in caches, and is not worth probes that take a hundred times as long
-Sizes = tuple[type, torch.Size, int, torch.dtype, bool]
+Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
 def as_in_workers(profile: Profile, graph: Graph, workers: int, threads: int) -> Profile:
@@ -51,32 +51,49 @@ class _Costing:
     def sizes(self, profile: Profile) -> Iterator[int]:
         """Bytes of large weights, whose gradients take as much."""
         for cost in profile.nodes:
-            if (found := self._layer(cost)) is not None:
-                yield found[0].weight.nbytes
+            layer = self._layer(cost)
+            if layer is not None and layer.weight.nbytes >= _LARGE:
+                yield layer.weight.nbytes
 
     def stored(self, cost: NodeCost) -> NodeCost:
-        """With the weight gradient as the store computes it; only where the layer is large, as else nothing differs."""
-        found = self._layer(cost)
-        if found is None:
+        """With the weight gradient as the store computes it."""
+        layer = self._layer(cost)
+        if layer is None:
             return cost
-        layer, rows, has_input = found
-        key: Sizes = type(layer), layer.weight.shape, rows, layer.weight.dtype, has_input
-        if key not in self.known:
-            self.known[key] = _ratio(layer, rows, has_input)
-        return replace(cost, backward_ms=cost.backward_ms * self.known[key])
+        forward, backward = around()
+        changed = cost.backward_ms * self._ratio(cost, layer) + backward
+        return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed)
 
-    def _layer(self, cost: NodeCost) -> tuple[Any, int, bool] | None:
-        """The layer of a node that the store takes, the rows of its output, and whether its input has a gradient."""
+    def _ratio(self, cost: NodeCost, layer: Any) -> float:
+        """How many times as long the kernels of a backward take; products only differ where they are large."""
+        node = self.graph.nodes[cost.id]
+        (meta, *_) = node.outputs.values()
+        shapes = [self.graph.meta(ref).shape for ref in tensor_inputs(node)]
+        if len(shapes) != 1 or isinstance(getattr(layer, "padding", 0), str):
+            return 1.0
+        is_convolution = isinstance(layer, CONVOLUTIONS)
+        if is_convolution and len(shapes[0]) != layer.weight.dim():
+            return 1.0
+        if not is_convolution and layer.weight.nbytes < _LARGE:
+            return 1.0
+        key: Sizes = type(layer), layer.weight.shape, shapes[0], layer.weight.dtype, self._has_input(node)
+        if key not in self.known:
+            rows = meta.numel // max(1, meta.shape[-1])
+            self.known[key] = (
+                convolution_ratio(layer, shapes[0], meta.shape, key[-1])
+                if is_convolution
+                else _ratio(layer, rows, key[-1])
+            )
+        return self.known[key]
+
+    def _layer(self, cost: NodeCost) -> Any:
+        """The layer of a node, if the store takes it."""
         node = self.graph.nodes[cost.id]
         if node.kind != "module" or node.checkpoint or (node.region is not None and node.region.autocast):
             return None
         layer = self.model.get_submodule(node.target) if node.target else self.model
-        if type(layer) not in (nn.Linear, nn.Embedding) or not layer.weight.requires_grad or cost.backward_ms <= 0:
-            return None
-        if layer.weight.nbytes < _LARGE or layer.weight.device.type != "cpu":
-            return None
-        (meta, *_) = node.outputs.values()
-        return layer, meta.numel // max(1, meta.shape[-1]), self._has_input(node)
+        known = type(layer) in (nn.Linear, nn.Embedding, *CONVOLUTIONS)
+        return layer if known and layer.weight.requires_grad and cost.backward_ms > 0 and _is_here(layer) else None
 
     def _has_input(self, node: Node) -> bool:
         metas = [self.graph.nodes[ref.node].outputs.get((ref.source, ref.path)) for ref in tensor_inputs(node)]
@@ -93,6 +110,10 @@ class _Costing:
         return cost
 
 
+def _is_here(layer: Any) -> bool:
+    return bool(layer.weight.device.type == "cpu")
+
+
 def _is_scored(meta: TensorMeta) -> bool:
     dtype = getattr(torch, meta.dtype)
     large = meta.numel * dtype.itemsize >= _LARGE and len(meta.shape) > 1
@@ -104,8 +125,8 @@ def _softmax_ms(meta: TensorMeta) -> tuple[float, float]:
     with torch.enable_grad():
         made = torch.log_softmax(given, -1)
         gradient = torch.zeros_like(made)
-        forward = _quickest(lambda: torch.log_softmax(given, -1))
-        backward = _quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
+        forward = quickest(lambda: torch.log_softmax(given, -1))
+        backward = quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
     return forward, backward
 
 
@@ -116,20 +137,9 @@ def _ratio(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> float
     if isinstance(layer, nn.Embedding):
         at, gradient = torch.arange(rows) % weight.shape[0], weight.new_ones(rows, weight.shape[1])
         dense = torch.ops.aten.embedding_dense_backward
-        usual = _quickest(lambda: dense(gradient, at, weight.shape[0], -1, False))
-        return _quickest(lambda: total.index_add_(0, at, gradient)) / max(usual, 1e-6)
+        usual = quickest(lambda: dense(gradient, at, weight.shape[0], -1, False))
+        return quickest(lambda: total.index_add_(0, at, gradient)) / max(usual, 1e-6)
     gradient, given = weight.new_ones(rows, weight.shape[0]), weight.new_ones(rows, weight.shape[1])
-    back = _quickest(lambda: gradient.mm(weight)) if has_input else 0.0
-    usual = _quickest(lambda: gradient.t().mm(given))
-    return (back + _quickest(lambda: total.addmm_(gradient.t(), given))) / max(back + usual, 1e-6)
-
-
-def _quickest(call: Callable[[], Any]) -> float:
-    """The time of a call that nothing disturbs; on one thread its own, else that of the clock."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    found = []
-    for _ in range(_TRIES + 1):
-        begin = clock()
-        call()
-        found.append((clock() - begin) * 1e3)
-    return min(found[1:])
+    back = quickest(lambda: gradient.mm(weight)) if has_input else 0.0
+    usual = quickest(lambda: gradient.t().mm(given))
+    return (back + quickest(lambda: total.addmm_(gradient.t(), given))) / max(back + usual, 1e-6)

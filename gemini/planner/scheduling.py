@@ -25,6 +25,9 @@ from gemini.schedule.schedplan import SchedPlan
 AUTO = "auto"
 _NEAR = 0.03  # a step so close to an even share without any waiting is good enough
 _ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beginning and end of a graph
+# What the program's own process does before the first action and after the last: about 3 ms for 133 parameters
+# (`benchmarks/bench_controller.py`).
+_STEP_MS, _PARAMETER_MS = 1.0, 0.015
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
@@ -86,10 +89,16 @@ def _choices(known: StageMemories, partition: Partition, options: Options, sched
         except GeminiError:
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one
-            around = _ACTION_MS * max(len(found.plan.device_blocks(at)) for at in range(found.plan.ndevs))
-            timed = replace(found, step_ms=found.step_ms + around)
+            timed = replace(found, step_ms=found.step_ms + around(found.plan, known.graph))
             judged = with_memory(timed, partition, known) if options.workers else timed
             yield Choice(partition, judged, found.plan)
+
+
+def around(plan: SchedPlan, graph: Graph) -> float:
+    """What is done around the actions of a step, in workers and in the program's own process (ms)."""
+    actions = max(len(plan.device_blocks(at)) for at in range(plan.ndevs))
+    trained = sum(bool(parameter.requires_grad) for parameter in graph.bound_model().parameters())
+    return _ACTION_MS * actions + _STEP_MS + _PARAMETER_MS * trained
 
 
 def _names() -> list[str]:

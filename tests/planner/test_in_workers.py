@@ -37,7 +37,7 @@ def costs_of(model: nn.Module, batch: torch.Tensor) -> tuple[dict[str, float], d
 def test_a_table_of_words_costs_its_rows_and_outputs_cost_their_loss() -> None:
     before, after = costs_of(Words(65536), torch.randint(65536, (2, 8)))
     assert after["table"] < before["table"]
-    assert after["inner"] == before["inner"]
+    assert before["inner"] < after["inner"]  # functions in Python around its kernels
     assert after["out"] != before["out"]
 
 
