@@ -55,7 +55,13 @@ class Forced:
 
             planner = self.planner()
             with undrawn():
-                managed = start(model, self.config, planner and self._telling(planner, plan, single_ms), announce=False)
+                managed = start(
+                    model,
+                    self.config,
+                    planner and self._telling(planner, plan, single_ms),
+                    announce=False,
+                    survives=True,
+                )
             if managed is not None and managed.overlap is not None and self.config.verify:
                 from gemini.launch.verifying import Verification
 

@@ -23,11 +23,17 @@ _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Cre
 
 
 def start(
-    model: nn.Module, config: GeminiConfig, planner: Planner | None = None, *, announce: bool = True
+    model: nn.Module,
+    config: GeminiConfig,
+    planner: Planner | None = None,
+    *,
+    announce: bool = True,
+    survives: bool = False,
 ) -> Managed | None:
     """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given.
 
-    None where it stays in this process. Without `announce` nothing is said of what goes well.
+    None where it stays in this process. Without `announce` nothing is said of what goes well; a model that `survives`
+    goes on in this process when a worker is lost, where others raise.
     """
     known = dispatch.find(model)
     if known is not None:
@@ -41,7 +47,7 @@ def start(
         return None
     crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
     managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
-    managed.announces = announce
+    managed.announces, managed.record.survives = announce, survives and not config.strict
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
     if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
         folder = Path(config.run_folder).resolve()

@@ -138,8 +138,10 @@ def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
     try:
         with Held():
             _add(managed, managed.plan(model, observation))
-    except WorkerError:
-        raise
+    except WorkerError as error:
+        if not managed.record.survives:
+            raise
+        managed.give_up(str(error))
     except Exception as error:
         managed.units.clear()
         managed.record.demote(managed.name, error)
@@ -204,7 +206,10 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
         if call is not None:
             call.undo()
             managed.record.save(call, "forward", error)
-        raise
+        if not managed.record.survives:
+            raise
+        managed.give_up(str(error))
+        return _here(forward, args, kwargs)
     with Held():
         _units.pop(unit.module, None)
         _add(managed, managed.split(unit, reason))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
+from gemini.runtime.controller.shortage import shortage
 from gemini.runtime.exceptions import line_of, rebuilt
 from gemini.runtime.protocol import Raised
 from gemini.runtime.replay import KEPT, Failure, save
@@ -46,6 +47,7 @@ class Record:
 
     def __init__(self, name: str, quiet: bool = False, strict: bool = False) -> None:
         self.name, self.quiet, self.strict = name, quiet, strict
+        self.survives = False  # a lost worker is no error of the program's: its model goes on in this process
         self.demotions = 0  # calls that were made here because something of ours failed
         self.folder: Path | None = None  # where failed calls are saved
         self.plan: list[list[Any]] = []  # units and their workers
@@ -55,7 +57,7 @@ class Record:
     def demote(self, what: str, error: BaseException) -> None:
         """Something of ours has failed and will be done here instead; raises with `strict`."""
         self.demotions += 1
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = shortage(error) or f"{type(error).__name__}: {error}".partition("\n")[0]
         if self.strict:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"

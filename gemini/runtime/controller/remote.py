@@ -27,6 +27,7 @@ from gemini.runtime.absent import TOUCHED, Facts, facts_of
 from gemini.runtime.controller.again import Wanted, gradients_here
 from gemini.runtime.controller.faults import surfaced
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.shortage import shortage
 from gemini.runtime.controller.watchers import saves_elsewhere
 from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.generator import get_state, set_state
@@ -145,6 +146,8 @@ class Call:
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
         """Raise what the unit's own code has raised."""
         error = surfaced(reply, self.unit, action)
+        if self.unit.record.survives and (missing := shortage(error)):
+            raise OurFault(missing)
         self.unit.record.save(self, action, error, gradients)
         try:
             raise error
@@ -183,7 +186,10 @@ class Call:
                 return self._refused(reply, gradients, inputs, parameters)
         except WorkerError as error:
             unit.record.save(self, "backward", error, gradients)
-            raise
+            if not unit.record.survives:
+                raise
+            unit.record.demote(unit.backward_text, error)
+            return self.backward_here(gradients, inputs, parameters)
         except OurFault as fault:
             unit.untell(dropped)
             unit.record.demote(unit.backward_text, fault)
@@ -191,6 +197,9 @@ class Call:
         if not isinstance(reply, Gradients):
             try:
                 self._raise(reply, "backward", gradients)
+            except OurFault as fault:
+                unit.record.demote(unit.backward_text, fault)
+                return self.backward_here(gradients, inputs, parameters)
             finally:
                 del reply  # see _raise
         return list(reply.tensors)

@@ -269,7 +269,10 @@ class Overlap:
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, WorkerError):
-            raise error
+            if not self.managed.record.survives:
+                raise error
+            self.managed.give_up(str(error))
+            return
         self.managed.record.demote(f"a step of {self.managed.name}", error)
 
     # ── without gradients ──────────────────────────────────────────────────────────────────────────────────────────

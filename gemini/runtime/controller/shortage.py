@@ -1,0 +1,24 @@
+"""Shortage: a worker has no memory left for what the program's own process may have room for."""
+
+from __future__ import annotations
+
+import re
+
+from gemini.profiling.device import is_out_of_memory
+
+_AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECASE)
+_REMEDY = "smaller batches, a larger --accum-degree or more workers need less"
+
+
+def shortage(error: BaseException) -> str:
+    """Where memory ran out, how much was missing, and what to change; '' where the error says something else."""
+    if not is_out_of_memory(error):
+        return ""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in worker")]
+    place = notes[0].partition(", at ")[0].partition(";")[0] if notes else "in a worker"
+    found = _AMOUNT.search(str(error))
+    return f"out of memory {place}: {_text(*found.groups()) if found else 'more'} could not be had; {_REMEDY}"
+
+
+def _text(number: str, unit: str) -> str:
+    return f"{float(number) / 1e6:.1f} MB" if unit.lower() == "bytes" else f"{number} {unit}"

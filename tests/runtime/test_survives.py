@@ -1,0 +1,100 @@
+"""Under `gemini_python` a lost worker is no error of the program's: its model goes on in its process, same results."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiConfig
+from gemini.compiler import planner_for
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.start import start
+from tests.runtime.test_faults_lost import acting, inputs
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_a_call_whose_worker_dies_is_made_here(when: int, capsys: Any) -> None:
+    model, managed, _ = acting("kill", quiet=False)
+    managed.record.survives = True
+    expected = copy.deepcopy(model)
+    result, wanted = model(inputs(when)), expected(inputs(when))
+    result.sum().backward()
+    wanted.sum().backward()
+    assert torch.equal(result, wanted)
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), expected.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+    model(inputs(0)).sum().backward()
+    assert "was ended by SIGKILL" in capsys.readouterr().err
+
+
+def train(model: nn.Module, before: Any = None) -> list[float]:
+    generator, losses = torch.Generator().manual_seed(1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(8):
+        if before is not None:
+            before(step)
+        x, y = torch.randn(8, 8, generator=generator), torch.randint(3, (8,), generator=generator)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)], nn.Linear(8, 3))
+    expected = train(copy.deepcopy(model))
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, run_folder=str(tmp_path))
+    managed = start(model, config, planner_for(config), announce=False, survives=True)
+    assert managed is not None
+    assert managed.overlap is not None
+    workers = list(managed.crew.workers)
+
+    def kill(step: int) -> None:
+        if step == 5:
+            os.kill(workers[0].process.pid, signal.SIGKILL)
+
+    found = train(model, kill)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert capsys.readouterr().err.count("runs in this process from here on") == 1
+
+
+class Greedy(nn.Module):
+    """Wants more memory than there is, once, in its worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.owner = nn.Linear(32, 32), os.getpid()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x[0, 0].item() == 1 and os.getpid() != self.owner:
+            torch.empty(1 << 60)
+        return self.layer(x)
+
+
+def test_memory_that_a_worker_has_not_got_may_be_here(capsys: Any) -> None:
+    model = nn.Sequential(Greedy(), Greedy())
+    managed = Managed(model, Crew(2, 1))
+    managed.record.survives = True
+    dispatch.manage(model, managed)
+    for when in (0, 0, 0, 1, 1):
+        expected = copy.deepcopy(model)(inputs(when))
+        assert torch.equal(model(inputs(when)), expected)
+    said = capsys.readouterr().err
+    assert "out of memory in worker 0, forward of 0: 4611686018427.4 MB could not be had; smaller batches" in said
