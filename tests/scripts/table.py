@@ -2,7 +2,9 @@
 
 python -m tests.scripts.table                        all of them, one at a time
 python -m tests.scripts.table --only vae unet        these anew; the others as they were
+python -m tests.scripts.table --new                  those without a verdict: takes a sweep up again
 python -m tests.scripts.table --draw                 the table from the verdicts that are there
+python -m tests.scripts.table --quick --references D all, with runs under python in children of this one, kept in D
 """
 
 from __future__ import annotations
