@@ -22,6 +22,7 @@ from gemini.capture.state import keeping_memory
 from gemini.errors import ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
+from gemini.planner.contention import Contention
 from gemini.planner.drawing import record_draws
 from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import find_written
@@ -193,6 +194,8 @@ def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
         found = profile(graph, args, kwargs, device=device, rounds=2, check=False, cache=wish.cache)
         if on_cpu:
             found = as_in_workers(found, graph, wish.workers, wish.threads)
+        else:  # steps run by plans where all workers have the same device, and processes take turns on it
+            found = Contention(wish.workers, wish.workers).slowed(found)
     return _of_all_pieces(_learning(found, graph), pieces)
 
 
