@@ -32,9 +32,11 @@ def record_draws(
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
         return ((),) * len(piped.stages), None
     devices = {tensor.device.type for tensor in (*piped.model.parameters(), *piped.model.buffers())}
-    if devices - {"cpu"} and any(node.random and node.checkpoint for node in piped.graph.nodes):
-        # There backward, and what a checkpoint runs again in it, has threads of its own.
-        raise UnplannableError("it draws random numbers inside a checkpoint, not on a CPU")
+    if devices - {"cpu"}:  # kernels there draw in an order of their own, and give no part of it
+        raise UnplannableError(
+            f"it draws random numbers on {min(devices - {'cpu'})}, which cannot be drawn for the whole batch; "
+            "rng='fast' would let every micro-batch draw its own"
+        )
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
     calls = [part_of(args, kwargs, batch.dims, 0, count) for count in (more, fewer)]
     try:

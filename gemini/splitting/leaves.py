@@ -174,12 +174,13 @@ def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any
     from gemini.splitting.graphs import statement_of
 
     order: list[Value] = []
+    where = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     given = _arguments
     if any(
         isinstance(leaf, Count) for form in (node.args, node.kwargs) for leaf in leaves(decode(form, interpreter.read))
     ):
         module, given = _Numbered(module, node, partial(_number, interpreter)), _numbered
-    calls = [ModelCall(*given(node, interpreter, size, order)) for size in _SIZES]
+    calls = [ModelCall(*given(node, interpreter, size, order, where)) for size in _SIZES]
     saved = Saved(module)
     region = node.region
     traces = []
@@ -260,35 +261,39 @@ def _number(interpreter: Interpreter, form: Any, samples: int) -> Any:
     raise Refused("it is given a number, or an object of the model, that depends on the batch")
 
 
-def _arguments(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
-    """Arguments like those of the node, for a number of samples."""
+def _arguments(
+    node: Node, interpreter: Interpreter, size: int, order: list[Value], where: torch.device
+) -> tuple[Any, Any]:
+    """Arguments like those of the node, for a number of samples, on a device."""
     order.clear()
 
     def read(form: Any) -> Any:
         if not isinstance(form, Ref):
             return _number(interpreter, form, size)
         order.append(interpreter.values[form])
-        return _made(order[-1], size)
+        return _made(order[-1], size, where)
 
     return decode(node.args, read), decode(node.kwargs, read)
 
 
-def _numbered(node: Node, interpreter: Interpreter, size: int, order: list[Value]) -> tuple[Any, Any]:
+def _numbered(
+    node: Node, interpreter: Interpreter, size: int, order: list[Value], where: torch.device
+) -> tuple[Any, Any]:
     """Arguments of `_Numbered`: the tensors, and one that counts samples."""
-    _arguments(node, interpreter, size, order)
+    _arguments(node, interpreter, size, order, where)
     order.append(Value("samples", Sample(0), (SAMPLES,), torch.float32, known=True, sized=0))
-    return tuple(_made(value, size) for value in order), {}
+    return tuple(_made(value, size, where) for value in order), {}
 
 
-def _made(value: Value, size: int) -> torch.Tensor:
+def _made(value: Value, size: int, where: torch.device) -> torch.Tensor:
     shape = list(value.shape)
     dim = getattr(value.kind, "dim", None)
     if dim is not None:
         shape[dim] = shape[dim] // SAMPLES * size
     if value.dtype.is_floating_point:
         noise = torch.rand(shape, dtype=torch.float32, generator=torch.Generator().manual_seed(0))
-        return noise.to(value.dtype).requires_grad_(value.grad)
-    return torch.ones(shape, dtype=value.dtype) if value.dtype == torch.bool else torch.zeros(shape, dtype=value.dtype)
+        return noise.to(where, value.dtype).requires_grad_(value.grad)
+    return torch.full(shape, value.dtype == torch.bool, dtype=value.dtype, device=where)
 
 
 def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[int, int]:

@@ -39,8 +39,8 @@ from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, p
 from gemini.runtime.deferred.watching import before_drawing
 from gemini.runtime.executor.executor import Executor
 from gemini.runtime.executor.request import StepResult as Ran
-from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
+from gemini.runtime.overlap.generators import follow, states_for
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
@@ -294,15 +294,14 @@ class Overlap:
                 given = None if asked.foreign is None else asked.foreign.results
                 request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes, given)
                 request.patience = _SLOW * plan.step_ms / 1e3
-                request.generator = self._states(plan)
+                request.generator = states_for(plan, self.managed)
                 ran = executor.run(request)
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
             self._failed(error)
             with nullcontext() if asked.foreign is None else asked.foreign.as_then():
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
-        if any(plan.draws) and ran.generator:
-            set_state(ran.generator)
+        follow(plan, self.managed, ran.generator)
         self._took(plan)
         return outline.build(found)
 
@@ -332,14 +331,13 @@ class Overlap:
             except SplittingError as error:  # this batch is not what the proof was about
                 return self._as_one(kind, pending, tape, root, str(error))
             request.patience = _SLOW * kind.plan.step_ms / 1e3
-            request.generator = self._states(kind.plan)
+            request.generator = states_for(kind.plan, self.managed)
             began = time.perf_counter()
             ran = executor.run(request)
         self._took(kind.plan)
         self.steps += 1
         self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
-        if any(kind.plan.draws) and ran.generator:
-            set_state(ran.generator)
+        follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran)
 
     def _as_one(self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str) -> StepResult | None:
@@ -377,20 +375,9 @@ class Overlap:
         assert kind.plan is not None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
         given = None if pending.work.foreign is None else pending.work.foreign.results
-        with here(), hookless(pending.work.model), torch.random.fork_rng(devices=[]):
+        with here(), hookless(pending.work.model), undrawn():
             reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs, given)
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
-
-    def _states(self, plan: StepPlan) -> bytes | list[bytes]:
-        """The states of generators that a step draws from: the program's own, or one a worker seeded by it."""
-        if not plan.is_random:
-            return b""
-        if any(plan.draws):
-            return get_state()
-        seed = int(torch.randint(2**62, ()))
-        workers = range(plan.schedule.ndevs)
-        states = [torch.Generator().manual_seed(seed + place).get_state() for place in workers]
-        return [bytes(state.numpy()) for state in states]
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
         """The stages in the workers, with the factors that this loss needs."""
