@@ -33,6 +33,7 @@ class Household:
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home
         self.addresses: dict[int, int] = {}
         self.devices: dict[int, str] = {}  # whose memory it is
+        self.moves = 0  # times that tensors got another home: whoever was told before knows the old ones
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
         self._segments: list[Segment] = []
@@ -47,6 +48,7 @@ class Household:
             self._take_in([t for t in tensors if id(t) not in self.devices and device.owns(t)], device)
 
     def _take_in(self, tensors: list[torch.Tensor], device: Device) -> None:
+        self.moves += any(id(tensor) in self.tensors for tensor in tensors)
         for group in _groups([tensor for tensor in tensors if can_move(tensor)]):
             segment, homes = move_in(group, device)
             self._segments.append(segment)

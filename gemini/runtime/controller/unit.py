@@ -69,7 +69,7 @@ class Unit:
         if not isinstance(reply, Done):
             self.is_our_fault = True
             return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
-        self.snapshot = Snapshot(self.module)
+        self.snapshot, self._moves = Snapshot(self.module), self.household.moves
         return ""
 
     def obstacle(self) -> str:
@@ -77,7 +77,7 @@ class Unit:
         if self.refused:
             return self.refused
         try:
-            if self.snapshot.changed() or self.worker.bring_home(self):
+            if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
                 reason = self.install()
                 if reason:
                     return reason

@@ -143,19 +143,17 @@ class Executor:
             self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
         for worker in self.workers:
             worker.link.carriage.trim()
-        self._snapshots = [Snapshot(stage) for stage in stages]
+        self._snapshots, self._moves = [Snapshot(stage) for stage in stages], self.household.moves
 
-    def _bring_home(self) -> bool:
-        """See to it that all tensors are where workers see them; whether one has got another home."""
-        moved = [
+    def _bring_home(self) -> None:
+        """See to it that all tensors are where workers see them."""
+        for worker, held in zip(self.workers, self._held, strict=True):
             self.household.bring_home(held, worker.device)
-            for worker, held in zip(self.workers, self._held, strict=True)
-        ]
-        return any(moved)
 
     def _keep_current(self) -> None:
         """Send the stages again where the program has changed them: a tensor that has moved, an attribute."""
-        if self._bring_home() or any(snapshot.changed() for snapshot in self._snapshots):
+        self._bring_home()
+        if self._moves != self.household.moves or any(snapshot.changed() for snapshot in self._snapshots):
             self.install(self.stages, self._texts)
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
