@@ -48,13 +48,15 @@ def request_outputs(  # noqa: PLR0917
     given: Mapping[int, Any] | None = None,
 ) -> StepRequest:
     """The forward as the executor takes it; `given`: what was drawn from other generators than torch's."""
+    from gemini.runtime.controller.dispatch import here
     from gemini.splitting.foreseeing import Foreseen
 
     plan = kind.plan
     assert plan is not None
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
-    nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
+    with here():
+        nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
         inputs_of(piped.wiring, piped.model, bound, dims, sizes),

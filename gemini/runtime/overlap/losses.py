@@ -87,6 +87,7 @@ def request_of(
     kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
 ) -> StepRequest:
     """The step as the executor takes it."""
+    from gemini.runtime.controller.dispatch import here
     from gemini.runtime.executor.request import inputs_of
     from gemini.splitting.foreseeing import Foreseen
 
@@ -97,7 +98,8 @@ def request_of(
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
     foreign = pending.work.foreign
     known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
-    nodes, ops = splitting.weights(known, sizes)
+    with here():  # layers without weights may be among what is known ahead
+        nodes, ops = splitting.weights(known, sizes)
     operands = {
         number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))
         for number in prepared.loss.operands
