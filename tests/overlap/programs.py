@@ -175,6 +175,16 @@ def samples_second(model: nn.Module, optimizer: torch.optim.Optimizer, step: int
     return finish(F.cross_entropy(model(x).flatten(0, 1), y.flatten()), optimizer)
 
 
+@program(TimeFirst)
+def ctc(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    chance = torch.Generator().manual_seed(step)
+    x = torch.randn(LENGTH, 8, 9, generator=chance, dtype=torch.float64)
+    targets = torch.randint(1, CLASSES, (8, 3), generator=chance)
+    lengths = torch.randint(1, 3, (8,), generator=chance)
+    scores = model(x).log_softmax(2)
+    return finish(F.ctc_loss(scores, targets, torch.full((8,), LENGTH), lengths, zero_infinity=True), optimizer)
+
+
 @program(Plain)
 def changed_after_the_call(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)

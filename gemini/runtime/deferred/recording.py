@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
 
 
+def _like_ctc_loss(  # noqa: PLR0917
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    del targets, input_lengths, target_lengths, blank, zero_infinity
+    is_usual = log_probs.dim() == 3 and log_probs.dtype in (torch.float32, torch.float64)
+    if not is_usual or reduction not in ("mean", "sum", "none"):
+        raise _Unfit
+    return log_probs.sum((0, 2)) if reduction == "none" else log_probs.sum()
+
+
+# What ops that look into their arguments return is known by functions that do not.
+_ALIKE: dict[Any, Callable[..., Any]] = {torch.nn.functional.ctc_loss: _like_ctc_loss}
+
+
 class _Unfit(Exception):
     """Arguments that cannot be written down."""
 
@@ -38,7 +53,8 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any, name: Any = 
         hash(kind)
     except (_Unfit, TypeError):
         return None
-    facts = facts_of(kind, lambda fakes: given.call(function, args, kwargs, fakes), metas)
+    alike = _ALIKE.get(function, function)
+    facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
     if facts is None or facts.is_random:
         return None
     if facts.writes and not _may_write(pending, given, facts):
