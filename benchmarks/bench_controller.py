@@ -3,7 +3,7 @@
     python benchmarks/bench_controller.py [--models gpt many] [--workers 2] [--steps 30] [--profile] [--json FILE]
 
 A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the thread that calls it computed
-(`time.thread_time`: without what others compute, though they make it longer through shared caches and cores); the copies
+(`time.thread_time`: without what others compute, though they make it longer by sharing caches and cores); the copies
 of batch and targets are told apart and not counted. What torch takes to accumulate as many gradients, with or without
 workers, is counted, and told as well. `waiting` is the rest of the clock: from the call until a worker begins, and from
 the last action of a worker until `backward()` returns, whoever was computing; it needs a quiet machine. `letting go` is

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from operator import attrgetter
+from operator import attrgetter, is_
 from sys import getrefcount
 from typing import Any
 
@@ -84,8 +84,8 @@ class Loans:
 
     def _is_open(self, row: Row) -> bool:
         """Whether its slabs are what they were."""
-        known = self._open
-        return all(known.get(slab) is opened and opened.is_whole() for slab, opened in row.opened.items())
+        opened = row.opened.values()
+        return all(map(is_, map(self._open.get, row.opened), opened)) and all(map(_Open.is_whole, opened))
 
     def _open_all(self, row: Row) -> None:
         row.opened, row.looks = {}, []
