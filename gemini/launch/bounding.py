@@ -15,6 +15,8 @@ from torch import nn
 
 from gemini.launch.clock import Clock
 
+_IDLE = 1.05  # no plan keeps all workers busy all the time
+
 
 def at_best_ms(model: nn.Module, args: Any, kwargs: Any, step_ms: float, workers: int) -> float:
     """The least that a step of `step_ms` could take by workers; everything is left as it was.
@@ -26,7 +28,7 @@ def at_best_ms(model: nn.Module, args: Any, kwargs: Any, step_ms: float, workers
     if any(one.device.type != "cpu" for one in model.parameters()):
         return 0.0
     slower = 1.0 if own <= threads else _slower(model, args, kwargs, threads)
-    return step_ms * slower / min(workers, max(1, cores // threads))
+    return _IDLE * step_ms * slower / min(workers, max(1, cores // threads))
 
 
 def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
@@ -41,7 +43,7 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
     taken = []
     try:
         with here(), hookless(model), saved.watching():
-            for count in (before, threads):
+            for count in (before, threads, before):  # the first is slower than it need be
                 torch.set_num_threads(count)
                 given = call.arguments()
                 clock = Clock()
@@ -51,4 +53,4 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
     finally:
         torch.set_num_threads(before)
         saved.restore()
-    return max(1.0, taken[1] / max(taken[0], 1e-6))
+    return max(1.0, taken[1] / max(min(taken[0], taken[2]), 1e-6))

@@ -48,8 +48,8 @@ def test_a_forward_on_the_threads_of_a_worker_leaves_everything_as_it_was() -> N
     state = {name: one.clone() for name, one in model.state_dict().items()}
     generator = torch.get_rng_state()
     found = at_best_ms(model, (x,), {}, 100.0, 2)
-    assert found >= 50.0
-    assert THREADS == [2, 1]
+    assert found >= 52.5
+    assert THREADS == [2, 1, 2]
     assert torch.get_num_threads() == 2
     assert model.calls == 0
     assert hooked == []
@@ -68,7 +68,7 @@ def test_what_the_model_raises_is_raised_and_threads_are_put_back() -> None:
 @pytest.mark.usefixtures("two_threads")
 def test_nothing_runs_where_this_process_has_no_more_threads_than_a_worker() -> None:
     torch.set_num_threads(1)
-    assert at_best_ms(Odd(), (torch.zeros(8, 4),), {}, 100.0, 2) == 50.0
+    assert at_best_ms(Odd(), (torch.zeros(8, 4),), {}, 100.0, 2) == 52.5
     assert THREADS == []
 
 

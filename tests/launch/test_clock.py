@@ -1,0 +1,23 @@
+"""Trials are timed by what the calling thread computes."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from gemini.launch.clock import Clock
+
+
+def spin(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_other_threads_and_waiting_do_not_count() -> None:
+    other = threading.Thread(target=spin, args=(0.1,))
+    clock = Clock()
+    other.start()
+    spin(0.02)
+    other.join()
+    assert 20 <= clock.ms() < 90
