@@ -68,6 +68,8 @@ REWRITES = [
     ),
     ("torch.load(f, map_location='cuda')", "torch.load(f, map_location=__gemini__.map_location('cuda'))"),
     ("torch.load(f, 'cuda')", "torch.load(f, __gemini__.map_location('cuda'))"),
+    ("torch.jit.load(f)", "torch.jit.load(f)"),
+    ("torch.jit.load(f, map_location=d)", "torch.jit.load(f, map_location=__gemini__.device(d))"),
     ("torch.cuda.synchronize()", "__gemini__.stand_in(torch.cuda.synchronize)()"),
     ("sync()", "__gemini__.stand_in(sync)()"),
     ("torch.autocast('cuda')", "torch.autocast(__gemini__.device_type('cuda'))"),

@@ -46,7 +46,7 @@ _POSITIONS = {
     "torch.amp.GradScaler": (0, "device_type"),
     "torch.amp.grad_scaler.GradScaler": (0, "device_type"),
     "torch.load": (1, "map_location"),
-    "torch.jit.load": (1, "map_location"),
+    "torch.jit.load": (1, "device"),
     "torch.nn.parallel.DistributedDataParallel": (1, "device_ids"),
     "torch.distributed.init_process_group": (0, "backend"),
 }
@@ -54,6 +54,7 @@ _PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
 _STANDING_IN = frozenset(name.rpartition(".")[2] for name in STAND_INS)
 # Calls whose keywords are their own; the `device` of a scaler says what kind of arithmetic to set up.
 _OWN_KEYWORDS: dict[str, _Routes] = {
+    "torch.jit.load": {"map_location": "device"},  # a device only: functions and tables are refused
     "torch.amp.GradScaler": {"device": "device_type"},
     "torch.amp.grad_scaler.GradScaler": {"device": "device_type"},
     "torch.nn.parallel.DistributedDataParallel": {"device_ids": "device_ids", "output_device": "device_ids"},
