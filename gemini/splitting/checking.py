@@ -85,14 +85,14 @@ def _check_tape(  # noqa: PLR0917
     whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
     needed = tape.needed_for(root)  # what else was computed may be about the whole batch
-    loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed)[root]
+    loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed, double=True)[root]
     gathered = torch.zeros_like(loss)
     doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
     for index, (start, length) in enumerate(pieces(sizes)):
         given = split_operands(doubled, splitting, start, length, total)
         ops = {at: weight[index] for at, weight in weights.items()}
         outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
-        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed)[root]
+        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed, double=True)[root]
     if not _near(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
     leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]

@@ -36,8 +36,14 @@ def run_tape(  # noqa: PLR0917
     samples: int = 0,
     weights: Mapping[int, Any] | None = None,
     needed: Sequence[int] | None = None,
+    *,
+    double: bool = False,
 ) -> dict[int, torch.Tensor]:
-    """All values of a tape, or those that some ops make; with a splitting, of a micro-batch of so many samples."""
+    """All values of a tape, or those that some ops make; with a splitting, of a micro-batch of so many samples.
+
+    Given values are `double` where numbers are compared. What an op rounds goes on in float64 then: the others are, and
+    not every op takes both.
+    """
     values: dict[int, Any] = {**dict(enumerate(outputs)), **operands}
     for at in range(len(tape.ops)) if needed is None else needed:
         op = tape.ops[at]
@@ -49,6 +55,8 @@ def run_tape(  # noqa: PLR0917
             if weights and at in weights:
                 result = weigh(result, weights[at])
         found = [tensor for _, tensor in tensors(result)] if result is not None else [values[op.writes]]  # type: ignore[index]
+        if double and op.writes is None:
+            found = [one.double() if one.is_floating_point() else one for one in found]
         values.update(zip(op.results, found, strict=True))
         if op.writes is not None and op.results:
             values[op.writes] = values[op.results[0]]

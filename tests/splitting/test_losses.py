@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gemini.splitting.checking import check
 from gemini.step.splitting import SplittingError
 from tests.splitting.recorder import Step
 
@@ -235,3 +236,10 @@ def test_numbers_of_samples_are_looked_at_in_every_step():
     step.tape.operands[number] = torch.arange(N).flip(0)
     with pytest.raises(SplittingError, match="does not number the samples"):
         step.split([3, 4])
+
+
+def test_numbers_are_compared_where_a_loss_goes_on_in_another_precision():
+    projection = positive(C, 3).float()
+    step = Step(*rows(), lambda o: (o.bfloat16().float() @ projection).pow(2).mean())
+    assert step.reason == ""
+    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
