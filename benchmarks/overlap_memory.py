@@ -4,8 +4,9 @@
 
 Measured is the peak of a worker's memory in some steps (anonymous and shared, not files of code), without what a worker
 has that runs a model of next to nothing: the interpreter, torch and our own code. Expected are weights, gradients, what
-is kept for backward and what a node takes while it runs; the state of the optimizer is not a worker's, it is in the
-program's own process.
+is kept for backward, what an action takes while it runs, what is on the way, and what lies idle in the heap or is kept
+by libraries (`gemini.planner.worker_memory`); the state of the optimizer is not a worker's, it is in the program's own
+process. How much lies idle differs from run to run by some MB, for the C library decides it.
 
 Limit: the largest worker at most 1.10 times what was expected of it.
 """
@@ -122,7 +123,8 @@ def main() -> int:
             for measured, memory in found:
                 parts = (
                     f"weights {memory.weights_mb:.0f}, gradients {memory.gradients_mb:.0f}, "
-                    f"kept {memory.activations_mb:.0f}, working {memory.working_mb:.0f}"
+                    f"kept {memory.activations_mb:.0f}, working {memory.working_mb:.0f}, "
+                    f"transfers {memory.transfers_mb:.0f}, libraries and gaps {memory.libraries_mb:.0f}"
                 )
                 expected = _expected(memory)
                 print(
