@@ -93,6 +93,8 @@ class Recognition:
             self._unwatch()
             return None
         parameters = list(module.parameters())
+        if _is_transformed(parameters):
+            return None
         if not any(id(one) in self._open or (self._all and one.requires_grad) for one in parameters):
             _remember(self._passing, module)
             return None
@@ -196,6 +198,13 @@ def _watching(recognition: Recognition) -> Any:
 
     __call__.is_recognition = True  # type: ignore[attr-defined]
     return __call__
+
+
+def _is_transformed(parameters: list[nn.Parameter]) -> bool:
+    """Whether a call is one of `torch.func`: others stand in for the parameters, or a transform is going on."""
+    if any(not isinstance(one, nn.Parameter) for one in parameters):
+        return True
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _remember(table: dict[int, weakref.ref[Any]], one: Any) -> None:

@@ -142,3 +142,14 @@ def test_objects_that_are_gone_leave_nothing_behind(found: Recognition) -> None:
     del model
     assert not found._settled
     assert not found._open
+
+
+def test_a_model_that_was_called_by_functional_call_first(found: Recognition) -> None:
+    model, x = net(), torch.randn(2, 4)
+    found.given(sgd(model))
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    torch.func.functional_call(model, weights, (x,))
+    torch.func.vmap(lambda one: torch.func.functional_call(model, dict(model.named_parameters()), (one,)))(x)
+    assert met(found) == []
+    model(x)
+    assert met(found) == [model]
