@@ -13,6 +13,12 @@ SIZES = {
 }
 
 
+DEFAULTS = {
+    "tiny": {"steps": 40, "batch_size": 16, "lr": 1e-3},
+    "large": {"steps": 6, "batch_size": 4, "lr": 3e-5},
+}
+
+
 def make_config(size, vocabulary=None):
     """BERT of a size; the tiny one has a vocabulary to match."""
     words = vocabulary or (30522 if size == "large" else 400)
@@ -91,14 +97,23 @@ class Squad(Dataset):
 
 
 def add_arguments(parser):
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--size", choices=SIZES, default="large")
+    parser.add_argument("--steps", type=int, help="by default 6 for the large one, 40 for the tiny one")
+    parser.add_argument("--batch-size", type=int, help="by default 4 and 16")
     parser.add_argument("--length", type=int, default=64, help="tokens of question and context")
-    parser.add_argument("--lr", type=float, help="by default 1e-3 for the tiny one, 3e-5 for the large one")
+    parser.add_argument("--lr", type=float, help="by default 3e-5 and 1e-3")
     parser.add_argument("--data", help="train-v1.1.json of SQuAD; without it, questions are made up")
     parser.add_argument("--vocab", help="vocab.txt of a WordPiece tokenizer, for --data")
     parser.add_argument("--seed", type=int, default=0)
+
+
+def parse(parser):
+    """The arguments, with what the size of the model decides."""
+    args = parser.parse_args()
+    for name, value in DEFAULTS[args.size].items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
 
 
 def make_data(args, config):
@@ -106,7 +121,3 @@ def make_data(args, config):
     if args.data:
         return Squad(args.data, args.vocab, args.length, count)
     return Synthetic(count, args.length, config.vocab_size, args.seed)
-
-
-def learning_rate(args):
-    return args.lr or {"tiny": 1e-3, "large": 3e-5}[args.size]

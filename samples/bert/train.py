@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from squad import add_arguments, learning_rate, make_config, make_data
+from squad import add_arguments, make_config, make_data, parse
 from torch.utils.data import DataLoader
 from transformers import BertForQuestionAnswering, get_linear_schedule_with_warmup
 
@@ -23,14 +23,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--save", type=Path, help="write the trained weights here")
-    args = parser.parse_args()
+    args = parse(parser)
 
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = make_config(args.size)
     model = BertForQuestionAnswering(config).to(device)
     loader = DataLoader(make_data(args, config), batch_size=args.batch_size, shuffle=True)
-    optimizer = make_optimizer(model, learning_rate(args))
+    optimizer = make_optimizer(model, args.lr)
     scheduler = get_linear_schedule_with_warmup(optimizer, args.steps // 10, args.steps)
 
     model.train()

@@ -2,7 +2,7 @@
 
 import argparse
 
-from squad import add_arguments, learning_rate, make_config, make_data
+from squad import add_arguments, make_config, make_data, parse
 from transformers import BertForQuestionAnswering, Trainer, TrainingArguments, set_seed
 
 
@@ -10,7 +10,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--output", default="bert-output", help="folder of checkpoints")
-    args = parser.parse_args()
+    args = parse(parser)
 
     set_seed(args.seed)
     config = make_config(args.size)
@@ -18,7 +18,7 @@ def main():
         output_dir=args.output,
         per_device_train_batch_size=args.batch_size,
         max_steps=args.steps,
-        learning_rate=learning_rate(args),
+        learning_rate=args.lr,
         warmup_steps=args.steps // 10,
         weight_decay=0.01,
         logging_steps=5,

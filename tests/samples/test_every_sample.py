@@ -13,7 +13,7 @@ import pytest
 SAMPLES = Path(__file__).parents[2] / "samples"
 NAMES = sorted(path.parent.name for path in SAMPLES.glob("*/README.md"))
 QUICK = {
-    "bert": ("--steps", "6", "--batch-size", "8", "--length", "32"),
+    "bert": ("--size", "tiny", "--steps", "6", "--batch-size", "8", "--length", "32"),
     "gan": ("--steps", "6", "--batch-size", "16", "--width", "8"),
     "gpt": ("--steps", "6", "--batch-size", "8", "--context", "16", "--width", "32", "--depth", "2"),
     "lstm_lm": ("--epochs", "1", "--length", "64"),
