@@ -14,9 +14,9 @@ from collections.abc import Hashable
 
 _SLACK = 64 + 32  # bytes: what is asked for beyond a block, to align it
 # Of so many places where two gaps meet, one has a small block between them that lives on: parts of autograd's graphs,
-# of libraries, of Python. Found by replaying the blocks of T5 in a worker: its heap had grown to 71 MB, by this to 68,
-# without such places to 54; in another worker to 46, 43 and 38.
-_PINNED = 10
+# of libraries, of Python. Found by replaying the blocks of a T5 in two workers: their heaps had grown by 71 and 46 MB
+# (in another run by 94 and 45); replayed by 66 and 49, without such places by 54 and 38.
+_PINNED = 6
 _LARGEST = 32 << 20  # bytes: larger ones do not come from the heap, and go back at once
 _MB = float(1 << 20)
 
