@@ -71,7 +71,8 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         short = reads.short_name(name)
         if short in reads.SIZES:
             return reads.read_size(self, short, func, args, kwargs)
-        if short in reads.STATIC or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
+        casts = short == "type" and (len(args) > 1 or kwargs)  # else it only says the type
+        if (short in reads.STATIC and not casts) or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
             return func(*strip(args), **strip(kwargs))
         if short in reads.REFUSED or not name:
             self.refuse(f"{short or getattr(func, '__name__', func)!s} leaves the tensor world")

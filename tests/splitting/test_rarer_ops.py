@@ -130,3 +130,24 @@ def test_functions_are_known_ahead_where_they_look_at_sizes_only():
         graph = capture(Bounded(looks), given)
         (output,) = graph.outputs()
         assert isinstance(prove_graph(graph, given, {}).kind(output), kind)
+
+
+class Cast(nn.Module):
+    """Casts by `type`, which without an argument only tells the type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(D, D), nn.Linear(D, D).double()
+
+    def forward(self, x):
+        h = self.one(x)
+        if h.type() != "torch.FloatTensor":
+            raise TypeError(h.type())
+        return self.two(h.type(self.two.weight.dtype)).type("torch.FloatTensor").type(torch.float32)
+
+
+def test_casts_by_type_are_followed():
+    graph = capture(Cast(), (torch.randn(4, D),))
+    (output,) = graph.outputs()
+    assert not graph.blocks
+    assert prove_graph(graph).kind(output) == Sample(0)
