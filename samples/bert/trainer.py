@@ -25,6 +25,7 @@ def main():
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
+        dataloader_pin_memory=False,
         seed=args.seed,
     )
     data = make_data(args, config)
