@@ -422,7 +422,9 @@ def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws
     """What a call draws from Python's and NumPy's generators, now that it is made."""
     if kind.plan is None or not kind.plan.is_foreign:
         return None
-    with torch.no_grad():
+    from gemini.runtime.controller.dispatch import here
+
+    with here(), torch.no_grad():
         return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))
 
 
