@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -105,7 +106,8 @@ class Peers:
 
     def _spawn(self) -> None:
         context = multiprocessing.get_context("spawn")
-        store = "" if self.keeping else f"{tempfile.mkdtemp(prefix='overlap-')}/store"
+        self.folder = tempfile.mkdtemp(prefix="overlap-")
+        store = "" if self.keeping else f"{self.folder}/store"
         ends = [context.Pipe() for _ in range(self.workers)]
         self.pipes = [mine for mine, _ in ends]
         seats = [Seat(rank, self.workers, cores, store, self.interface) for rank, cores in enumerate(self.seats)]
@@ -167,6 +169,7 @@ class Peers:
             process.join(patience)
             process.kill()
             process.join()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def cpu_seconds(pid: int) -> float:
