@@ -157,7 +157,11 @@ def _reading(worker: Worker) -> Iterator[None]:
     """Be the one who reads what a worker says; others find their replies in the mailbox."""
     with worker._arrival:
         while worker._reading:
-            worker._arrival.wait()
+            worker._waiting += 1  # or nobody would be told
+            try:
+                worker._arrival.wait()
+            finally:
+                worker._waiting -= 1
         worker._reading = True
     try:
         yield

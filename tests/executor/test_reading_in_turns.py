@@ -1,0 +1,39 @@
+"""Threads that ask the same worker at the same time all get their turn to read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.executor.asking import _reading
+from gemini.runtime.protocol import Forget
+
+
+def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
+    crew = Crew(1, 1)
+    worker = crew.workers[0]
+    entered = threading.Event()
+
+    def ask() -> None:
+        worker.ask(Forget(worker.next_number(), [], []), "forget nothing")
+
+    def read() -> None:
+        with _reading(worker):
+            entered.set()
+
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    while not worker._reading:
+        entered.wait(0.01)
+    reading = threading.Thread(target=read, daemon=True)
+    reading.start()
+    while not worker._waiting:
+        assert reading.is_alive()
+        entered.wait(0.01)
+    os.kill(worker.process.pid, signal.SIGCONT)
+    assert entered.wait(30)
+    asking.join(30)
+    crew.stop()
