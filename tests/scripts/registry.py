@@ -133,6 +133,16 @@ PROGRAMS = (
         "mixture_of_experts", "mixture of experts with a balance loss", why_whole="the balance loss couples samples"
     ),
     Program("own_optimizer", "own optimizer and autograd function"),
+    Program("weight_drop_lstm", "dropout on weights, averaged SGD"),
+    Program("old_style_lstm", "types compared, hidden states repackaged"),
+    Program("architecture_search", "architecture weights that are no parameters", "workers know parameters only"),
+    Program("kfac", "hooks on layers that make the step", "hooks run in the program's own process"),
+    Program("momentum_contrast", "a queue, weights replaced in forward", "its forward replaces weights"),
+    Program("gradnorm", "losses differentiated again after the step", "gradients of gradients"),
+    Program("per_sample_gradients", "torch.func, then plain steps"),
+    Program("scripted", "torch.jit", "torch.jit has compiled it"),
+    Program("changes_midway", "head, layers, dtype, forward changed while training"),
+    Program("threads_train", "several models trained in threads"),
     Program("inference_only", "trains nothing", TINY),
 )
 
