@@ -32,6 +32,12 @@ for step in range(6):
 """
 
 
+def begin(command: str, *words: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cwd / "cache"), "COLUMNS": "120"}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([command, *words], cwd=cwd, env=environment, text=True, **streams)
+
+
 def run(command: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [command, *words],
@@ -82,3 +88,15 @@ def test_a_program_that_trains_nothing_ends_with_one_line(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "torch.Size([1, 2])\n")
     assert done.stderr == "gemini: no model was trained: the program ran as under python\n"
     assert run(COMMAND, "-q", "eval.py", cwd=tmp_path).stderr == ""
+
+
+def test_runs_that_share_a_folder_and_later_ones_that_find_their_plan(folder: Path) -> None:
+    expected = run(sys.executable, "train.py", cwd=folder)
+    both = [begin(COMMAND, *FORCED, "train.py", cwd=folder) for _ in range(2)]
+    for one in both:
+        stdout, stderr = one.communicate(timeout=200)
+        assert (one.returncode, stdout) == (0, expected.stdout), stderr
+        assert "plan is not used" not in stderr
+    _, later = begin(COMMAND, *FORCED, "--dry-run", "train.py", cwd=folder).communicate(timeout=200)
+    assert "plan from cache" in later
+    assert len(list((folder / ".gemini").glob("explain-*.json"))) == 2
