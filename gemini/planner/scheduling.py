@@ -25,9 +25,9 @@ from gemini.schedule.schedplan import SchedPlan
 AUTO = "auto"
 _NEAR = 0.03  # a step so close to an even share without any waiting is good enough
 _ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beginning and end of a graph
-# What the program's own process does before the first action and after the last: about 3 ms for 133 parameters
-# (`benchmarks/bench_controller.py`).
-_STEP_MS, _PARAMETER_MS = 1.0, 0.015
+# What the program's own process does before the first action and after the last: 4.3 ms for 133 parameters, at best on
+# a busy machine (`benchmarks/bench_controller.py`).
+_STEP_MS, _PARAMETER_MS = 1.0, 0.025
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
