@@ -6,11 +6,13 @@ only if asked for.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -53,6 +55,7 @@ def _ended(child: int) -> int:
 
 def _child(program: Program, folder: Path, threads: int, moved: int, environment: dict[str, str]) -> NoReturn:
     code = 1
+    atexit._clear()
     try:
         os.setsid()
         os.chdir(folder)
@@ -77,6 +80,8 @@ def _child(program: Program, folder: Path, threads: int, moved: int, environment
     except BaseException:
         traceback.print_exc()
     finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
