@@ -155,9 +155,10 @@ def train(repeat: int, folder: str) -> bool:
     for title, size in SIZES.items():
         found: dict[str, list[tuple[Spent, Spent]]] = {sys.executable: [], GEMINI: []}
         losses, said = set(), ""
-        for _ in range(repeat):
+        for turn in range(repeat):
             for command, taken in found.items():
-                _, ended = run([command, str(program), *map(str, size)], folder)
+                cache = str(Path(folder, f"{size}-{turn}"))  # nothing is known from an earlier run
+                _, ended = run([command, str(program), *map(str, size)], folder, XDG_CACHE_HOME=cache)
                 data = json.loads(ended.stdout)
                 losses.add(data["loss"])
                 said = ended.stderr.strip() or said
