@@ -1,6 +1,6 @@
 """The BERT-Large sample in two workers against one process: the memory of the largest, and the step foretold.
 
-    python benchmarks/bench_bert_sample.py [--only memory time] [--steps 6] [--batch-size 8] [--length 64]
+    python benchmarks/bench_bert_sample.py [--only memory time] [--steps 7] [--batch-size 4] [--length 64]
 
 memory   both ways, the peak of every process's proportional set size (its own pages, and of pages that it shares its
          share), looked at five times a second. Limit: the largest worker 0.6 times the single process
@@ -147,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=["memory", "time"], default=["memory", "time"])
     parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--length", type=int, default=64)
     given = parser.parse_args()
     words = [str(SAMPLE), "--size", "large", "--steps", str(given.steps)]
