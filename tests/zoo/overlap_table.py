@@ -18,8 +18,9 @@ float32, and so rounds sums over micro-batches otherwise, must agree to 1e-5: *e
 first loss and the first gradients agree, and what differs later differs no more than ten times what the last bits of
 the weights change on one device.
 
-- **path**: *overlapped*: micro-batches overlap under the schedule; *dispatched*: one batch at a time through the
-  workers; *local*: in the program's process. **why**: what kept it from the overlapped path.
+- **path**: *overlapped*: micro-batches overlap under the schedule; *undivided*: the batch may not be split and is one
+  micro-batch of a plan, in which gradients of weights may overlap; *dispatched*: one batch at a time through the
+  workers, module by module; *local*: in the program's process. **why**: what kept it from the overlapped path.
 - **worst**: the largest difference, in units of its limit.
 """
 MANY = """
@@ -31,6 +32,7 @@ the schedule does not exist for this model, from which too few stages can be cut
 runs, **d** the batch was dispatched as one, **≠** different, **x** failed.
 """
 _JUDGED = ("equal", "noise", "different", "failed", "no layout")
+_BY_PLAN = (("overlapped",), ("overlapped", "undivided"))
 _MARKS = {"equal": "=", "noise": "~", "different": "≠", "failed": "x", "no layout": "·"}
 
 
@@ -39,9 +41,13 @@ def table(rows: list[Row]) -> str:
     judged = sorted((row for row in rows if row["status"] in _JUDGED), key=lambda row: str(row["name"]))
     plain = [row for row in judged if row["name"] == row["model"]]
     paths, states = Counter(row.get("path", "") for row in plain), Counter(row["status"] for row in plain)
-    share = paths["overlapped"] / max(len(plain), 1)
+    share, planned = (sum(paths[one] for one in those) / max(len(plain), 1) for those in _BY_PLAN)
     lines = [HEAD, *_versions(plain)]
-    lines += ["", f"{len(plain)} trained: {dict(states)}; paths {dict(paths)}: {share:.1%} overlapped.", ""]
+    lines += [
+        "",
+        f"{len(plain)} trained: {dict(states)}; paths {dict(paths)}: {share:.1%} overlapped, {planned:.1%} by a plan.",
+        "",
+    ]
     lines += [_row("model", "class", "result", "worst", "path", "why not overlapped"), "|---|---|---|---|---|---|"]
     for row in plain:
         worst, path = f"{row.get('worst', 0):.0e}", row.get("path", "")
