@@ -18,7 +18,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from gemini.managed.devices import torch_module
@@ -42,6 +42,7 @@ class Site:
 Handler = Callable[[Any, Site], None]
 
 _sites: dict[tuple[str, str, int], Site] = {}
+_places: dict[tuple[str, int, int], tuple[CodeType, Site]] = {}  # by the instruction; codes are kept, or ids would lie
 _objects: dict[str, dict[int, weakref.ref[Any]]] = {}
 _handlers: list[Handler] = []
 
@@ -97,15 +98,20 @@ def watch(handler: Handler) -> Callable[[], None]:
 def forget() -> None:
     """Drop all sites and objects (a new script in the same process)."""
     _sites.clear()
+    _places.clear()
     _objects.clear()
 
 
 def _note(kind: str, value: Any, keep: bool = True) -> None:
     frame = sys._getframe(2)
-    key = (kind, frame.f_code.co_filename, frame.f_lineno)
-    site = _sites.get(key)
-    if site is None:
-        site = _sites[key] = Site(*key, function=frame.f_code.co_name)
+    code, place = frame.f_code, (kind, id(frame.f_code), frame.f_lasti)
+    known = _places.get(place)
+    if known is None or known[0] is not code:
+        key = (kind, code.co_filename, frame.f_lineno)  # to find the line, Python reads all those before it
+        if key not in _sites:
+            _sites[key] = Site(*key, function=code.co_name)
+        known = _places[place] = code, _sites[key]
+    site = known[1]
     if keep:
         living = _objects.setdefault(kind, {})
         if id(value) not in living:
