@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,11 +36,11 @@ from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.watching import before_drawing
-from gemini.runtime.executor.executor import Executor
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.generators import follow, states_for
 from gemini.runtime.overlap.hookless import hookless
+from gemini.runtime.overlap.installing import executor_for
 from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
@@ -49,14 +48,13 @@ from gemini.runtime.overlap.reasons import of_failure, of_plan
 from gemini.runtime.overlap.results import result_of
 from gemini.runtime.overlap.roster import Roster, roster_of
 from gemini.runtime.overlap.swapped import has_swapped
-from gemini.step.program import program_of
 from gemini.step.splitting import SplittingError
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:
-    from gemini.pipe.piped import Piped
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
+    from gemini.runtime.executor.executor import Executor
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
@@ -380,32 +378,8 @@ class Overlap:
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
-        """The stages in the workers, with the factors that this loss needs."""
-        assert kind.plan is not None
-        wanted = set(prepared.splitting.node_shares)
-        if kind.executor is None or not wanted <= set(kind.shares):
-            kind.shares = tuple(sorted(wanted | set(kind.shares)))
-            piped = kind.plan.build(kind.shares)
-            kind.executor = self._installed(kind, piped)
-            if kind.executor is not None:
-                return kind.executor
-            program = replace(program_of(piped, kind.plan.schedule, draws=kind.plan.draws), once=kind.plan.once)
-            kind.executor = Executor(self.managed.crew, self.managed.household, program)
-            where = f"<stages of {type(piped.model).__name__}>"
-            kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
-        return kind.executor
-
-    def _installed(self, kind: Kind, piped: Piped) -> Executor | None:
-        """The stages of another length, where their text is the same."""
-        assert kind.plan is not None
-        for other in (one for kinds in self.kinds.values() for one in kinds):
-            if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
-                continue
-            mine, their = kind.plan, other.plan
-            same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
-            if same and other.plan.build(other.shares).sources == piped.sources:
-                return other.executor
-        return None
+        known = (one for kinds in self.kinds.values() for one in kinds)
+        return executor_for(kind, prepared, known, self.managed)
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
         if self.trace is None or self.steps not in (3, 10):  # once warm, and once more

@@ -1,0 +1,46 @@
+"""Installing: the stages of a plan in the workers, once for all kinds of calls whose stages are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gemini.runtime.executor.executor import Executor
+from gemini.runtime.overlap.kinds import Kind
+from gemini.runtime.overlap.losses import Prepared
+from gemini.step.program import program_of
+
+if TYPE_CHECKING:
+    from gemini.pipe.piped import Piped
+    from gemini.runtime.controller.managed import Managed
+
+
+def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed: Managed) -> Executor:
+    """The stages in the workers, with the factors that this loss needs; `known` kinds may have them already."""
+    assert kind.plan is not None
+    wanted = set(prepared.splitting.node_shares)
+    if kind.executor is None or not wanted <= set(kind.shares):
+        kind.shares = tuple(sorted(wanted | set(kind.shares)))
+        piped = kind.plan.build(kind.shares)
+        kind.executor = _installed(kind, piped, known)
+        if kind.executor is not None:
+            return kind.executor
+        program = replace(program_of(piped, kind.plan.schedule, draws=kind.plan.draws), once=kind.plan.once)
+        kind.executor = Executor(managed.crew, managed.household, program)
+        where = f"<stages of {type(piped.model).__name__}>"
+        kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+    return kind.executor
+
+
+def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | None:
+    """The stages of another length, where their text is the same."""
+    assert kind.plan is not None
+    for other in known:
+        if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
+            continue
+        mine, their = kind.plan, other.plan
+        same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
+        if same and other.plan.build(other.shares).sources == piped.sources:
+            return other.executor
+    return None
