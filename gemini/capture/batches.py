@@ -5,6 +5,9 @@ dimension that holds the samples; it is accepted if the model, run on two sample
 alone, gives that sample the same result (four and two, if it rejects one). Time in a recurrent or attending model fails
 that test.
 
+Inputs may be packed: all patches of all pictures one after the other, `(pictures · patches, width)`, beside one row of
+sizes a picture. Such an input has a *factor*, its rows a sample, which is the same for all samples.
+
     half      the second half of the samples (or twice the batch, where it holds one sample)
     second    the same sizes, other contents
 """
@@ -15,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch import nn
@@ -24,19 +28,45 @@ from gemini.capture.binding import Call
 from gemini.capture.settling import Settling
 from gemini.capture.values import tensors
 
+_PACKED = 3  # numbers of samples that are tried where inputs are packed
+
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The dimension of each input tensor that holds the samples (None: it holds none), and their number."""
+    """The dimension of each input tensor that holds the samples (None: it holds none), and their number.
+
+    `factors` are its entries a sample there; none given: one each.
+    """
 
     dims: tuple[int | None, ...]
     size: int
+    factors: tuple[int, ...] = ()
+
+    def places(self) -> list[tuple[int | None, int]]:
+        """Dimension and factor of each input."""
+        return list(zip(self.dims, self.factors or (1,) * len(self.dims), strict=True))
+
+    def samples(self, given: Sequence[torch.Tensor]) -> int | None:
+        """How many samples a call with these tensors has; None where they do not agree, or hold none."""
+        found = set()
+        for tensor, (dim, factor) in zip(given, self.places(), strict=True):
+            if dim is not None:
+                rows, rest = divmod(tensor.shape[dim], factor) if tensor.dim() > dim else (0, 1)
+                found.add(None if rest else rows)
+        return found.pop() if len(found) == 1 else None
+
+    def cut(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+        """The inputs of a range of samples, as views."""
+        return [
+            tensor if dim is None else tensor.narrow(dim, start * factor, length * factor)
+            for tensor, (dim, factor) in zip(given, self.places(), strict=True)
+        ]
 
     def take(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
-        """The inputs of a range of samples."""
+        """The inputs of a range of samples, copied."""
         return [
-            _like(tensor.detach().narrow(dim, start, length).clone(), tensor) if dim is not None else tensor
-            for tensor, dim in zip(given, self.dims, strict=True)
+            tensor if part is tensor else _like(part.detach().clone(), tensor)
+            for tensor, part in zip(given, self.cut(given, start, length), strict=True)
         ]
 
     def double(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -75,6 +105,18 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
                 if choice not in seen and size > 0 and any(found is not None for found in choice):
                     seen.add(choice)
                     yield BatchPlan(choice, size)
+    yield from _packed(given)
+
+
+def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+    """Plans of which an input has several rows a sample: as many samples as another has rows, or as all divide by."""
+    rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in given]
+    counted = Counter(count for count in rows if count > 1)
+    sizes = [size for size, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
+    for size in dict.fromkeys((*sizes[:_PACKED], gcd(*counted))):
+        factors = tuple(count // size if count % size == 0 and count else 0 for count in rows)
+        if size > 1 and max(factors) > 1:
+            yield BatchPlan(tuple(0 if factor else None for factor in factors), size, tuple(f or 1 for f in factors))
 
 
 def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
@@ -100,17 +142,23 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-_known: ContextVar[tuple[int | None, ...] | None] = ContextVar("known", default=None)
+_known: ContextVar[BatchPlan | None] = ContextVar("known", default=None)
 
 
 @contextmanager
-def knowing(dims: tuple[int | None, ...]) -> Iterator[None]:
-    """Inside, calls count samples in these dimensions: few samples would not show it."""
-    before = _known.set(dims)
+def knowing(plan: BatchPlan) -> Iterator[None]:
+    """Inside, calls count samples where this plan says: few samples would not show it."""
+    before = _known.set(plan)
     try:
         yield
     finally:
         _known.reset(before)
+
+
+def known_places() -> list[tuple[int | None, int]]:
+    """Where calls are known to count samples; empty where that is to be found out."""
+    plan = _known.get()
+    return [] if plan is None else plan.places()
 
 
 def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:
@@ -140,11 +188,11 @@ def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | 
 
 def _plan_of(given: Sequence[torch.Tensor]) -> BatchPlan | None:
     """What is known beforehand of a call with these tensors."""
-    dims = _known.get()
-    if dims is None or len(dims) != len(given):
+    plan = _known.get()
+    if plan is None or len(plan.dims) != len(given):
         return None
-    sizes = {tensor.shape[dim] for tensor, dim in zip(given, dims, strict=True) if dim is not None}
-    return BatchPlan(dims, sizes.pop()) if len(sizes) == 1 else None
+    size = plan.samples(given)
+    return None if size is None else replace(plan, size=size)
 
 
 def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling, few: int = 1) -> bool | None:
@@ -192,8 +240,8 @@ def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, li
         yield (
             "other order of samples",
             [
-                _like(tensor.detach().roll(1, dim), tensor) if dim is not None else tensor
-                for tensor, dim in zip(call.tensors, plan.dims, strict=True)
+                _like(tensor.detach().roll(factor, dim), tensor) if dim is not None else tensor
+                for tensor, (dim, factor) in zip(call.tensors, plan.places(), strict=True)
             ],
         )
 

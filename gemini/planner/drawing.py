@@ -38,7 +38,7 @@ def record_draws(
             "rng='fast' would let every micro-batch draw its own"
         )
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
-    calls = [part_of(args, kwargs, batch.dims, 0, count) for count in (more, fewer)]
+    calls = [part_of(args, kwargs, batch, 0, count) for count in (more, fewer)]
     try:
         if random_guards(piped.graph):
             return _by_node(piped, calls, (more, fewer))

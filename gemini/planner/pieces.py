@@ -5,11 +5,9 @@ Samples are dealt out as `torch.tensor_split` does: as evenly as possible, the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import Call
 from gemini.capture.values import decode
 
@@ -22,17 +20,10 @@ def piece_sizes(samples: int, count: int) -> list[int]:
 
 
 def part_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], dims: Sequence[int | None], start: int, length: int
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, start: int, length: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call for some of its samples; `dims` says for each tensor which dimension counts them."""
+    """The call for some of its samples; `batch` says where each tensor counts them."""
     call = Call(args, kwargs)
-    parts = [
-        tensor if dim is None else _leaf(tensor.narrow(dim, start, length), tensor)
-        for tensor, dim in zip(call.tensors, dims, strict=True)
-    ]
+    parts = batch.take(call.tensors, start, length)
     made, named = decode(call.form, lambda ref: parts[ref.node])
     return made, named
-
-
-def _leaf(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return part.detach().clone().requires_grad_(tensor.requires_grad)

@@ -78,9 +78,9 @@ def _tried(
 
     sizes = piece_sizes(batch.size, min(wish.micro_batches, batch.size // least))
     few = batch.size if ways.is_given() else max(sizes[0], _enough(model, batch, sizes, least))
-    piece = part_of(*call, batch.dims, 0, few)
+    piece = part_of(*call, batch, 0, few)
     try:
-        with knowing(batch.dims):
+        with knowing(batch):
             graph = _repeatable(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
@@ -136,10 +136,17 @@ def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]],
     """The graph must have found samples where the call has been cut."""
     bound = bind(graph.bound_model(), *call)
     seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
-    for tensor, dim in zip(Call(*call).tensors, batch.dims, strict=True):
+    for tensor, (dim, factor) in zip(Call(*call).tensors, batch.places(), strict=True):
         node = seen.get(id(tensor))
-        if node is not None and (found := next(iter(node.outputs.values())).batch_dim) != dim:
+        if node is None:
+            continue
+        meta = next(iter(node.outputs.values()))
+        if (found := meta.batch_dim) != dim:
             raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
+        if dim is not None and meta.batch_factor != factor:
+            raise UnplannableError(
+                f"{node.target} has {factor} or {meta.batch_factor} rows a sample: that is not clear"
+            )
 
 
 def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:

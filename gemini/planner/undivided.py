@@ -67,7 +67,7 @@ def whole_batch(
     from gemini.splitting.graphs import GraphForms
     from gemini.splitting.interpreter import Interpreter
 
-    with knowing(batch.dims) if batch is not None else nullcontext():
+    with knowing(batch) if batch is not None else nullcontext():
         graph = captured(model, args, kwargs, wish)
     fault = obstacle(graph) or _fault(graph)
     if fault:

@@ -41,7 +41,7 @@ def check(  # noqa: PLR0917
     `given`: what nodes have drawn from other generators than torch's.
     """
     call = Call(args, kwargs)
-    sizes = _sizes(call, splitting, forms.least)
+    sizes = _sizes(call, forms)
     if splitting.reason or len(sizes) < 2:
         return splitting.reason
     graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
@@ -57,12 +57,12 @@ def check(  # noqa: PLR0917
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 
 
-def _sizes(call: Call, splitting: Splitting, least: int) -> list[int]:
+def _sizes(call: Call, forms: GraphForms) -> list[int]:
     """Two micro-batches, uneven where that leaves both enough samples."""
-    for tensor, dim in zip(call.tensors, splitting.inputs, strict=False):
-        if dim is not None:
-            samples = tensor.shape[dim]
-            small = max(samples // 3, least)
+    for tensor, place in zip(call.tensors, forms.places(), strict=False):
+        if place is not None:
+            samples = tensor.shape[place.dim] // place.entries
+            small = max(samples // 3, forms.least)
             return [samples - small, small] if samples > 2 else [1] * samples
     return []
 
@@ -164,8 +164,8 @@ def _compare_graph(  # noqa: PLR0917
     found = []
     for index, (start, length) in enumerate(pieces(sizes)):
         given = [
-            tensor if dim is None else tensor.narrow(dim, start, length)
-            for tensor, dim in zip(call.tensors, splitting.inputs, strict=True)
+            tensor if place is None else place.take(tensor, start, length, sum(sizes))
+            for tensor, place in zip(call.tensors, forms.places(), strict=True)
         ]
         args, kwargs = call.arguments(given)
         noise = {}

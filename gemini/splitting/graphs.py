@@ -49,8 +49,12 @@ class GraphForms:
 
     def inputs(self) -> tuple[int | None, ...]:
         """The batch dimension of every input."""
+        return tuple(None if place is None else place.dim for place in self.places())
+
+    def places(self) -> tuple[Sample | None, ...]:
+        """How samples lie in every input."""
         kinds = [self.kind(Ref(index)) for index in self.order]
-        return tuple(kind.dim if isinstance(kind, Sample) else None for kind in kinds)
+        return tuple(kind if isinstance(kind, Sample) else None for kind in kinds)
 
 
 def prove_graph(
@@ -107,11 +111,6 @@ def _obstacle(graph: Graph) -> str:
     if graph.batch_size is None:
         held = graph.checked.get("half batch", "")
         return f"its Python depends on the number of samples ({held})" if held else "no input counts samples"
-    for node in graph.nodes:
-        if node.kind == "input":
-            (meta,) = node.outputs.values()
-            if meta.batch_dim is not None and meta.batch_factor != 1:
-                return f"the input {node.target} has {meta.batch_factor} entries a sample"
     if not any(meta.batch_dim is not None for node in graph.nodes for meta in node.outputs.values()):
         return "no input counts samples"
     return obstacle(graph)

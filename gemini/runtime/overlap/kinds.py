@@ -69,16 +69,12 @@ class Kind:
     def samples(self, tensors: list[torch.Tensor]) -> int | None:
         """How many samples a call has; None where it is not of these sizes."""
         assert self.plan is not None
-        found: int | None = None
-        for tensor, shape, dim in zip(tensors, self.shapes, self.plan.batch.dims, strict=True):
+        batch = self.plan.batch
+        for tensor, shape, dim in zip(tensors, self.shapes, batch.dims, strict=True):
             for at, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
-                if at == dim:
-                    if found not in (None, size):
-                        return None
-                    found = size
-                elif size != wanted:
+                if at != dim and size != wanted:
                     return None
-        return 1 if not any(dim is not None for dim in self.plan.batch.dims) else found
+        return batch.samples(tensors) if any(dim is not None for dim in batch.dims) else 1
 
 
 Planner = Callable[[nn.Module, Any, Any], "StepPlan"]

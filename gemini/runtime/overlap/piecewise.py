@@ -30,17 +30,14 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     from gemini.runtime.controller.dispatch import here
 
     call = Call(args, kwargs)
-    samples = next(t.shape[d] for t, d in zip(call.tensors, plan.batch.dims, strict=True) if d is not None)
+    samples = plan.batch.samples(call.tensors)
+    assert samples is not None  # the call is of the kind that was planned for
     sizes = piece_sizes(samples, plan.micro_batches)
     draws = SlicedDraws([pattern for stage in plan.draws for pattern in stage], samples)
     found, start = [], 0
     with here(), hookless(model):
         for length in sizes:
-            parts = [
-                tensor if dim is None else tensor.narrow(dim, start, length)
-                for tensor, dim in zip(call.tensors, plan.batch.dims, strict=True)
-            ]
-            given, named = call.arguments(parts)
+            given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
             with draws.piece(start, length):
                 found.append(taken_apart(model(*given, **named)))
             start += length

@@ -1,0 +1,162 @@
+"""Packed inputs, several rows a sample one after the other, train in workers as in one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gemini.planner.samples import find_samples
+from gemini.report.journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.test_programs_overlapped import manage
+
+WIDTH, WORDS, LENGTH = 12, 20, 5
+Batch = tuple[torch.Tensor, ...]
+
+
+def batch(samples: int, rows: int = 3) -> Batch:
+    """Rows of all samples, and words of each."""
+    x = torch.randn(samples * rows, WIDTH, dtype=torch.float64, requires_grad=True)
+    return x, torch.randint(WORDS, (samples, LENGTH))
+
+
+class Packed(nn.Module):
+    """Rows are worked on together, then seen by the words of their sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Dropout(0.2))
+        self.words = nn.Embedding(WORDS, 16)
+        self.mix = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+        self.head = nn.Linear(16, WORDS)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.rows(x)
+        hidden = torch.cat([rows.view(ids.shape[0], -1, 16), self.words(ids)], 1)
+        return self.head(self.mix(hidden)[:, -LENGTH:]), rows
+
+
+class Seeing(Packed):
+    """Rows of all samples see each other."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = self.rows(x)
+        rows = F.softmax(rows @ rows.T, -1) @ rows
+        hidden = torch.cat([rows.view(ids.shape[0], -1, 16), self.words(ids)], 1)
+        return self.head(self.mix(hidden)[:, -LENGTH:]), rows
+
+
+class Shifted(Packed):
+    """Every row but the first meets the one before, which may be another sample's."""
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits, rows = super().forward(x, ids)
+        return logits, rows + 0.1 * rows.roll(1, 0)
+
+
+def loss_of(found: Any, given: Batch) -> torch.Tensor:
+    logits, rows = found
+    return F.cross_entropy(logits.flatten(0, 1), given[1].flatten()) + rows.square().mean()
+
+
+def train(model: nn.Module, batches: Sequence[Batch], loss: Callable[..., torch.Tensor] = loss_of) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for given in batches:
+        given = tuple(one.detach().clone().requires_grad_(one.requires_grad) for one in given)
+        found = loss(model(*given), given)
+        optimizer.zero_grad()
+        found.backward()
+        optimizer.step()
+        seen += [found.detach(), *(one.grad for one in given if one.requires_grad), torch.rand(1)]
+    return seen
+
+
+def compare(model: nn.Module, batches: Sequence[Batch], crew: Crew) -> Any:
+    torch.manual_seed(1)
+    model = model.double()
+    reference = copy.deepcopy(model)
+    expected = train(reference, batches)
+    story = manage(model, crew)
+    for one, other in zip(train(model, batches), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    return story
+
+
+def test_rows_of_samples_go_with_them(crew: Crew) -> None:
+    torch.manual_seed(0)
+    found = find_samples(Packed().double(), batch(6), {})
+    assert found is not None
+    assert (found.dims, found.factors, found.size) == ((0, 0), (3, 1), 6)
+    sizes = ((8, 3), (8, 3), (8, 3), (5, 3), (5, 3), (6, 2), (6, 2), (6, 2), (8, 3))
+    story = compare(Packed(), [batch(*size) for size in sizes], crew)
+    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
+    assert UNDIVIDED not in story.steps, str(story)
+
+
+@pytest.mark.parametrize("make", [Seeing, Shifted])
+def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], crew: Crew) -> None:
+    torch.manual_seed(0)
+    story = compare(make(), [batch(8) for _ in range(4)], crew)
+    assert OVERLAPPED not in story.steps, str(story)
+
+
+def test_evaluation(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model = Packed().double()
+    reference = copy.deepcopy(model)
+    story, seen = manage(model, crew), []
+    batches = [batch(8) for _ in range(4)]
+    for one in (reference, model):
+        torch.manual_seed(2)
+        with torch.no_grad():
+            seen.append([one(*given) for given in batches])
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+
+
+class Pictures(nn.Module):
+    """Two pictures a sample, of four patches each; their sizes are looked at, not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.sizes = nn.Linear(WIDTH, 16), nn.Linear(2, 16)
+        self.words, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
+
+    def forward(self, x: torch.Tensor, sizes: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pictures = self.patches(x).view(sizes.shape[0], -1, 16).mean(1) + self.sizes(sizes)
+        seen = pictures.view(ids.shape[0], -1, 16).sum(1, keepdim=True)
+        return self.head(torch.tanh(self.words(ids) + seen)), pictures
+
+
+def test_several_pictures_a_sample(crew: Crew) -> None:
+    torch.manual_seed(0)
+
+    def given(samples: int) -> Batch:
+        x = torch.randn(samples * 8, WIDTH, dtype=torch.float64)
+        return x, torch.rand(samples * 2, 2, dtype=torch.float64), torch.randint(WORDS, (samples, LENGTH))
+
+    found = find_samples(Pictures().double(), given(6), {})
+    assert found is not None
+    assert (found.factors, found.size) == ((8, 2, 1), 6)
+    torch.manual_seed(1)
+    model = Pictures().double()
+    reference = copy.deepcopy(model)
+    batches = [given(8) for _ in range(4)]
+
+    def loss(found: Any, given: Batch) -> torch.Tensor:
+        return loss_of(found, (given[0], given[2]))
+
+    expected, story = train(reference, batches, loss), manage(model, crew)
+    for one, other in zip(train(model, batches, loss), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
