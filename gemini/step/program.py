@@ -20,6 +20,7 @@ from gemini.capture.node import MODULES
 from gemini.errors import Fault, InvalidPlanError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
 from gemini.step.splitting import Splitting
+from gemini.step.tail import Tail
 
 if TYPE_CHECKING:
     from gemini.codegen.interface import Interface
@@ -86,6 +87,7 @@ class StepProgram:
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
     # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
     once: tuple[tuple[int, ...], ...] = ()
+    tail: Tail | None = None  # what sees all micro-batches at once; its stage is the last, and in no order
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -96,8 +98,13 @@ class StepProgram:
 
     @property
     def nstages(self) -> int:
-        """How many stages the model has."""
-        return len(self.interfaces)
+        """How many stages the orders are about: all but that of the tail."""
+        return len(self.interfaces) - (self.tail is not None and self.tail.stage is not None)
+
+    @cached_property
+    def tail_worker(self) -> int:
+        """Who runs the tail: the worker of the last stage."""
+        return self.where[self.nstages - 1, 0]
 
     @property
     def nworkers(self) -> int:
@@ -123,16 +130,22 @@ class StepProgram:
     @cached_property
     def where(self) -> dict[tuple[int, int], int]:
         """The worker of each stage and micro-batch."""
-        return {
+        found = {
             (action.stage, action.mid): worker
             for worker, row in enumerate(self.orders)
             for action in row
             if action.btype == FORWARD
         }
+        if self.tail is not None and self.tail.stage is not None:
+            found[self.tail.stage, 0] = found[self.nstages - 1, 0]
+        return found
 
     def stages_of(self, worker: int) -> list[int]:
         """The stages that a worker runs."""
-        return sorted({action.stage for action in self.orders[worker]})
+        found = {action.stage for action in self.orders[worker]}
+        if self.tail is not None and self.tail.stage is not None and worker == self.tail_worker:
+            found.add(self.tail.stage)
+        return sorted(found)
 
     def drawing(self) -> list[int]:
         """The stages that draw random numbers, in the order in which one device would."""
@@ -151,12 +164,13 @@ def program_of(
     memory: float | Sequence[float] | None = None,
     recompute: Iterable[int] = (),
     draws: tuple[Any, ...] = (),
+    tail: Tail | None = None,
 ) -> StepProgram:
     """The program for a model in stages by a plan, or by the actions of each worker.
 
     `memory` limits what a plan may hold on each worker; a plan that was made for a limit keeps to that one.
     """
-    made = make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws)
+    made = make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws, tail=tail)
     return replace(made, called=frozenset(node.target for node in piped.graph.nodes if node.kind in MODULES))
 
 
@@ -167,10 +181,11 @@ def make_program(
     memory: float | Sequence[float] | None = None,
     recompute: Iterable[int] = (),
     draws: tuple[Any, ...] = (),
+    tail: Tail | None = None,
 ) -> StepProgram:
     """The program for stages with these interfaces."""
-    orders = _orders(plan, memory)
-    return StepProgram(tuple(interfaces), _unfolded(orders, len(interfaces)), frozenset(recompute), draws)
+    orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
+    return StepProgram(tuple(interfaces), _unfolded(orders, count), frozenset(recompute), draws, tail=tail)
 
 
 def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
@@ -217,13 +232,33 @@ def _faults(program: StepProgram) -> Iterator[Fault]:
         return
     for stage in sorted(program.recompute - set(range(program.nstages))):
         yield Fault(f"stage {stage!r} is to be recomputed", f"stages are 0 to {program.nstages - 1}")
-    if program.draws and len(program.draws) != program.nstages:
-        yield Fault(f"random numbers of {len(program.draws)} stages", f"the model has {program.nstages}")
+    if program.draws and len(program.draws) != len(program.interfaces):
+        yield Fault(f"random numbers of {len(program.draws)} stages", f"the model has {len(program.interfaces)}")
     unknown = sorted({str(action) for _, action in actions if action.btype not in _KINDS})
     if unknown:
         yield Fault(f"{', '.join(unknown[:5])} is no forward or backward", "use F, B, I and W actions only")
         return
     yield from _counted(program, actions)
+    if program.tail is not None:
+        yield from _early(program)
+
+
+def _early(program: StepProgram) -> Iterator[Fault]:
+    """What has a tail goes forward with all micro-batches first, each stage on one worker."""
+    for worker, row in enumerate(program.orders):
+        first = next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row))
+        late = next((action for action in row[first:] if action.btype == FORWARD), None)
+        if late is not None:
+            yield Fault(
+                f"{late} comes after {row[first]} on worker {worker}, which waits for it: the loss is of all samples",
+                "put all forwards first",
+            )
+    homes: dict[int, set[int]] = {}
+    for (stage, _), worker in program.where.items():
+        homes.setdefault(stage, set()).add(worker)
+    several = sorted(stage for stage, found in homes.items() if len(found) > 1)
+    if several:
+        yield Fault(f"stages {several} are on several workers, and the loss is of all samples", "put each on one")
 
 
 def _counted(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:

@@ -6,29 +6,34 @@ reader, the loss included; the parts are added up from the last reader to the fi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from gemini.runtime.executor.lowering import LOSS, Readers, Task
+from gemini.runtime.executor.lowering import LOSS, TAIL, Readers, Task
 from gemini.runtime.executor.messages import Parcel
 from gemini.schedule.block import FORWARD
 
 Key = tuple[str, int]
 
 
-def local_readers(tasks: Iterable[Task], readers: dict[str, Readers], loss_stage: int) -> dict[Key, int]:
-    """How many readers each value has in a worker; the loss of the stage that makes a value reads it directly."""
+def local_readers(
+    tasks: Sequence[Task], readers: dict[str, Readers], loss_stage: int, *, has_tail: bool
+) -> dict[Key, int]:
+    """How many readers each value has in a worker; the loss of the stage that makes a value reads it directly, but for
+    one that sees all micro-batches at once."""
     found: dict[Key, int] = {}
     here = {(task.stage, task.mid) for task in tasks if task.kind == FORWARD}
     mids = {mid for _, mid in here}
     for name, one in readers.items():
         if one.source is None:
             continue
-        stages = [loss_stage if at == LOSS else at for at in one.stages if at != LOSS or one.source != loss_stage]
+        direct = has_tail or one.source == loss_stage
+        stages = [loss_stage if at == LOSS else at for at in one.stages if at != LOSS or not direct]
+        ends = LOSS in one.stages and any(task.kind == TAIL for task in tasks)
         for mid in mids:
-            count = sum((stage, mid) in here for stage in stages)
+            count = sum((stage, mid) in here for stage in stages) + ends
             if count:
                 found[name, mid] = count
     return found

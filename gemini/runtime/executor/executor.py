@@ -170,7 +170,7 @@ class Executor:
                 tasks = lowered.tasks[worker.place]
                 done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
-                    lowered.loss_stage, lowered.frozen,
+                    lowered.loss_stage, lowered.frozen, lowered.tail,
                 ), "take a plan")  # fmt: skip
             self._lowered[key] = number, lowered
         self._last_kind = loss, self._lowered[key]

@@ -48,11 +48,11 @@ class Plan:
     def __init__(self, message: Tasks, program: Installed) -> None:
         self.program, self.place, self.tasks = program, message.place, message.tasks
         self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
-        self.frozen = message.frozen
+        self.frozen, self.tail = message.frozen, message.tail
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
         self.places = Places.made(p for stage in self.stages.values() for p in stage.parameters)
-        self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage)
+        self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage, has_tail=self.tail is not None)
         self.layouts: dict[int, list[Any]] = {}  # the one of gradients that was told last, by its number
         self._numbers = itertools.count(1)
 

@@ -18,8 +18,10 @@ from typing import NamedTuple
 from gemini.errors import InvalidPlanError
 from gemini.schedule.block import FORWARD, WEIGHT_GRADIENT, Action
 from gemini.step.program import GRADIENTS, Loss, StepProgram
+from gemini.step.tail import Tail
 
-LOSS = -1  # the loss as a reader of values
+LOSS = -1  # the loss, with the tail that it follows, as a reader of values
+TAIL = "tail"  # the kind of the task that runs both
 
 
 class Task(NamedTuple):
@@ -54,6 +56,7 @@ class Lowered:
     loss: Loss | None
     loss_stage: int
     frozen: frozenset[int]
+    tail: Tail | None = None
 
     def edges(self) -> set[tuple[int, int]]:
         """The pairs of workers that exchange something, lower number first."""
@@ -66,32 +69,48 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
     """What every worker does; raises InvalidPlanError where the orders would wait for each other for ever."""
     names = set(loss.port_names()) if loss is not None else set()
     readers: dict[str, Readers] = {}
+    tail, last = program.tail, None if program.tail is None else program.tail.stage
     for interface in program.interfaces:
         for port in (*interface.inputs, *interface.outputs):
-            ends = (LOSS,) if port.name in names and port.source is not None else ()
-            readers[port.name] = Readers(port.source, (*sorted(port.targets), *ends))
+            at_end = (port.name in names and port.source != last) or (last is not None and last in port.targets)
+            ends = (LOSS,) if at_end and port.source is not None else ()
+            readers[port.name] = Readers(port.source, (*sorted(one for one in port.targets if one != last), *ends))
     missing = names - set(readers)
     if missing:
         raise InvalidPlanError(f"the loss reads {', '.join(sorted(missing))}, which no stage makes")
     sources = [readers[name].source for name in names]
     loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
-    if loss is not None and loss_stage in program.frozen:
+    if tail is not None:
+        loss_stage = program.nstages - 1
+    elif loss is not None and loss_stage in program.frozen:
         raise InvalidPlanError(
             f"the loss follows stage {loss_stage}, which has no backward in the plan\n"
             "    → give it one; only stages before all that is trained may have none"
         )
     lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
     lowering.check()
-    tasks = tuple(tuple(lowering.task(worker, action) for action in row) for worker, row in enumerate(program.orders))
-    return Lowered(tasks, readers, loss, lowering.loss_stage, program.frozen)
+    tasks = tuple(tuple(lowering.task(worker, action) for action in row) for worker, row in enumerate(lowering.rows))
+    return Lowered(tasks, readers, loss, lowering.loss_stage, program.frozen, tail)
 
 
 class _Lowering:
     def __init__(self, program: StepProgram, readers: dict[str, Readers], loss_stage: int) -> None:
         self.program, self.readers, self.loss_stage = program, readers, loss_stage
         self.drawing = program.drawing()
+        self.rows = [list(row) for row in program.orders]
+        self.tail = self._add_tail() if program.tail is not None else None
+
+    def _add_tail(self) -> Action:
+        """Put the tail in the order of its worker: after all forwards, before any gradient."""
+        program, row = self.program, self.rows[self.program.tail_worker]
+        stage = program.tail.stage if program.tail is not None else None
+        tail = Action(program.nstages - 1 if stage is None else stage, TAIL, 0)
+        row.insert(next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row)), tail)
+        return tail
 
     def _place(self, stage: int, mid: int) -> int:
+        if stage == LOSS and self.tail is not None:
+            return self.program.tail_worker
         return self.program.where[self.loss_stage if stage == LOSS else stage, mid]
 
     # ── transfers ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -104,19 +123,24 @@ class _Lowering:
                 for peer in sorted({self._place(one, action.mid) for one in self.readers[port.name].stages}):
                     if peer != worker:
                         sends.setdefault(peer, []).append(port.name)
+        elif action.btype == TAIL:
+            for name, one in self.readers.items():
+                if LOSS in one.stages and self._place(one.source or 0, 0) != worker:
+                    sends.setdefault(self._place(one.source or 0, 0), []).append(name)
         elif action.btype in GRADIENTS:
             taken = [port.name for port in interface.inputs]
-            if action.stage == self.loss_stage:
+            if action.stage == self.loss_stage and self.tail is None:
                 taken += [name for name, one in self.readers.items() if LOSS in one.stages and name not in taken]
             for name in taken:
                 source = self.readers[name].source
                 if source is not None and self._place(source, action.mid) != worker:
                     sends.setdefault(self._place(source, action.mid), []).append(name)
         is_forward = action.btype == FORWARD
+        has_loss = is_forward and action.stage == self.loss_stage and self.tail is None
         return Task(
             action.btype, action.stage, action.mid,
             tuple((peer, tuple(names)) for peer, names in sorted(sends.items())),
-            is_forward and action.stage == self.loss_stage, self._state_to(action) if is_forward else (),
+            has_loss, self._state_to(action) if is_forward else (),
         )  # fmt: skip
 
     def _state_to(self, action: Action) -> tuple[int, ...]:
@@ -138,21 +162,28 @@ class _Lowering:
                 yield Action(self.drawing[self.drawing.index(action.stage) - 1], FORWARD, 0)
         elif action.btype == WEIGHT_GRADIENT:
             yield Action(action.stage, GRADIENTS[1], mid)
+        elif action.btype == TAIL:
+            for one in self.readers.values():
+                if LOSS in one.stages and one.source is not None:
+                    yield from (Action(one.source, FORWARD, each) for each in range(program.micro_batches))
         else:
             yield Action(action.stage, FORWARD, mid)
-            if action.stage == self.loss_stage:
+            if action.stage == self.loss_stage and self.tail is None:
                 for one in self.readers.values():
                     if LOSS in one.stages and one.source is not None:
                         yield Action(one.source, FORWARD, mid)
             for port in program.interfaces[action.stage].outputs:
                 for reader in self.readers[port.name].stages:
+                    if reader == LOSS and self.tail is not None:
+                        yield self.tail
+                        continue
                     stage = self.loss_stage if reader == LOSS else reader
                     if stage != action.stage and stage not in program.frozen:
                         yield self._backward[stage, mid]
 
     def check(self) -> None:
         """Run the orders in mind; raises where nobody can go on."""
-        rows = self.program.orders
+        rows = self.rows
         self._backward = {(a.stage, a.mid): a for row in rows for a in row if a.btype in GRADIENTS}
         position = [0] * len(rows)
         done: set[Action] = set()
@@ -174,7 +205,7 @@ class _Lowering:
 
     def _deadlock(self, position: list[int], done: set[Action]) -> str:
         lines = ["deadlock: with this order the workers wait for each other"]
-        for worker, (row, at) in enumerate(zip(self.program.orders, position, strict=True)):
+        for worker, (row, at) in enumerate(zip(self.rows, position, strict=True)):
             if at < len(row):
                 missing = [str(one) for one in self.needs(row[at]) if one not in done]
                 lines.append(f"  worker {worker} is at {row[at]}, which needs {', '.join(missing)}")

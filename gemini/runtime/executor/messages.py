@@ -64,6 +64,7 @@ class Tasks(NamedTuple):
     loss: Any
     loss_stage: int
     frozen: frozenset[int]
+    tail: Any = None
 
 
 class Retire(NamedTuple):

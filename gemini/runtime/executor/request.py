@@ -128,9 +128,13 @@ class StepResult:
 
 
 def inputs_of(
-    wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int]
-) -> dict[str, Whole | Each]:
-    """The values of all ports that come with a call; `dims` by identity of its tensors."""
+    wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
+    *, and_all: bool = False,
+) -> dict[str, Whole | Each]:  # fmt: skip
+    """The values of all ports that come with a call; `dims` by identity of its tensors.
+
+    `and_all`: of a number, that of the whole batch follows those of the micro-batches.
+    """
     total = sum(sizes)
     found: dict[str, Whole | Each] = {}
     caller = Caller(wiring, model, bound)
@@ -150,6 +154,8 @@ def inputs_of(
             for port in numbers:
                 each[port.name].append(one.read_port(port))
             start += size
+        for port in numbers if and_all else ():
+            each[port.name].append(caller.read_port(port))
         found.update({name: Each(tuple(values)) for name, values in each.items()})
     return found
 

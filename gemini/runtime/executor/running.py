@@ -24,11 +24,12 @@ from gemini.runtime.executor.arrivals import Arrivals
 from gemini.runtime.executor.gradients import Gradients
 from gemini.runtime.executor.inputs import Inputs
 from gemini.runtime.executor.installed import Installed, Plan
-from gemini.runtime.executor.lowering import LOSS, Task
+from gemini.runtime.executor.lowering import LOSS, TAIL, Task
 from gemini.runtime.executor.messages import Parcel, Step, Stepped
 from gemini.runtime.executor.peers import Abandoned, Peers
 from gemini.runtime.executor.stage import Kept, LiveStage, place_in_graph, saving_nothing
 from gemini.runtime.executor.store import STORE, AtOnce, Later, settle
+from gemini.runtime.executor.tails import run_tail
 from gemini.runtime.executor.taped import TapeRaised, run_tape
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.worker.audit import Refusal
@@ -92,6 +93,8 @@ class StepRun:
                 self._forward(task)
             elif task.kind == WEIGHT_GRADIENT:
                 self._weights(task)
+            elif task.kind == TAIL:
+                run_tail(self, task)
             else:
                 self._backward(task)
             self.peers.give_back()
@@ -209,7 +212,8 @@ class StepRun:
             if state:
                 set_state(state, self.device)
             self.draws[task.stage] = SlicedDraws(self._draws_of(task.stage), self.inputs.total)
-        with self.draws[task.stage].piece(self.inputs.starts[task.mid], self.inputs.sizes[task.mid]):
+        where = self.inputs.starts[task.mid], self.inputs.sizes[task.mid]
+        with self.draws[task.stage].piece(*((0, self.inputs.total) if task.kind == TAIL else where)):
             made = stage.forward(given, kept)
         if first:
             self.drawn[task.stage] = get_state(self.device)
@@ -234,6 +238,11 @@ class StepRun:
             if name not in leaves:
                 leaves[name] = self._leaf(self.arrivals.pop(name, task.mid), name, kept)
             values[number] = leaves[name]
+        self._taped(task, stage, values, kept)
+
+    def _taped(self, task: Task, stage: LiveStage, values: dict[int, Any], kept: Kept) -> None:
+        """Run the tape on values of the model's outputs; its root is where the backward begins."""
+        loss = self.plan.loss
         for number in {op.writes for op in loss.ops if op.writes in values}:
             values[number] = values[number].clone()  # the model's output stays as it is for others
         with torch.set_grad_enabled(self.records), STORE.in_use():
@@ -265,7 +274,8 @@ class StepRun:
     def _expected(self, task: Task, name: str) -> tuple[int, ...]:
         """The readers whose gradients come from afar: the loss of this stage is in its own graph."""
         readers = self.plan.readers[name].stages
-        here = (*self.plan.frozen, *((LOSS,) if task.stage == self.plan.loss_stage else ()))
+        own = task.stage == self.plan.loss_stage and self.plan.tail is None
+        here = (*self.plan.frozen, *((LOSS,) if own else ()))
         return tuple(one for one in readers if one not in here)
 
     def _backward(self, task: Task) -> None:
@@ -293,7 +303,7 @@ class StepRun:
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
 
     def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[Later]) -> None:
-        drawn = self.draws.get(task.stage)
+        drawn = self.draws.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
             with STORE.collecting(queue), drawn.again() if drawn is not None else nullcontext():
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
