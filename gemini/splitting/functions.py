@@ -17,7 +17,7 @@ from gemini.capture.interception import find_call
 from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.recording import Coarsen
 from gemini.capture.symbols import Symbol
-from gemini.splitting.calls import Refused, Value, leaves
+from gemini.splitting.calls import Count, Odd, Refused, Value, leaves
 from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.leaves import trace_inside
 from gemini.step.splitting import Constant, Kind, Opaque, Partial, Sample
@@ -33,7 +33,8 @@ def open_function(node: Node, interpreter: Interpreter, statement: Statement) ->
     if all(value.is_constant for value in given) and not node.random:
         return [Constant()] * len(statement.results)
     what = "a custom autograd function"
-    if kwargs or any(isinstance(arg, (list, tuple, dict)) for arg in args):
+    boxed = [arg for arg in args if isinstance(arg, (list, tuple, dict))]
+    if kwargs or any(isinstance(leaf, (Value, Count, Odd)) for leaf in leaves(boxed)):
         raise Refused(f"{what} with arguments in containers")
     if any(not isinstance(value.kind, (Constant, Sample)) for value in given):
         raise Refused(f"{what} of something else than samples and constants")

@@ -17,7 +17,8 @@ from torch import nn
 from gemini.capture.binding import Call as ModelCall
 from gemini.capture.binding import bind
 from gemini.capture.caches import find_caches
-from gemini.capture.forms import Number, Ref, expr_refs, refs
+from gemini.capture.forms import Number, Owned, Ref, expr_refs, refs
+from gemini.capture.forms import leaves as form_leaves
 from gemini.capture.granularity import make_granularity
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node
@@ -68,9 +69,9 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
         return found
     numbers = tuple((type(leaf), leaf) for leaf in leaves((args, kwargs)) if isinstance(leaf, (int, float, Odd)))
     seen = tuple((v.kind, v.shape, v.dtype, v.known) for v in given)
-    key = (node_signature(graph, node, costs=False), seen, numbers)
+    key = (node_signature(graph, node, costs=False), seen, numbers, tuple(_lent(node)))
     if key not in memo:
-        memo[key] = _attempt(node, module, interpreter)
+        memo[key] = _attempt(node, module, interpreter, graph.bound_model())
     return _outer(memo[key], given)
 
 
@@ -158,9 +159,14 @@ def _outer(found: Any, given: list[Value]) -> list[Kind]:
     return kinds
 
 
-def _attempt(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
+def _lent(node: Node) -> list[Owned]:
+    """Objects of the model that a leaf is given: another's embedding, a configuration."""
+    return [leaf for form in (node.args, node.kwargs) for leaf in form_leaves(form) if isinstance(leaf, Owned)]
+
+
+def _attempt(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module) -> Any:
     try:
-        return trace_inside(node, module, interpreter)
+        return trace_inside(node, module, interpreter, model)
     except Refused as refused:
         return _Refusal(str(refused))
     except Coarsen as coarse:
@@ -169,17 +175,18 @@ def _attempt(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
         return _Refusal(f"tracing it raised {type(error).__name__}: {error!s:.80}")
 
 
-def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter) -> Any:
-    """Trace the leaf at two batch sizes and interpret the trace."""
+def trace_inside(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> Any:
+    """Trace the leaf at two batch sizes and interpret the trace. `model` holds the objects that it is given."""
     from gemini.splitting.graphs import statement_of
 
     order: list[Value] = []
     where = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
     given = _arguments
-    if any(
+    lent = {one: _owned(model, one) for one in _lent(node)}
+    if lent or any(
         isinstance(leaf, Count) for form in (node.args, node.kwargs) for leaf in leaves(decode(form, interpreter.read))
     ):
-        module, given = _Numbered(module, node, partial(_number, interpreter)), _numbered
+        module, given = _Numbered(module, node, partial(_number, interpreter), lent), _numbered
     calls = [ModelCall(*given(node, interpreter, size, order, where)) for size in _SIZES]
     saved = Saved(module)
     region = node.region
@@ -230,19 +237,34 @@ def _entered(region: Any) -> Any:
     return stack
 
 
-class _Numbered(nn.Module):  # type: ignore[misc]
-    """A leaf that is given numbers of samples: here they are sizes of one more tensor, the last."""
+def _owned(model: nn.Module | None, form: Owned) -> Any:
+    if model is None:
+        raise Refused("it is given an object of the model")
+    module = model.get_submodule(form.module)
+    return getattr(module, form.attribute) if form.attribute else module
 
-    def __init__(self, module: nn.Module, node: Node, number: Callable[[Number, int], Any]) -> None:
+
+class _Numbered(nn.Module):  # type: ignore[misc]
+    """A leaf that is given numbers of samples, or objects of the model.
+
+    Numbers are sizes of one more tensor here, the last; modules are held by this one, with their weights.
+    """
+
+    def __init__(
+        self, module: nn.Module, node: Node, number: Callable[[Number, int], Any], lent: dict[Owned, Any]
+    ) -> None:
         super().__init__()
         self.inner = module
-        self.__dict__.update(forms=(node.args, node.kwargs), number=number)
+        self.others = nn.ModuleList(one for one in lent.values() if isinstance(one, nn.Module))
+        self.__dict__.update(forms=(node.args, node.kwargs), number=number, lent=lent)
 
     def forward(self, *tensors: Any) -> Any:
         """What the leaf returns."""
         given, samples = iter(tensors), tensors[-1].shape[0]
 
         def read(form: Any) -> Any:
+            if isinstance(form, Owned) and form in self.lent:
+                return self.lent[form]
             return next(given) if isinstance(form, Ref) else self.number(form, samples)
 
         args, kwargs = (decode(form, read) for form in self.forms)
@@ -268,10 +290,10 @@ def _arguments(
     order.clear()
 
     def read(form: Any) -> Any:
-        if not isinstance(form, Ref):
-            return _number(interpreter, form, size)
-        order.append(interpreter.values[form])
-        return _made(order[-1], size, where)
+        if isinstance(form, Ref):
+            order.append(interpreter.values[form])
+            return _made(order[-1], size, where)
+        return None if isinstance(form, Owned) else _number(interpreter, form, size)
 
     return decode(node.args, read), decode(node.kwargs, read)
 

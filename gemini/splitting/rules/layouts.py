@@ -22,6 +22,8 @@ from gemini.step.splitting import Kind, Positions, Sample
 
 def regrouped(shape: tuple[int, ...], kind: Sample, made: tuple[int, ...], samples: int) -> Sample:
     """The samples of a tensor of `shape` seen as one of shape `made`."""
+    if not prod(shape):  # nothing in it: only the sizes matter
+        shape, made = tuple(size or 1 for size in shape), tuple(size or 1 for size in made)
     stride = kind.factor * prod(shape[kind.dim + 1 :])
     for dim, size in enumerate(made):
         after = prod(made[dim + 1 :])

@@ -166,6 +166,8 @@ def joined(call: Call) -> Kind:
         raise Refused(f"{call.name} of samples")
     real = [value for value in listed if call.name == "stack" or value.shape != (0,)]
     kinds = {value.kind for value in real if not value.is_constant}
+    if call.name == "cat" and (behind := _one_behind_another(call, real)) is not None:
+        return behind
     if len(kinds) != 1:
         raise Refused(f"{call.name} of samples in different dimensions")
     kind = call.sample(next(value for value in real if not value.is_constant))
@@ -179,6 +181,17 @@ def joined(call: Call) -> Kind:
     if dim == kind.dim:
         raise Refused("cat of one batch behind another: their samples would not lie together")
     return kind
+
+
+def _one_behind_another(call: Call, parts: list[Value]) -> Kind | None:
+    """`cat` along the samples: each batch is a group of its own, if all have as many entries a sample."""
+    if any(not isinstance(part.kind, Sample) for part in parts):
+        return None
+    kinds = [call.sample(part) for part in parts]
+    dim = axis(call.given(1, "dim", call.kwargs.get("axis", 0)), parts[0].rank)
+    if {(kind.dim, kind.factor) for kind in kinds} != {(dim, kinds[0].factor)}:
+        return None
+    return Sample(dim, kinds[0].factor, sum(kind.outer for kind in kinds))
 
 
 @rule("repeat", "tile", counts=True)

@@ -1,0 +1,85 @@
+"""Batches one behind another, tensors without entries, layers that are lent weights, functions with settings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.splitting.recorder import Step
+from tests.splitting.test_losses import SIZES, split_equals
+from tests.splitting.test_models import Body, batch, make, own
+
+D, T = 6, 4
+
+JOINED = {
+    "behind": lambda m, x: torch.cat([x, 2 * x, x.tanh()], 0).square().mean(),
+    "behind, and in groups again": lambda m, x: torch.cat([x, 2 * x]).view(2, -1, T, D).tanh().prod(0).sum(),
+    "behind in another dimension": lambda m, x: torch.cat([x.transpose(0, 1), x.transpose(0, 1)], 1).tanh().mean(),
+    "groups behind groups": lambda m, x: torch.cat([x.repeat(2, 1, 1), x]).square().mean(),
+    "no entries": lambda m, x: torch.cat([x.view(-1, 1, T, D), x[..., :0].view(x.shape[0], 1, T, 0)], -1).tanh().sum(),
+}
+MIXED = {
+    "behind, and pairs of neighbours": lambda m, x: torch.cat([x, 2 * x]).view(-1, 2, T, D).prod(1).sum(),
+    "behind, and as one of samples": lambda m, x: torch.cat([x, 2 * x]).view(-1, 2 * T, D).softmax(1).square().sum(),
+    "entries of samples behind rows": lambda m, x: torch.cat([x.reshape(-1, D), x[:, 0]]).cumsum(0).sum(),
+    "a constant behind": lambda m, x: torch.cat([x, m.table[None]]).square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_batches_one_behind_another_are_groups(name):
+    split_equals(Step(make(Body(JOINED[name])), (batch(T, D),), own), SIZES[1:3])
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_groups_taken_for_samples_are_refused(name):
+    assert Step(make(Body(MIXED[name])), (batch(T, D),), own).reason
+
+
+class Reading(nn.Module):
+    """A head without a matrix of its own."""
+
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.bias, self.way = nn.Parameter(torch.zeros(5)), way
+
+    def forward(self, x, table):
+        return self.way(x, table.weight) + self.bias
+
+
+class Lending(nn.Module):
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, D), Reading(way)
+
+    def forward(self, x):
+        return self.head(x, table=self.table).square().mean()
+
+
+def test_a_layer_that_is_lent_the_weights_of_another():
+    split_equals(Step(make(Lending(lambda x, w: x @ w.T)), (batch(T, D),), own), SIZES[1:3])
+    assert Step(make(Lending(lambda x, w: (x - x.mean(0)) @ w.T)), (batch(T, D),), own).reason
+
+
+class Scaled(torch.autograd.Function):
+    """Its settings come in a dictionary."""
+
+    @staticmethod
+    def forward(ctx, x, settings):
+        ctx.settings = settings
+        return x * settings["by"] - (x.mean(0) if settings["centred"] else 0)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.settings["by"], None
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_functions_with_settings_in_a_dictionary(centred):
+    settings = {"by": 2.0, "centred": centred}
+    step = Step(make(Body(lambda m, x: Scaled.apply(x, settings).square().mean())), (batch(T, D),), own)
+    if centred:
+        assert step.reason
+    else:
+        split_equals(step, SIZES[1:3])
