@@ -38,6 +38,7 @@ class Granularity:
     names: frozenset[str] = frozenset()
     blocks: dict[str, str] = field(default_factory=dict)
     call_reasons: dict[str, str] = field(default_factory=dict)
+    released: set[str] = field(default_factory=set)  # functions that were kept whole, and are better followed
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -55,6 +56,11 @@ class Granularity:
                 self.blocks[name] = reason
                 return
         raise CaptureError(f"the model kept whole still fails: {reason}")
+
+    def release(self, call: str) -> None:
+        """Follow a function again that was kept whole."""
+        del self.call_reasons[call]
+        self.released.add(call)
 
     def kind(self, name: str, module: nn.Module, depth: int, checkpoint: str) -> tuple[str, str]:
         """(open, module or block; why a block)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -34,7 +35,10 @@ def _short(filename: str) -> str:
     return "/".join(filename.split(os.sep)[-2:])
 
 
-def call_candidates(module: nn.Module) -> tuple[str, ...]:
+def call_candidates(
+    module: nn.Module,
+    accepted: Callable[[FrameType], bool] = lambda frame: True,  # noqa: ARG005
+) -> tuple[str, ...]:
     """The functions running now below `module.forward`, innermost first, as `package.mod:name`.
 
     Only functions that can be intercepted by name count: globals of the calling module, methods of a class.
@@ -49,7 +53,7 @@ def call_candidates(module: nn.Module) -> tuple[str, ...]:
         frame = frame.f_back
     if frame is None:
         return ()
-    found = (_find(caller, frames[: index + 1]) for index, caller in enumerate(frames[1:]))
+    found = (_find(caller, frames[: index + 1]) for index, caller in enumerate(frames[1:]) if accepted(frames[index]))
     return tuple(dict.fromkeys(target for target in found if target))
 
 

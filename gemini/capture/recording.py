@@ -20,6 +20,7 @@ from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.numbers import Expr
 from gemini.capture.origins import Origins
 from gemini.capture.regions import Region
+from gemini.capture.scaling import REASON, Lookout
 from gemini.capture.state import python_randomness
 from gemini.capture.storages import Storages
 from gemini.capture.values import Encoder, UnsupportedValueError
@@ -33,6 +34,7 @@ class Coarsen(BaseException):  # not an error: it must pass through the model's 
     def __init__(self, scope: tuple[str, ...], reason: str, line: str, calls: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason} ({line})")
         self.scope, self.reason, self.line, self.calls = scope, reason, line, calls
+        self.released = ""  # a function that is better not kept whole, instead
 
 
 class Smuggled:
@@ -70,6 +72,7 @@ class Recording:
         self.smuggled: KnownTensors[Smuggled] = KnownTensors()
         self.drawn = python_randomness()
         self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
+        self.lookout: Lookout | None = None
 
     def release(self) -> None:
         """Let go of all tensors; the nodes remain."""
@@ -147,6 +150,8 @@ class Recording:
         self._refuse_floods(node)
         read = (*reads.data_refs(node.args, self.dynamic), *reads.data_refs(node.kwargs, self.dynamic))
         self.heavy.append(heavy or any(self.heavy[ref.node] for ref in read))
+        if self.lookout is not None:
+            self.lookout.appended(self.heavy[-1])
         if self.values is not None:
             self.values.append([tensor for _, tensor in made])
         self._inherit_dynamic(node, [tensor for _, tensor in made], {ref.node for ref in read})
@@ -210,6 +215,8 @@ class Recording:
         read = list(reads.expr_data_refs(expr, self.dynamic))
         if any(self.heavy[ref.node] for ref in read) and asked_of(self.nodes, expr, expected) is None:
             self.refuse("its Python code branches on values the model computes")
+        if self.lookout is not None and (calls := self.lookout.calls(self, expr, source_line())):
+            raise Coarsen(tuple(self.scope), REASON, source_line(), calls)
         key = (expr, repr(expected))
         if key not in self.guards:
             where = len(self.nodes), tuple(self.scope), source_line()

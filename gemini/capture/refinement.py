@@ -32,6 +32,7 @@ from gemini.capture.node import MODULES, Guard, Node
 from gemini.capture.observation import Differences, tensor_difference
 from gemini.capture.recording import Coarsen
 from gemini.capture.regions import Region
+from gemini.capture.scaling import Lookout, scaling_lines
 from gemini.capture.settling import Settling, materialize
 from gemini.capture.state import Saved
 from gemini.capture.traces import Subject, Trace, first_mismatch, mark_batch, other_way, trace
@@ -89,7 +90,10 @@ class Refinement:
                     except Coarsen as found:
                         reason = f"{found.reason} ({found.line})" if found.line else found.reason
                         _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
-                        self.granularity.coarsen(found.scope, reason, found.calls)
+                        if found.released:
+                            self.granularity.release(found.released)
+                        else:
+                            self.granularity.coarsen(found.scope, reason, found.calls)
         finally:
             self.saved.restore()
 
@@ -199,12 +203,19 @@ class Refinement:
         """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries."""
         for seed in (None, *_SEEDS):
             other = trace(self.subject, given, self.granularity, seed)
+            if seed is None:
+                self._keep_scaling(first, other)
             if not other_way(first, other):
                 self.checks.seeds["half batch"] = seed
                 self._reuse("half batch", other, gradients=True)
                 other.release()
                 return other
         return None
+
+    def _keep_scaling(self, first: Trace, other: Trace) -> None:
+        """Keep whole the functions of inputs alone whose Python reads more from more samples."""
+        if lines := scaling_lines(first, other):
+            trace(self.subject, self.call.tensors, self.granularity, lookout=Lookout(lines))
 
     def _depends_on_batch(self, scope: tuple[str, ...], reason: str, line: str) -> None:
         """A small region that depends on the batch size is kept whole; for a large one the batch size is fixed."""

@@ -23,6 +23,7 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.hooks import with_hooks
 from gemini.capture.node import MODULES, Node, TensorMeta
 from gemini.capture.recording import DRAWS, Coarsen
+from gemini.capture.scaling import Lookout
 from gemini.capture.state import Saved, seed_all
 from gemini.capture.tracer import Tracer
 
@@ -57,6 +58,7 @@ def trace(
     seed: int | None = None,
     *,
     keep: bool = False,
+    lookout: Lookout | None = None,
 ) -> Trace:
     """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
 
@@ -69,7 +71,7 @@ def trace(
     if seed is not None:
         seed_all(seed)
     tracer = Tracer(model, granularity)
-    tracer.values = [] if keep else None
+    tracer.values, tracer.lookout = [] if keep else None, lookout
     begin = time.perf_counter()
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))

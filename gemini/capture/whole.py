@@ -24,7 +24,8 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
 from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.origins import own_tensors
-from gemini.capture.recording import Recording, Smuggled
+from gemini.capture.recording import Coarsen, Recording, Smuggled
+from gemini.capture.scaling import REASON
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness, torch_randomness
 from gemini.capture.symbols import symbol_of
@@ -164,6 +165,7 @@ class WholeCalls(Recording):
             self.leaf, self.recording = None, True
         self.busy = True
         if job.kind == "call" and reads.holds_decision(output):
+            self._release(job.target)
             self.refuse("its Python code branches on values the model computes")  # or a function further out
         node.random = random != torch_randomness() or self.drawn != python_randomness()
         self.drawn = python_randomness()
@@ -183,6 +185,13 @@ class WholeCalls(Recording):
         self._arrays(node, output)
         self.busy = False
         return output
+
+    def _release(self, target: str) -> None:
+        """A function that is kept whole for what it reads only, and tells its caller some of it, is followed again."""
+        if self.granularity.call_reasons.get(target, "").startswith(REASON):
+            found = Coarsen(tuple(self.scope), f"{target} tells what it reads", "")
+            found.released = target
+            raise found
 
     def _earlier(self, job: Job) -> tuple[int, ...]:
         """Nodes that must come first: a module may keep state from call to call, and the glue may set some of it."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 from gemini.capture.forms import refs
@@ -35,6 +34,7 @@ from gemini.splitting.calls import (
     leaves,
     repeats,
 )
+from gemini.splitting.handing import is_divisible, parts_of
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
@@ -57,7 +57,6 @@ from gemini.step.splitting import (
 _VIEWS = (
     "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
 )  # fmt: skip
-_MOST = 1 << 14  # entries a sample of a value that is put in from outside
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 
 
@@ -76,6 +75,7 @@ class Statement:
     known: bool | None = None  # given, for what has no arguments
     random: bool = False
     flaggable: bool = True  # its one result can be multiplied
+    spread: bool = False  # it returns several tensors, which can be replaced
     writes: tuple[Hashable, ...] = ()
     late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
     run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
@@ -186,6 +186,7 @@ class Interpreter:
                 value = replace(value, repeats=repeats(statement.name, self.arguments(statement)[0], value))
             self.values[key] = value
             self._decided(statement, value, result)
+        self._hand_out(statement)
         for key in statement.writes:
             self._write(statement, key)
         if statement.writes and not statement.traced:  # a tape does not say what looks at the same memory
@@ -206,7 +207,8 @@ class Interpreter:
         decision = self.decisions.get(statement.index)
         free = value.known and not value.grad and statement.flaggable and not self.frozen
         if isinstance(value.kind, Opaque) and decision is None and free and len(statement.results) == 1:
-            decision = "whole" if result.batch is None else "part" if _is_divisible(result, statement) else None
+            divisible = is_divisible(result, statement.samples)
+            decision = "whole" if result.batch is None else "part" if divisible else None
             if decision is not None:
                 self.decisions[statement.index] = decision
         kind: Kind = value.kind
@@ -227,6 +229,16 @@ class Interpreter:
             self.values[statement.results[0][0]] = replace(value, kind=kind)
         else:
             self.shares.pop(statement.index, None)
+
+    def _hand_out(self, statement: Statement) -> None:
+        """What a function returns that nothing follows from, where it returns several tensors."""
+        found = None
+        if statement.spread and not self.frozen:
+            found = parts_of(statement.results, self.values, statement.samples)
+        if found is not None:
+            for (key, _), kind in zip(statement.results, found[0], strict=True):
+                self.values[key] = replace(self.values[key], kind=kind)
+            self.shares[statement.index] = found[1]
 
     # ── one statement ──────────────────────────────────────────────────────────────────────────────────────────
     def arguments(self, statement: Statement) -> tuple[Any, Any]:
@@ -386,13 +398,6 @@ def _spread(found: Any, count: int) -> list[Kind]:
 
 class Inherited(Refused):
     """Opaque because an argument is; keeps the first reason."""
-
-
-def _is_divisible(result: Result, statement: Statement) -> bool:
-    """Whether a result has so many entries a sample, and not too many to be sent along."""
-    if not isinstance(result.batch, int) or result.shape[result.batch] % statement.samples:
-        return False
-    return 0 < prod(result.shape) // statement.samples <= _MOST
 
 
 def _checked(kind: Kind, result: Result, statement: Statement) -> Kind:

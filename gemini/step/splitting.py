@@ -224,6 +224,9 @@ class Part(Share):
     def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
         """The part itself, as plain numbers, for every micro-batch."""
         whole, total, start = known.value(self.source).detach(), sum(sizes), 0
+        rows, each = whole.shape[self.kind.dim], self.kind.entries
+        if rows != total * each:
+            raise SplittingError(f"a tensor has {rows} rows for {total} samples, and had {each} a sample")
         parts = []
         for size in sizes:
             parts.append(("whole", self.kind.take(whole, start, size, total).tolist()))
@@ -233,6 +236,22 @@ class Part(Share):
     def needs(self) -> tuple[Hashable, ...]:
         """The value."""
         return (self.source,)
+
+
+@dataclass(frozen=True)
+class Several(Share):
+    """Shares of the tensors that one function returns, by place."""
+
+    shares: tuple[tuple[int, Share], ...]
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """Those of all, for every micro-batch."""
+        found = [(place, share.weights(known, sizes)) for place, share in self.shares]
+        return [("each", [(place, each[mid]) for place, each in found]) for mid in range(len(sizes))]
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The values of all."""
+        return tuple(key for _, share in self.shares for key in share.needs())
 
 
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]
@@ -297,8 +316,14 @@ Condition = Each | Filled
 def weigh(value: Any, weight: Any) -> Any:
     """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
 
-    A micro-batch in which nothing counts has the mean nan and the weight 0: it adds nothing, and no gradient.
+    ("each", weights by place) are those of several results. A micro-batch in which nothing counts has the mean nan and
+    the weight 0: it adds nothing, and no gradient.
     """
+    if isinstance(weight, tuple) and weight[0] == "each":
+        parts = list(value)
+        for place, one in weight[1]:
+            parts[place] = weigh(parts[place], one)
+        return type(value)(parts)
     if isinstance(weight, tuple):
         return torch.tensor(weight[1], dtype=value.dtype, device=value.device)
     if weight == 1.0:

@@ -160,3 +160,59 @@ def test_several_pictures_a_sample(crew: Crew) -> None:
     for one, other in zip(train(model, batches, loss), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+
+
+def positions(grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of every patch, picture by picture."""
+    found = []
+    for height, width in grid.tolist():
+        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        found.append(torch.stack([rows.flatten(), columns.flatten()], -1))
+    joined = torch.cat(found)
+    return joined[:, 0], joined[:, 1]
+
+
+def numbered(grid: torch.Tensor) -> torch.Tensor:
+    """How far every patch is from the first of its picture."""
+    counts = grid.prod(-1)
+    starts = torch.repeat_interleave(F.pad(counts.cumsum(0)[:-1], (1, 0)), counts)
+    return torch.arange(counts.sum()) - starts
+
+
+class Grids(nn.Module):
+    """Positions of patches by the sizes of their pictures, which Python reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.head = nn.Linear(WIDTH, 16), nn.Linear(16, WORDS)
+        self.rows, self.columns, self.numbers = (nn.Embedding(count, 16) for count in (8, 8, 64))
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        rows, columns = positions(grid)
+        seen = self.patches(x) + self.rows(rows) + self.columns(columns) * self.numbers(numbered(grid))
+        return self.head(torch.tanh(seen))
+
+
+def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: Crew) -> None:
+    torch.manual_seed(0)
+
+    def given(*sizes: tuple[int, int]) -> Batch:
+        grid = torch.tensor(sizes)
+        return torch.randn(int(grid.prod(-1).sum()), WIDTH, dtype=torch.float64), grid
+
+    batches = [given(*[(2, 3)] * 8) for _ in range(4)]
+    batches.append(given(*[(3, 2)] * 8))  # as many patches, elsewhere
+    batches.append(given(*[(1, 6), (6, 1)] * 4))
+    batches.append(given(*[(1, 4), (2, 4)] * 4))  # as many in all, not in each
+    batches += [given(*[(2, 2)] * 8) for _ in range(3)]
+    torch.manual_seed(1)
+    model = Grids().double()
+    reference = copy.deepcopy(model)
+
+    def loss(found: Any, given: Batch) -> torch.Tensor:
+        return found.square().mean()
+
+    expected, story = train(reference, batches, loss), manage(model, crew)
+    for one, other in zip(train(model, batches, loss), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
