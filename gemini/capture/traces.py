@@ -8,7 +8,7 @@ batch dimension of every value is.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +59,7 @@ def trace(
     *,
     keep: bool = False,
     lookout: Lookout | None = None,
+    make: Callable[..., Tracer] = Tracer,
 ) -> Trace:
     """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
 
@@ -70,7 +71,7 @@ def trace(
     args, kwargs = call.arguments(given)
     if seed is not None:
         seed_all(seed)
-    tracer = Tracer(model, granularity)
+    tracer = make(model, granularity)
     tracer.values, tracer.lookout = [] if keep else None, lookout
     begin = time.perf_counter()
     try:

@@ -11,6 +11,7 @@ from gemini.capture.numbers import ARITHMETIC, Expr
 from gemini.splitting.calls import SAMPLES, Count, Fixed, Odd, Value
 from gemini.step.splitting import Arranged, Constant, Positions, Sample
 
+UNKNOWN = "how many rows were chosen"
 _LINEAR = ("add", "sub")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge", "bool")
 
@@ -32,6 +33,8 @@ def _read(expr: Expr, value: Value) -> Any:
     if expr.op == "size":
         at = expr.operands[1] % max(value.rank, 1)
         size = value.shape[at]
+        if dim == UNKNOWN and at:
+            return size
         return Odd() if isinstance(dim, str) else Count(size) if at == dim else size
     if expr.op == "numel":
         count = 1
@@ -44,6 +47,8 @@ def _read(expr: Expr, value: Value) -> Any:
 def _batch_dim(value: Value) -> Any:
     if isinstance(value.kind, (Sample, Positions)):
         return value.kind.dim
+    if isinstance(value.kind, Arranged) and not value.kind.entries:
+        return UNKNOWN
     if isinstance(value.kind, Arranged):
         return 0 if value.kind.role not in ("tally", "offsets") else None
     return None if not hasattr(value.kind, "reason") else value.sized

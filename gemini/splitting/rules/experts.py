@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gemini.splitting.calls import Call, Refused, Result, Value, leaves
+from gemini.splitting.calls import SAMPLES, Call, Refused, Result, Value, leaves
+from gemini.splitting.rules import chosen
 from gemini.splitting.rules.registry import Rule
 from gemini.step.splitting import Arranged, Constant, Kind, Positions, Sample
 
@@ -66,11 +67,18 @@ def row_value(value: Value) -> Value:
     """Rows of a sort as samples."""
     if not isinstance(value.kind, Arranged):
         return value
+    if not value.kind.entries:  # how many there are is not known
+        return replace(value, kind=Sample(0), shape=(SAMPLES, *value.shape[1:]), sized=0)
     return replace(value, kind=Sample(0), shape=(value.shape[0] // value.kind.entries, *value.shape[1:]), sized=0)
 
 
-def row_result(result: Result, entries: int) -> Result:
-    """A result with a row a sample."""
+def row_result(result: Result, rows: Arranged, count: int) -> Result:
+    """A result with a row a sample, where the whole has so many."""
+    entries = rows.entries
+    if not entries:
+        if not result.shape or result.shape[0] != count:
+            raise Refused("an op that does not keep chosen rows")
+        return replace(result, shape=(SAMPLES, *result.shape[1:]), batch=0)
     if result.batch != 0 or not result.shape or result.shape[0] % entries:
         raise Refused("an op that does not keep sorted rows")
     return replace(result, shape=(result.shape[0] // entries, *result.shape[1:]))
@@ -84,8 +92,11 @@ def back(kind: Kind, rows: Arranged) -> Kind:
 
 
 def _by_row(call: Call, rule: Rule) -> Kind | list[Kind]:
-    rows = as_rows([value for value in call.tensors() if not value.is_constant])
-    results = [row_result(result, rows.entries) for result in call.results]
+    varying = [value for value in call.tensors() if not value.is_constant]
+    rows = as_rows(varying)
+    if call.random and not rows.entries:
+        raise Refused("random numbers for rows of which nobody knows how many there are")
+    results = [row_result(result, rows, varying[0].shape[0]) for result in call.results]
     inner = replace(call, args=_replaced(call.args), kwargs=_replaced(call.kwargs), results=results, sizes={})
     found = rule(inner)
     kinds: list[Any] = list(found) if isinstance(found, (list, tuple)) else [found]
@@ -120,6 +131,9 @@ def _floor_divide(call: Call) -> Kind | None:
 
 def _getitem(call: Call) -> Kind | None:
     value, index = call.args
+    picked = chosen.picked(call, value, list(index) if isinstance(index, tuple) else [index])
+    if picked is not None:
+        return picked
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     if _role(index) == "order":
         wanted = Sample(0, index.kind.entries // index.kind.divisor)
@@ -135,6 +149,9 @@ def _getitem(call: Call) -> Kind | None:
 
 def _setitem(call: Call) -> Kind | None:
     value, index, new = call.args
+    put = chosen.put(call, value, list(index) if isinstance(index, tuple) else [index], new)
+    if put is not None:
+        return put
     if _role(index) != "order":
         return None
     numbers = isinstance(new, Value) and (
@@ -163,6 +180,8 @@ def _cumsum(call: Call) -> Kind | None:
 
 
 def _cast(call: Call) -> Kind | None:
+    if (kept := chosen.cast(call.first)) is not None:
+        return kept
     return call.first.kind if _role(call.first) in ("tally", "offsets", "order", "inverse") else None
 
 
@@ -196,6 +215,8 @@ _SPECIAL = {
     "histc": _histc,
     "cumsum": _cumsum,
     "empty_like": _empty_like,
+    "index_add": chosen.added,
+    "index_select": chosen.selected_rows,
     "_grouped_mm": _grouped,
     "grouped_mm": _grouped,
     "grouped_mm_fallback": _grouped,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemini.splitting.calls import Call, Refused, Value
+from gemini.splitting.rules.chosen import places
 from gemini.splitting.rules.registry import rule
 from gemini.step.splitting import Constant, Kind, Sample
 
@@ -63,11 +64,19 @@ def alike(call: Call) -> Kind:
 
 
 @rule("where")
-def where(call: Call) -> Kind:
-    """A choice entry by entry; with a condition alone, its places, whose number depends on contents."""
+def where(call: Call) -> Kind | list[Kind]:
+    """A choice entry by entry; with a condition alone, its places."""
     if len(call.args) + len(call.kwargs) < 3:
-        raise Refused("where() of a condition alone: how many places there are depends on contents")
+        return places(call)
     return pointwise(call)  # type: ignore[return-value]
+
+
+@rule("nonzero")
+def nonzero(call: Call) -> list[Kind]:
+    """The places of a mask."""
+    if call.given(1, "as_tuple", False) is not True:
+        raise Refused("nonzero(): how many places there are depends on contents")
+    return places(call)
 
 
 @rule("bucketize")
