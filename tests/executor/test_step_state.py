@@ -157,5 +157,6 @@ def test_a_loss_with_a_parameter_of_another_model(crew: Crew) -> None:
     found = {id(parameter): gradient for parameter, gradient in result.gradients}
     for parameter, gradient in zip(other.parameters(), grads, strict=True):
         torch.testing.assert_close(found[id(parameter)], gradient)
-    result.gradients = [pair for pair in result.gradients if all(pair[0] is not p for p in other.parameters())]
+    own = [pair for pair in result.gradients if all(pair[0] is not p for p in other.parameters())]
+    result.owners, result.tensors = [owner for owner, _ in own], [gradient for _, gradient in own]
     compare(result, model, loss, wanted)

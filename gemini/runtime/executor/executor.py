@@ -30,6 +30,7 @@ from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.executor.asking import Chorus, check_readable
+from gemini.runtime.executor.gathering import Layout, Order, summed
 from gemini.runtime.executor.joining import PARTS, combined
 from gemini.runtime.executor.lending import lend
 from gemini.runtime.executor.lowering import Lowered, lower
@@ -50,7 +51,6 @@ from gemini.runtime.executor.request import Each, Output, Stay, StepRequest, Ste
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
-from gemini.runtime.transport.loans import Row
 from gemini.runtime.transport.modules import silent
 from gemini.step.program import Loss, StepProgram
 from gemini.step.splitting import Positions, Sample
@@ -59,16 +59,6 @@ _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
-
-
-class _Layout:
-    """Where the gradients of one worker lie in steps of one kind, as it has told."""
-
-    def __init__(self, number: int, gradients: list[Any]) -> None:
-        self.number = number
-        self.homes = [home for home, _, _ in gradients]
-        self.latest = {home: latest for home, latest, _ in gradients}
-        self.row = Row(header for _, _, header in gradients)
 
 
 class _Part:
@@ -81,7 +71,7 @@ class _Part:
         self.makes = {port.name for one in interfaces for port in one.outputs}
         self._held = [(at, list(stages[at].modules()), list(stages[at].parameters())) for at in self.numbers]
         self.told: Any = None
-        self.layouts: dict[int, _Layout] = {}  # by kind of step
+        self.layouts: dict[int, Layout] = {}  # by kind of step
 
     def news(self) -> Any:
         """Training flags and frozen parameters, if the worker does not know them yet."""
@@ -109,6 +99,7 @@ class Executor:
         self._parts: dict[int, _Part] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
+        self._orders: dict[int, Order] = {}  # of gradients, by kind of step
         self._retired = _retired.setdefault(crew, deque())
         when_gone(self, partial(self._retired.append, self.number))
 
@@ -117,6 +108,7 @@ class Executor:
         """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
+        self._orders.clear()
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
@@ -251,23 +243,24 @@ class Executor:
         raise OurFault("the step was interrupted")
 
     # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
-    def _gradients(self, worker: Worker, reply: Stepped, kind: int) -> tuple[_Layout, list[torch.Tensor]]:
+    def _gradients(self, worker: Worker, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
         """Those of one worker, in its memory."""
         layouts = self._parts[worker.place].layouts
         if reply.gradients is not None:
-            layouts[kind] = _Layout(reply.layout, reply.gradients)
+            layouts[kind] = Layout(reply.layout, reply.gradients)
         return layouts[kind], worker.link.carriage.borrow(layouts[kind].row)
 
     def _result(self, replies: dict[Worker, Any], request: StepRequest, kind: int, step: int) -> StepResult:
-        each: list[tuple[_Layout, dict[int, torch.Tensor]]] = []
+        layouts: list[Layout] = []
+        gradients: list[torch.Tensor] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
         result = StepResult(None)
         for worker, reply in replies.items():
             rest = iter(reply.tensors)
             layout, opened = self._gradients(worker, reply, kind)
-            own = dict(zip(layout.homes, opened, strict=True))
-            own.update((number, next(rest)) for number in reply.loose)
-            each.append((layout, own))
+            layouts.append(layout)
+            gradients += opened
+            gradients += [next(rest) for _ in reply.loose]
             if reply.has_root:
                 part = next(rest)
                 result.root = part if result.root is None else result.root + part
@@ -277,11 +270,21 @@ class Executor:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
             result.told.append((worker.place, reply.trace))
-        known = self._parameters | self._lent_to_loss(request)
-        result.gradients = [(known[number], gradient) for number, gradient in _merged(each).items()]
-        result.input_gradients = {name: _summed(found) for name, found in given.items()}
+        order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
+        result.owners, result.tensors = order.owners, order.by_owner(gradients)
+        result.input_gradients = {name: summed(found) for name, found in given.items()}
         self._keep_outputs(result, request, step)
         return result
+
+    def _order(self, kind: int, layouts: list[Layout], loose: list[list[int]], request: StepRequest) -> Order:
+        """Whose the gradients are."""
+        known = self._orders.get(kind)
+        if known is not None and known.layouts == layouts and not any(loose):
+            return known
+        made = Order(layouts, loose, self._parameters | self._lent_to_loss(request))
+        if not any(loose):
+            self._orders[kind] = made
+        return made
 
     def _lent_to_loss(self, request: StepRequest) -> dict[int, Any]:
         """Parameters of other models that the loss uses."""
@@ -342,24 +345,3 @@ def done(worker: Worker, request: Any, what: str) -> None:
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):
         raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
-
-
-def _merged(each: list[tuple[_Layout, dict[int, torch.Tensor]]]) -> dict[int, torch.Tensor]:
-    """The gradients of all workers, by home; of parameters that several have one of, the sum."""
-    found: dict[int, torch.Tensor] = {}
-    shared: set[int] = set()
-    for _, own in each:
-        shared |= found.keys() & own.keys()
-        found.update(own)
-    for home in shared:
-        found[home] = _summed([(layout.latest.get(home, 0), own[home]) for layout, own in each if home in own])
-    return found
-
-
-def _summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    """The sum of what several stages or workers gave, from the last to the first; into memory that is ours anyway."""
-    parts.sort(key=lambda part: -part[0])
-    total = parts[0][1]
-    for _, part in parts[1:]:
-        total = total.add_(part) if total.layout is part.layout is torch.strided else total + part
-    return total

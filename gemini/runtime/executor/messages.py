@@ -134,7 +134,7 @@ class Stepped(NamedTuple):
     given: list[Any]
     operands: list[int]
     generator: bytes
-    trace: list[Any]
+    trace: bytes  # events, to be read by whoever wants to know
     tensors: list[Any]
 
 

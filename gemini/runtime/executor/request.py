@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -111,20 +112,26 @@ class Stay:
 
 @dataclass
 class StepResult:
-    """What a step gave. Gradients are by parameter, as tensors in the memory in which workers summed them up."""
+    """What a step gave. Gradients are tensors in the memory in which workers summed them up."""
 
     root: torch.Tensor | None
-    gradients: list[tuple[nn.Parameter, torch.Tensor]] = field(default_factory=list)
+    owners: Sequence[nn.Parameter] = ()  # whose gradients there are; the same object where they are those of before
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the gradients
     input_gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # by port
     operand_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     outputs: dict[str, Output] = field(default_factory=dict)  # by port; values of the tape as '#number'
     generator: bytes = b""
-    told: list[tuple[int, list[Any]]] = field(default_factory=list)  # events of each worker, as it tells them
+    told: list[tuple[int, bytes]] = field(default_factory=list)  # events of each worker, as it tells them
+
+    @property
+    def gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """By parameter."""
+        return [*zip(self.owners, self.tensors, strict=True)]
 
     @property
     def trace(self) -> list[Event]:
         """What all workers did."""
-        return [Event(place, *event) for place, events in self.told for event in events]
+        return [Event(place, *event) for place, events in self.told for event in marshal.loads(events)]
 
 
 def inputs_of(

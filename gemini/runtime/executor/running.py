@@ -10,6 +10,7 @@ them, so a whole backward is I and W in one, too.
 
 from __future__ import annotations
 
+import marshal
 import time
 from collections import deque
 from contextlib import ExitStack, nullcontext
@@ -374,5 +375,5 @@ class StepRun:
             self.request.number, *self.plan.layout(gradients, self.request.layout),
             [numbers[id(parameter)] for parameter in loose], self.root is not None, given,
             [number for number, _ in grown],
-            self.drawn.get(drawing[-1], b"") if drawing else b"", self.trace, tensors,
+            self.drawn.get(drawing[-1], b"") if drawing else b"", marshal.dumps(self.trace), tensors,
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class Kind:
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
+    # Whose gradients steps give, whose are wanted, and where among those given these are.
+    order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
     variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
     undivided: Kind | None = None  # for losses that do not split
 

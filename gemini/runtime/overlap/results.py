@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gemini.capture.forms import Ref
 from gemini.capture.values import follow
 from gemini.runtime.deferred import Pending, StepResult
@@ -18,9 +20,7 @@ def result_of(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str,
     assert plan is not None
     assert prepared.loss is not None
     assert ran.root is not None
-    by_identity = {id(parameter): gradient for parameter, gradient in ran.gradients}
-    parameters = [by_identity.get(id(parameter)) for parameter in pending.work.parameters]
-    ran.gradients = []
+    parameters = _in_order(kind, pending.work.parameters, ran)
     places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
     inputs = {}
     for port in plan.build(kind.shares).wiring.from_call:
@@ -35,3 +35,14 @@ def result_of(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str,
 
     kept = frozenset(number for number, name in names.items() if name in outputs)
     return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
+
+
+def _in_order(kind: Kind, wanted: list[torch.Tensor], ran: Ran) -> list[torch.Tensor | None]:
+    """The gradients of parameters, which are nobody else's any more."""
+    known = kind.order
+    if known is None or known[0] is not ran.owners or known[1] is not wanted:
+        places = {id(parameter): at for at, parameter in enumerate(ran.owners)}
+        known = kind.order = ran.owners, wanted, [places.get(id(parameter), -1) for parameter in wanted]
+    found: list[torch.Tensor | None] = [*ran.tensors, None]
+    ran.tensors = []
+    return [*map(found.__getitem__, known[2])]

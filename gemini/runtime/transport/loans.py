@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from operator import attrgetter, is_
+from itertools import compress
+from operator import and_, attrgetter, eq, ne
 from sys import getrefcount
 from typing import Any
 
@@ -26,33 +27,54 @@ from gemini.runtime.transport.tensors import Header, Part
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
 ARE_COUNTED = _count is not None
 _DATA = attrgetter("data")  # another tensor on the storage, of which nothing written to others is told
+_ADDRESS = torch.Tensor.data_ptr
+_STORAGE, _HANDLE = attrgetter("storage"), attrgetter("handle")
+_LOOKING, _HOLDING = attrgetter("looking"), attrgetter("holding")
+_MEMORY, _AT = attrgetter("memory"), attrgetter("address")
 _Key = tuple[int, int, int]
 
 
 class _Open:
     """A slab that is open, and our own tensors on it, by header."""
 
-    __slots__ = ("_address", "_handle", "_own", "_refs", "_storage", "looks", "memory", "size")
+    __slots__ = ("address", "handle", "holding", "looking", "looks", "memory", "size", "storage")
 
     def __init__(self, window: Window, slab: _Key, size: int) -> None:
         self.size = size
         # No `freed`: the storage lives as long as this object, whoever else looks at it.
         self.memory = window.segments[slab[0]].view(slab[1], size)
-        self._address = self.memory.data_ptr()
+        self.address = self.memory.data_ptr()
         self.looks: dict[Header, torch.Tensor] = {}
         # There is one Python object for a storage, which the program may hold without any tensor.
-        self._handle = self.memory.untyped_storage()
-        self._storage = self._handle._cdata
-        self._own, self._refs = _count(self._storage), getrefcount(self._handle)
+        self.handle = self.memory.untyped_storage()
+        self.storage = self.handle._cdata
+        self.looking: int = _count(self.storage)  # our own tensors
+        (self.holding,) = _held([self])
 
-    def is_whole(self) -> bool:
-        """Whether it is still what it was: `share_memory_` gives a storage other memory."""
-        return bool(self.memory.data_ptr() == self._address)
+    def look(self, header: Header) -> torch.Tensor:
+        """Our tensor for a header."""
+        if header not in self.looks:
+            _, _, _, *part = header
+            self.looks[header] = Part(*part).look(self.memory)
+            self.looking += 1
+        return self.looks[header]
 
-    def is_idle(self) -> bool:
-        """Whether nobody but us looks at it."""
-        looking: int = _count(self._storage)
-        return looking == self._own + len(self.looks) and getrefcount(self._handle) == self._refs
+
+def _held(opened: Iterable[_Open]) -> Iterable[int]:
+    """How many hold the Python object of each storage. In one way only: each counts other references of its own."""
+    return map(getrefcount, map(_HANDLE, opened))
+
+
+def _are_idle(opened: list[_Open]) -> Iterable[bool]:
+    """Of each, whether nobody but us looks at it. There are dozens in every step: all loops are in C."""
+    seen = map(eq, map(_count, map(_STORAGE, opened)), map(_LOOKING, opened))
+    return map(and_, seen, map(eq, _held(opened), map(_HOLDING, opened)))
+
+
+def _have_moved(opened: list[_Open]) -> Iterable[bool]:
+    """Of each, whether it is not what it was: `share_memory_` gives a storage other memory. Once nobody but us looks
+    at it, nobody does that any more."""
+    return map(ne, map(_ADDRESS, map(_MEMORY, opened)), map(_AT, opened))
 
 
 class Row:
@@ -62,6 +84,7 @@ class Row:
         self.headers = list(headers)  # by line
         self.opened: dict[_Key, _Open] = {}
         self.looks: list[torch.Tensor] = []
+        self.version = -1  # of what was open then
 
 
 class Loans:
@@ -70,44 +93,50 @@ class Loans:
     def __init__(self, window: Window) -> None:
         self.window = window
         self._open: dict[_Key, _Open] = {}
+        self._version = 0  # another one when a slab is opened again
         self._out: dict[_Key, _Open] = {}  # somebody may look at them
         self._lock = threading.Lock()  # or a tensor that is being made would be counted for ours alone
 
     def read(self, row: Row) -> list[torch.Tensor]:
         """The tensors of a row."""
         with self._lock:
-            if not row.looks or not self._is_open(row):
+            if row.version != self._version:
                 with torch.inference_mode(False):
                     self._open_all(row)
             self._out.update(row.opened)
             return [*map(_DATA, row.looks)]
 
-    def _is_open(self, row: Row) -> bool:
-        """Whether its slabs are what they were."""
-        opened = row.opened.values()
-        return all(map(is_, map(self._open.get, row.opened), opened)) and all(map(_Open.is_whole, opened))
-
     def _open_all(self, row: Row) -> None:
         row.opened, row.looks = {}, []
         for _, header in row.headers:
-            _, slab, size, *part = header
+            _, slab, size, *_ = header
             opened = self._open.get(slab)
-            if opened is None or opened.size != size or not opened.is_whole():
+            if opened is None or opened.size != size:
+                if opened is not None:
+                    self._version += 1
                 opened = self._open[slab] = _Open(self.window, slab, size)
-            if header not in opened.looks:
-                opened.looks[header] = Part(*part).look(opened.memory)
             row.opened[slab] = opened
-            row.looks.append(opened.looks[header])
+            row.looks.append(opened.look(header))
+        row.version = self._version
 
     def returned(self) -> list[_Key]:
         """Slabs that nobody looks at any more, in an order in which they would be taken as they were the last time."""
         with self._lock:
-            found = [slab for slab, opened in self._out.items() if opened.is_idle()]
-            for slab in found:
+            out = [*self._out.values()]
+            idle = [*_are_idle(out)]
+            found = [*compress(self._out, idle)]
+            moved = [*compress(self._out, map(and_, idle, _have_moved(out)))]
+            if len(found) == len(self._out):
+                self._out.clear()
+            for slab in found if self._out else ():
                 del self._out[slab]
+            for slab in moved:
+                del self._open[slab]
+                self._version += 1
         return found[::-1]
 
     def forget(self) -> None:
         """There is no other end any more: memory goes with the last tensor that looks at it."""
         with self._lock:
             self._open, self._out = {}, {}
+            self._version += 1

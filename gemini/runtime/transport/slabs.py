@@ -14,7 +14,6 @@ The memory is that of a device: on a CPU anonymous files, on a GPU memory that b
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections import deque
@@ -154,12 +153,9 @@ class Window:
 
     def released(self) -> list[tuple[int, int, int]]:
         """The slabs to give back, each once, as plain data."""
-        found: list[tuple[int, int, int]] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                segment, offset, size = self._released.popleft()
-                found.append((segment, offset, size))
-        return found
+        # One thread at a time asks; others may note slabs meanwhile.
+        found = [self._released.popleft() for _ in range(len(self._released))]
+        return [(segment, offset, size) for segment, offset, size in found]
 
     def retake(self, slabs: Iterable[tuple[int, int, int]]) -> None:
         """They could not be told, or were noted elsewhere."""
