@@ -179,12 +179,17 @@ class WholeCalls(Recording):
         node.after = self._earlier(job)
         self.effects(node, given, versions)
         self.last_call[job.target] = node.id
-        has_parameters = job.module is None or any(True for _ in job.module.parameters())
-        self.append(node, list(tensors(output)), heavy=has_parameters)
+        self.append(node, list(tensors(output)), heavy=self._follows_from_weights(job, node))
         self._side_results(node, job.module, leaf, (args, kwargs))
         self._arrays(node, output)
         self.busy = False
         return output
+
+    def _follows_from_weights(self, job: Job, node: Node) -> bool:
+        """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
+        if job.module is not None:
+            return any(True for _ in job.module.parameters())
+        return bool(node.uses) or not self.granularity.call_reasons.get(job.target, "").startswith(REASON)
 
     def _release(self, target: str) -> None:
         """A function that is kept whole for what it reads only, and tells its caller some of it, is followed again."""

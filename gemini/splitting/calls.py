@@ -31,6 +31,13 @@ class Demand(Exception):
         self.key, self.decision = key, decision
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A decision: a value is numbers of rows of a tensor that has so many a sample."""
+
+    rows: int
+
+
 class Count(int):
     """A plain number that is a multiple of the number of samples."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from gemini.splitting.calls import Result, Value
-from gemini.step.splitting import Constant, Kind, Opaque, Part, Sample, Several, Share, Whole
+from gemini.step.splitting import Constant, Kind, Opaque, Own, Part, Pointers, Sample, Several, Share, Whole
 
 _MOST = 1 << 14  # entries a sample of a value that is put in from outside
 
@@ -31,14 +31,33 @@ def part_of(value: Value, result: Result, samples: int) -> tuple[Kind, Share] | 
     return None
 
 
-def parts_of(results: Sequence[tuple[Any, Result]], values: Any, samples: int) -> tuple[list[Kind], Share] | None:
-    """The same for a function that returns several tensors, of which nothing else follows."""
+def pointers_of(value: Value, result: Result, samples: int, rows: int) -> tuple[Kind, Share] | None:
+    """The same of a value that is numbers of rows."""
+    found = part_of(value, result, samples)
+    if found is None or not isinstance(found[0], Sample):
+        return None
+    return Pointers(found[0], rows), Own(value.key, found[0], rows)
+
+
+def handed_out(
+    results: Sequence[tuple[Any, Result]], values: Any, samples: int, pointers: Mapping[Hashable, int]
+) -> tuple[list[Kind], Share] | None:
+    """Kinds and share of what a function returns: several tensors of which nothing else follows, or numbers of rows."""
+    if len(results) == 1:
+        ((key, result),) = results
+        one = pointers_of(values[key], result, samples, pointers[key]) if key in pointers else None
+        return None if one is None else ([one[0]], one[1])
     places = [key.path for key, _ in results]
-    if len(places) < 2 or any(len(path) != 1 or path[0][0] != "i" for path in places):
+    if any(len(path) != 1 or path[0][0] != "i" for path in places):
         return None
     if not all(isinstance(values[key].kind, Opaque) for key, _ in results):
         return None
-    found = [part_of(values[key], result, samples) for key, result in results]
+    found = [
+        pointers_of(values[key], result, samples, pointers[key])
+        if key in pointers
+        else part_of(values[key], result, samples)
+        for key, result in results
+    ]
     shares = tuple((path[0][1], one[1]) for path, one in zip(places, found, strict=True) if one is not None)
     kinds = [values[key].kind if one is None else one[0] for (key, _), one in zip(results, found, strict=True)]
     return (kinds, Several(shares)) if shares else None

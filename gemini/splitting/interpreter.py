@@ -30,11 +30,12 @@ from gemini.splitting.calls import (
     Odd,
     Refused,
     Result,
+    Rows,
     Value,
     leaves,
     repeats,
 )
-from gemini.splitting.handing import is_divisible, parts_of
+from gemini.splitting.handing import handed_out, is_divisible
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
@@ -94,6 +95,7 @@ class Interpreter:
     sizes: dict[Hashable, dict[tuple[int, ...], int]] = field(default_factory=dict)
     assumed: dict[Hashable, set[Hashable]] = field(default_factory=dict)  # see `Call.assumed`
     conditions: dict[Hashable, list[Condition]] = field(default_factory=dict)  # by statement
+    pointers: dict[Hashable, int] = field(default_factory=dict)  # values that are numbers of rows, so many a sample
     ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
     least: int = 1  # samples of a micro-batch
@@ -147,7 +149,10 @@ class Interpreter:
 
     def _decide(self, key: Hashable, decision: Any) -> int:
         at = self.origin[key]
-        self.decisions[self.statements[at].index] = decision
+        if isinstance(decision, Rows):
+            self.pointers[key] = decision.rows
+        else:
+            self.decisions[self.statements[at].index] = decision
         if not self.rewritten:
             return at
         self.blocked = ""  # by a write, which is looked at again
@@ -156,6 +161,9 @@ class Interpreter:
     def _possible(self, key: Hashable, decision: Any) -> bool:
         """Whether a decision can still be made."""
         statement = self.statements[self.origin[key]] if key in self.origin else None
+        if isinstance(decision, Rows):
+            free = statement is not None and not self.frozen and (statement.flaggable or statement.spread)
+            return free and key not in self.pointers and self.values[key].known and not self.values[key].grad
         if statement is None or self.frozen or statement.index in self.decisions:
             return False
         if isinstance(decision, Sample):
@@ -233,8 +241,8 @@ class Interpreter:
     def _hand_out(self, statement: Statement) -> None:
         """What a function returns that nothing follows from, where it returns several tensors."""
         found = None
-        if statement.spread and not self.frozen:
-            found = parts_of(statement.results, self.values, statement.samples)
+        if not self.frozen and (statement.spread or any(key in self.pointers for key, _ in statement.results)):
+            found = handed_out(statement.results, self.values, statement.samples, self.pointers)
         if found is not None:
             for (key, _), kind in zip(statement.results, found[0], strict=True):
                 self.values[key] = replace(self.values[key], kind=kind)

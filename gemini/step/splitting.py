@@ -10,6 +10,7 @@ Every value of a step is one of these, seen from its micro-batches:
 | Constant   | that of any micro-batch                                                               |
 | Sample     | those of the micro-batches, one after the other in a dimension                        |
 | Positions  | 0, 1, 2 … : each run numbers its own samples                                          |
+| Pointers   | the same, each with the number of rows before its own added                           |
 | Arranged   | sorted, each run for itself, and not yet put back in order                            |
 | Partial    | their sum                                                                             |
 | Mean       | their sum, each times its share of the batch; the shares add up to one                |
@@ -82,6 +83,14 @@ class Positions:
 
 
 @dataclass(frozen=True)
+class Pointers:
+    """Numbers of rows of another tensor, which has `rows` a sample: every micro-batch counts its own from 0."""
+
+    kind: Sample  # how they lie
+    rows: int
+
+
+@dataclass(frozen=True)
 class Arranged:
     """Part of a run in which rows of all samples are sorted, worked on, and put back (experts).
 
@@ -114,7 +123,7 @@ class Opaque:
     reason: str
 
 
-Kind = Constant | Sample | Positions | Arranged | Partial | Mean | Opaque
+Kind = Constant | Sample | Positions | Pointers | Arranged | Partial | Mean | Opaque
 
 
 @dataclass(frozen=True)
@@ -223,19 +232,35 @@ class Part(Share):
 
     def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
         """The part itself, as plain numbers, for every micro-batch."""
-        whole, total, start = known.value(self.source).detach(), sum(sizes), 0
+        whole, total = known.value(self.source).detach(), sum(sizes)
         rows, each = whole.shape[self.kind.dim], self.kind.entries
         if rows != total * each:
             raise SplittingError(f"a tensor has {rows} rows for {total} samples, and had {each} a sample")
-        parts = []
-        for size in sizes:
-            parts.append(("whole", self.kind.take(whole, start, size, total).tolist()))
-            start += size
-        return parts
+        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        parts = [self.kind.take(whole, start, size, total) for start, size in zip(starts, sizes, strict=True)]
+        return [("whole", self.own(*one).tolist()) for one in zip(parts, starts, sizes, strict=True)]
+
+    def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:  # noqa: ARG002
+        """The part of some samples, as they have it."""
+        return part
 
     def needs(self) -> tuple[Hashable, ...]:
         """The value."""
         return (self.source,)
+
+
+@dataclass(frozen=True)
+class Own(Part):
+    """The same of numbers of rows, of which every sample has so many, and points to no other's."""
+
+    rows: int = 1
+
+    def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:
+        """Counted from the first row of these samples."""
+        found = part - start * self.rows
+        if found.numel() and (int(found.min()) < 0 or int(found.max()) >= size * self.rows):
+            raise SplittingError("rows of one sample are looked for among those of another")
+        return found
 
 
 @dataclass(frozen=True)

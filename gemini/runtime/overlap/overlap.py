@@ -296,7 +296,8 @@ class Overlap:
                 ran = executor.run(request)
                 found = outputs_of(prepared, ran.outputs)
         except Exception as error:
-            self._failed(error)
+            if not isinstance(error, SplittingError):  # that is about this batch
+                self._failed(error)
             with nullcontext() if asked.foreign is None else asked.foreign.as_then():
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
         follow(plan, self.managed, ran.generator)
@@ -313,7 +314,10 @@ class Overlap:
         if prepared is None:
             prepared = prepare(kind.plan, tape, root, alive, sizes)
             if not prepared.reason and not kind.plan.unsplit:
-                prepared = self._checked(kind, prepared, pending, tape, root)
+                try:
+                    prepared = self._checked(kind, prepared, pending, tape, root)
+                except SplittingError as error:  # another batch may be what the proof was about
+                    return self._as_one(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
             if prepared.reason:
                 self.managed.record.say(f"{self.managed.name} runs a batch as one: {prepared.reason}", prepared.reason)

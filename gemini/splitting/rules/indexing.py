@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis, leaves
+from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Rows, Value, axis, leaves
 from gemini.splitting.rules.masks import filled, selected
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import NUMBERS, Constant, Kind, Positions, Sample
+from gemini.step.splitting import NUMBERS, Constant, Kind, Pointers, Positions, Sample
 
 
 def _items(index: Any, rank: int) -> list[Any]:
@@ -134,6 +134,8 @@ def _number(call: Call, item: Value) -> None:
 def _own_entries(  # noqa: PLR0917
     call: Call, own: Sample, item: Any, others: list[Value], rank: int, start: int
 ) -> Kind:
+    if isinstance(item, Value) and item.rank == rank == 1 and not [one for one in others if one is not item]:
+        return _own_rows(own, item, start)
     if not isinstance(item, Value) or not isinstance(item.kind, Positions) or own.entries != 1:
         raise Refused("picking samples out of the batch by index")
     placed = item.kind.dim + rank - item.rank
@@ -144,6 +146,17 @@ def _own_entries(  # noqa: PLR0917
         elif not other.is_constant:
             raise Refused("indexing samples by indices of other samples")
     return Sample(start + placed)
+
+
+def _own_rows(own: Sample, item: Value, start: int) -> Kind:
+    """Rows by their numbers: of every sample its own, if the numbers are known before the step."""
+    if isinstance(item.kind, Pointers) and item.kind.rows == own.entries and own.outer == 1:
+        return moved(item.kind.kind, start)
+    if isinstance(item.kind, Positions) and own.entries == 1:
+        return Sample(start)
+    if item.known and isinstance(item.kind, Sample) and own.outer == 1:
+        raise Demand(item.key, Rows(own.entries))
+    raise Refused("picking samples out of the batch by index")
 
 
 def _item_of(items: list[Any], dim: int) -> int:
