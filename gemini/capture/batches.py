@@ -69,17 +69,17 @@ class BatchPlan:
             for tensor, part in zip(given, self.cut(given, start, length), strict=True)
         ]
 
-    def double(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The samples twice."""
+    def times(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """The samples again and again."""
         return [
-            _like(torch.cat([tensor.detach()] * 2, dim), tensor) if dim is not None else tensor
+            _like(torch.cat([tensor.detach()] * count, dim), tensor) if dim is not None else tensor
             for tensor, dim in zip(given, self.dims, strict=True)
         ]
 
     def resized(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
         """A batch of another size, and that size."""
         if self.size == 1:
-            return self.double(given), 2
+            return self.times(given, 2), 2
         half = self.size // 2
         return self.take(given, self.size - half, half), half
 
@@ -159,6 +159,24 @@ def known_places() -> list[tuple[int | None, int]]:
     """Where calls are known to count samples; empty where that is to be found out."""
     plan = _known.get()
     return [] if plan is None else plan.places()
+
+
+_rolling: ContextVar[int] = ContextVar("rolling", default=0)
+
+
+@contextmanager
+def rolling(times: int) -> Iterator[None]:
+    """Inside, what is captured is a micro-batch, and compared with so many of it (`gemini.capture.rolling`)."""
+    before = _rolling.set(times)
+    try:
+        yield
+    finally:
+        _rolling.reset(before)
+
+
+def rolled_times() -> int:
+    """How many of a micro-batch it is to be compared with; 0: no loops over samples are looked for."""
+    return _rolling.get()
 
 
 def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:

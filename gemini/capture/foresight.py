@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
@@ -17,7 +18,7 @@ from gemini.capture.regions import RegionSwitch
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
-    from gemini.capture.node import Guard
+    from gemini.capture.node import Guard, Node
 
 
 class Foresight:
@@ -52,7 +53,7 @@ class Foresight:
 
     def broken(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
         """The first of these guards that a call breaks; None if it breaks none."""
-        execution = Execution(self.graph, model, bound)
+        execution = (_OfFirst if self.graph.rolled else Execution)(self.graph, model, bound)
         with RegionSwitch() as regions:
             for index in self.nodes:
                 node = self.graph.nodes[index]
@@ -68,3 +69,16 @@ class Foresight:
                 except GuardBroken:
                     return guard
         return None
+
+
+class _OfFirst(Execution):
+    """A run of the first micro-batch of a batch: a rolled graph knows no other size."""
+
+    def _source(self, node: Node) -> torch.Tensor:
+        found = super()._source(node)
+        if node.kind != "input":
+            return found
+        (meta,) = node.outputs.values()
+        if meta.batch_dim is None or found.dim() != len(meta.shape):
+            return found
+        return found.narrow(meta.batch_dim, 0, min(meta.shape[meta.batch_dim], found.shape[meta.batch_dim]))

@@ -72,6 +72,7 @@ class Node:
     random: bool = False
     checkpoint: str = ""  # "" | "reentrant" | "saved": how the original recomputes this node
     reason: str = ""  # why a block is a block
+    role: str = ""  # in a rolled graph: what it is for the whole batch (`gemini.capture.rolling`)
 
     def inputs(self) -> Iterator[Ref]:
         """The values it reads, those inside size expressions included."""

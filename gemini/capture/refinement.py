@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.batches import BatchPlan, candidates, find_batch, second_batches
+from gemini.capture.batches import BatchPlan, candidates, find_batch, rolled_times, second_batches
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.caches import find_caches
 from gemini.capture.checks import BackwardFailed, Checks, Rejected
@@ -32,6 +32,7 @@ from gemini.capture.node import MODULES, Guard, Node
 from gemini.capture.observation import Differences, tensor_difference
 from gemini.capture.recording import Coarsen
 from gemini.capture.regions import Region
+from gemini.capture.rolling import Unlike, roll
 from gemini.capture.scaling import Lookout, scaling_lines
 from gemini.capture.settling import Settling, materialize
 from gemini.capture.state import Saved
@@ -170,6 +171,9 @@ class Refinement:
         if self.plan is None:
             self.checked["half batch"] = "no input has a batch dimension"
             return None
+        if times := rolled_times():
+            self._rolled(first, graph, self.plan, times)
+            return None
         given, size = self.plan.resized(self.call.tensors)
         try:
             other = self._same_way(first, given)
@@ -191,13 +195,38 @@ class Refinement:
                 self._depends_on_batch(guard.scope, reason, guard.line)
                 return None
         mark_batch(graph.nodes, other.nodes, self.plan.size, size)
-        graph.batch_size = self.plan.size
+        self._marked(graph, self.plan)
+        return given
+
+    def _rolled(self, first: Trace, graph: Graph, plan: BatchPlan, times: int) -> None:
+        """Compare a micro-batch with a batch of so many, in which Python may loop over them."""
+        try:
+            whole = trace(self.subject, plan.times(self.call.tensors, times), self.granularity)
+        except Exception as error:
+            self.checked["half batch"] = f"the model rejects {times} times the batch: {type(error).__name__}"
+            return
+        whole.release()
+        try:
+            rolled = roll(first, whole, times)
+        except Unlike as unlike:
+            self._depends_on_batch(unlike.node.scope, f"{unlike.reason} at {unlike.node.name}", unlike.node.line)
+            return
+        for node in graph.nodes:
+            node.role = rolled.roles[node.id]
+        others = [whole.nodes[rolled.images[node.id]] for node in graph.nodes]
+        mark_batch(graph.nodes, others, plan.size, times * plan.size)
+        graph.rolled, graph.pins = times, rolled.pins
+        self._marked(graph, plan)
+        self.checked["half batch"] = f"{times} times the batch repeats it"
+
+    def _marked(self, graph: Graph, plan: BatchPlan) -> None:
+        """The batch dimensions are known."""
+        graph.batch_size = plan.size
         for node in graph.nodes:
             if node.kind == "input":
                 meta = next(iter(node.outputs.values()))
                 if meta.batch_dim is not None and graph.validity is not None:
                     graph.validity.batch[node.target] = (meta.batch_dim, meta.batch_factor)
-        return given
 
     def _same_way(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
         """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries."""
@@ -229,7 +258,7 @@ class Refinement:
     def _check_second(self, graph: Graph) -> None:
         for contents, given in second_batches(self.call, self.plan):
             what = f"second batch ({contents})"
-            if not self.thorough and self.plan is not None and graph.batch_size is not None:
+            if not self.thorough and self.plan is not None and graph.batch_size is not None and not graph.rolled:
                 given, _ = self.plan.resized(given)  # a large model: half of it, for speed
                 what = f"half of a second batch ({contents})"
             try:

@@ -24,8 +24,8 @@ from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
 from gemini.errors import ArtifactError, CaptureError
 
-VERSION = 2
-_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason")
+VERSION = 3
+_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason", "role")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
                SafetensorError)  # fmt: skip
 
@@ -42,6 +42,8 @@ def save_graph(graph: Graph, path: str | FilePath) -> None:
         "torch": torch.__version__,
         "model": graph.model_name,
         "batch_size": graph.batch_size,
+        "rolled": graph.rolled,
+        "pins": list(graph.pins),
         "blocks": graph.blocks,
         "calls": graph.calls,
         "checked": graph.checked,
@@ -138,6 +140,8 @@ def _read(data: dict[str, Any], reader: Reader) -> Graph:
         calls=data["calls"],
         checked=data["checked"],
         batch_size=data["batch_size"],
+        rolled=data["rolled"],
+        pins=tuple(data["pins"]),
         settings=data["settings"],
         validity=_read_validity(data["validity"], reader),
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gemini.capture.batches import BatchPlan, knowing
+from gemini.capture.batches import BatchPlan, knowing, rolling
 from gemini.capture.binding import Call, bind
 from gemini.capture.graph import Graph
 from gemini.capture.values import follow
@@ -62,25 +62,55 @@ def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
                 return _checked(second, batch)
         except UnplannableError:
             pass  # the first says more
+    times = _times(batch.size, wish.micro_batches)
+    if times > 1 and not ways.is_given() and _may_loop(first, batch.size):
+        try:
+            looped = _tried(model, call, batch, wish, batch.size // times, times)
+            if not _obstacle(looped, batch.size):
+                return _checked(looped, batch)
+        except UnplannableError:
+            pass
     if isinstance(first, _Failed):
         raise first
     return _checked(first, batch)
+
+
+def _times(samples: int, most: int) -> int:
+    """Into how many equal micro-batches samples can be dealt out."""
+    return next((count for count in range(min(samples, most), 1, -1) if samples % count == 0), 1)
+
+
+def _may_loop(piece: Piece | _Failed, samples: int) -> bool:
+    """Whether a loop over samples, or a branch on their contents, may be what keeps them from being split."""
+    if isinstance(piece, _Failed):
+        return False
+    found, graph = _obstacle(piece, samples), piece.graph
+    reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
+    counts = graph.batch_size is None or any("batch size" in reason or "from data" in reason for reason in reasons)
+    return bool(found) and (counts or "a branch depends" in found)
 
 
 class _Failed(UnplannableError):
     """The model fails on few samples."""
 
 
-def _tried(
-    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, wish: Wish, least: int
+def _tried(  # noqa: PLR0917
+    model: nn.Module,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    batch: BatchPlan,
+    wish: Wish,
+    least: int,
+    times: int = 0,
 ) -> Piece:
+    """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
     from gemini.splitting.graphs import prove_graph
 
     sizes = piece_sizes(batch.size, min(wish.micro_batches, batch.size // least))
     few = batch.size if ways.is_given() else max(sizes[0], _enough(model, batch, sizes, least))
+    few = least if times else few
     piece = part_of(*call, batch, 0, few)
     try:
-        with knowing(batch):
+        with knowing(batch), rolling(times):
             graph = _repeatable(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error

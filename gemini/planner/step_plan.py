@@ -57,6 +57,8 @@ class StepPlan:
         """Whether it is for so many samples in as many micro-batches as may be."""
         if self.unsplit:
             return samples == 1 or self.batch.size > 1
+        if self.graph.rolled:
+            return samples == self.graph.rolled * (self.graph.batch_size or 1)
         return max(1, min(samples // self.forms.least, micro_batches)) == self.micro_batches
 
     @property

@@ -13,10 +13,11 @@ import torch
 
 from gemini.capture.binding import Call, bind
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
-from gemini.capture.forms import Ref
+from gemini.capture.forms import Ref, leaves
 from gemini.capture.graph import Graph
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.state import Saved, undrawn
+from gemini.capture.values import tensors
 from gemini.splitting.foreseeing import Foreseen
 from gemini.splitting.graphs import GraphForms
 from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
@@ -62,6 +63,8 @@ def _sizes(call: Call, forms: GraphForms) -> list[int]:
     for tensor, place in zip(call.tensors, forms.places(), strict=False):
         if place is not None:
             samples = tensor.shape[place.dim] // place.entries
+            if times := forms.graph.rolled:
+                return [samples // times] * times
             small = max(samples // 3, forms.least)
             return [samples - small, small] if samples > 2 else [1] * samples
     return []
@@ -160,7 +163,13 @@ def _compare_graph(  # noqa: PLR0917
 ) -> str:
     graph, model, (weights, foreign) = forms.graph, forms.graph.bound_model(), known
     args, kwargs = call.arguments()
-    whole, drawn = _whole_run(graph, bind(model, args, kwargs), foreign)
+    drawn: dict[int, Any] = {}
+    if not graph.rolled:
+        whole, drawn = _whole_run(graph, bind(model, args, kwargs), foreign)
+    elif any(node.random for node in graph.nodes):
+        return ""
+    else:
+        whole = _whole_by_model(graph, args, kwargs)
     found = []
     for index, (start, length) in enumerate(pieces(sizes)):
         given = [
@@ -182,7 +191,7 @@ def _differ(
 ) -> str:
     for at, ref in enumerate(graph.outputs()):
         kind = splitting.outputs[at] if at < len(splitting.outputs) else Opaque("")
-        if isinstance(kind, (Opaque, Mean)):
+        if isinstance(kind, (Opaque, Mean)) or ref not in whole:
             continue
         parts = [one[ref] for one in found]
         joined = _joined(parts, kind, [1] * len(parts))
@@ -200,6 +209,13 @@ def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -
         parts = [_part(forms, Ref(ref.node, "ret", (*ref.path, ("i", at))), one, where) for at, one in enumerate(made)]
         return type(made)(parts)
     return made
+
+
+def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Tensor]:
+    """The outputs on the whole batch, of the model itself: a rolled graph is one of a micro-batch only."""
+    made = [tensor for _, tensor in tensors(graph.bound_model()(*args, **kwargs))]
+    every = [leaf for leaf in leaves(graph.result) if isinstance(leaf, Ref)]
+    return dict(zip(every, made, strict=True)) if len(every) == len(made) else {}
 
 
 def _whole_run(

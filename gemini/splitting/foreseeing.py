@@ -70,7 +70,7 @@ def _looks_at_sizes(graph: Graph, node: Node, bound: dict[str, Any] | None) -> b
 
 def _is_plain(graph: Graph, node: Node) -> bool:
     """Whether a node does nothing but compute: an op, a function that is kept whole, a layer without weights."""
-    if node.changes and node.kind != "op":
+    if (node.changes and node.kind != "op") or node.role:  # one with a role is another thing on the whole batch
         return False
     if node.random:
         return is_foreign(graph, node)

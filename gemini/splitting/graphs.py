@@ -13,15 +13,17 @@ from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.graph import Graph
 from gemini.capture.health import asked_of
 from gemini.capture.node import MODULES, Guard, Node, TensorMeta
+from gemini.capture.recording import BRANCHES
 from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.effects import obstacle
 from gemini.splitting.foreseeing import foreseeable
 from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.numbers import number_at, number_kind
+from gemini.splitting.rolled import pin
 from gemini.splitting.rules.registry import short_name
 from gemini.splitting.statistics import may_be_own
-from gemini.step.splitting import Constant, Kind, Opaque, Sample
+from gemini.step.splitting import Apart, Constant, Kind, Opaque, Sample
 
 
 @dataclass
@@ -45,6 +47,8 @@ class GraphForms:
         if self.reason:
             return Opaque(self.reason)
         value = self.interpreter.values.get(ref)
+        if value is not None and isinstance(value.kind, Apart):
+            return Opaque(f"{self.graph.nodes[ref.node].name} is one of a list with an entry for every sample")
         return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
 
     def inputs(self) -> tuple[int | None, ...]:
@@ -79,7 +83,10 @@ def prove_graph(
         if not node.is_source:
             makes = all(key.node == node.id for key, _ in statement.results)  # not `x[i] = y`, whose result is x
             statement.known, statement.pure = node.id in ahead and makes, makes
+    forms.interpreter.is_rolled = bool(graph.rolled)
     forms.interpreter.extend(statements)
+    if graph.rolled:
+        forms.interpreter.blocked = forms.interpreter.blocked or _pinned(forms.interpreter, graph, bound)
     settle_guards(forms.interpreter, graph)
     _settle_assignments(forms.interpreter, graph)
     return forms
@@ -118,7 +125,7 @@ def _obstacle(graph: Graph) -> str:
 
 def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
     """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
-    for guard in graph.guards:
+    for guard in graph.guards if not graph.rolled else ():
         if not guard.data or _asks_every_sample(interpreter, graph, guard):
             continue
         for ref in expr_refs(guard.expr):
@@ -130,6 +137,18 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
                 return
 
 
+def _pinned(interpreter: Interpreter, graph: Graph, bound: dict[str, Any] | None) -> str:
+    """In a rolled graph, branches on contents go as captured where the inputs they follow from are as captured."""
+    early = {id(guard) for guard in graph.foresight().guards}  # of the others every stage looks how they come out
+    asked = [guard for guard in graph.guards if guard.data]
+    return pin(
+        interpreter,
+        graph,
+        [guard for guard in asked if id(guard) in early or not _asks_every_sample(interpreter, graph, guard)],
+        bound,
+    )
+
+
 def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:
     """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
     ref = asked_of(graph.nodes, guard.expr, guard.expected)
@@ -139,7 +158,7 @@ def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> 
 
 def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:
     """Branches on sizes went as they go on a micro-batch: the first that would not go so on the whole batch."""
-    for guard in graph.guards:
+    for guard in graph.guards if not graph.rolled else ():  # which was compared with a recording of the whole batch
         if guard.data:
             continue
         found = number_at(guard.expr, interpreter.values, samples)
@@ -173,7 +192,7 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
     pure = node.kind == "op" and not node.mutates
     made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
-    made.flaggable, made.writes = alone and not node.mutates, tuple(node.mutates)
+    made.flaggable, made.writes, made.role = alone and not node.mutates, tuple(node.mutates), node.role
     made.spread = node.kind == "call" and not node.mutates and node.sketch.startswith(("tuple(", "list("))
     made.late = tuple(index for index in node.after if graph.nodes[index].mutates)
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
@@ -209,7 +228,7 @@ def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Stat
 
 def _can_be_opened(node: Node) -> bool:
     """Whether a block is one by choice, not because its Python could not be followed or was followed wrongly."""
-    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith("depth ")
+    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES))
     return node.kind == "block" and chosen and node.target != ""
 
 

@@ -36,9 +36,11 @@ from gemini.splitting.calls import (
     repeats,
 )
 from gemini.splitting.handing import handed_out, is_divisible
+from gemini.splitting.rolled import kind_of_role, refuse_apart
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
 from gemini.step.splitting import (
+    Apart,
     Arranged,
     Condition,
     Constant,
@@ -78,6 +80,7 @@ class Statement:
     flaggable: bool = True  # its one result can be multiplied
     spread: bool = False  # it returns several tensors, which can be replaced
     writes: tuple[Hashable, ...] = ()
+    role: str = ""  # of its node, in a rolled graph
     late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
     run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
 
@@ -98,6 +101,7 @@ class Interpreter:
     pointers: dict[Hashable, int] = field(default_factory=dict)  # values that are numbers of rows, so many a sample
     ahead: set[int] = field(default_factory=set)  # nodes of the graph that can be computed before a step
     frozen: bool = False  # nothing may be flagged
+    is_rolled: bool = False  # the graph is one in which Python loops over samples
     least: int = 1  # samples of a micro-batch
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
@@ -187,6 +191,8 @@ class Interpreter:
                 self._overwrite(statement, key, kind)
             self.origin[key] = at
             checked = _checked(kind, result, statement)
+            if isinstance(checked, Apart) and not statement.traced:  # an output
+                checked = Opaque("an output for every sample")
             name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
             value = Value(name, checked, result.shape, result.dtype, result.grad, known, given)
             value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
@@ -239,7 +245,7 @@ class Interpreter:
             self.shares.pop(statement.index, None)
 
     def _hand_out(self, statement: Statement) -> None:
-        """What a function returns that nothing follows from, where it returns several tensors."""
+        """What a function returns that nothing follows from, where it returns several tensors; numbers of rows."""
         found = None
         if not self.frozen and (statement.spread or any(key in self.pointers for key, _ in statement.results)):
             found = handed_out(statement.results, self.values, statement.samples, self.pointers)
@@ -288,9 +294,15 @@ class Interpreter:
 
     def _kinds(self, statement: Statement) -> Sequence[Kind]:
         found: Any
+        if statement.role:
+            return _spread(kind_of_role(statement, *self.arguments(statement)), len(statement.results))
         if statement.run is not None:
+            if statement.form is not None and self.is_rolled:
+                refuse_apart(*self.arguments(statement))
             return _spread(statement.run(self, statement), len(statement.results))
         args, kwargs = self.arguments(statement)
+        if self.is_rolled:
+            refuse_apart(args, kwargs)
         call = Call(
             statement.name, args, kwargs, statement.samples, [r for _, r in statement.results], statement.traced
         )

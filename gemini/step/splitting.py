@@ -12,6 +12,7 @@ Every value of a step is one of these, seen from its micro-batches:
 | Positions  | 0, 1, 2 … : each run numbers its own samples                                          |
 | Pointers   | the same, each with the number of rows before its own added                           |
 | Arranged   | sorted, each run for itself, and not yet put back in order                            |
+| Apart      | a value for every micro-batch, in a loop over samples, not yet joined                 |
 | Partial    | their sum                                                                             |
 | Mean       | their sum, each times its share of the batch; the shares add up to one                |
 | Opaque     | not to be had from them                                                               |
@@ -105,6 +106,11 @@ class Arranged:
 
 
 @dataclass(frozen=True)
+class Apart:
+    """Made in a loop over samples: the whole batch has one for every micro-batch, made of its samples alone."""
+
+
+@dataclass(frozen=True)
 class Partial:
     """Additive over micro-batches."""
 
@@ -123,7 +129,7 @@ class Opaque:
     reason: str
 
 
-Kind = Constant | Sample | Positions | Pointers | Arranged | Partial | Mean | Opaque
+Kind = Constant | Sample | Positions | Pointers | Arranged | Apart | Partial | Mean | Opaque
 
 
 @dataclass(frozen=True)
@@ -335,7 +341,31 @@ class Filled:
         return (self.tensor,)
 
 
-Condition = Each | Filled
+@dataclass(frozen=True)
+class Recorded:
+    """What must hold in every step: an input has, in every micro-batch, the contents that it was captured with."""
+
+    tensor: Hashable
+    kind: Sample | None  # None: it has no samples
+    numbers: tuple[Any, ...]
+    samples: int  # of a micro-batch
+
+    def broken(self, known: Known, samples: int) -> str:
+        """How it does not hold; '' if it does."""
+        found = known.value(self.tensor).detach()
+        starts = range(0, samples, self.samples) if self.kind is not None else (0,)
+        for start in starts:
+            part = found if self.kind is None else self.kind.take(found, start, self.samples, samples)
+            if tuple(part.flatten().tolist()) != self.numbers:
+                return f"the Python of the model branches on an input of which samples from {start} on are others"
+        return ""
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The input."""
+        return (self.tensor,)
+
+
+Condition = Each | Filled | Recorded
 
 
 def weigh(value: Any, weight: Any) -> Any:

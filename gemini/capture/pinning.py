@@ -1,0 +1,41 @@
+"""Pinning: the inputs whose contents a branch of the model's Python depends on.
+
+Where these have the contents that they had in a recording, the branch goes the way it went there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gemini.capture.forms import Ref
+from gemini.capture.merging import memory_of
+from gemini.capture.node import Node
+from gemini.capture.reads import data_refs
+
+
+def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
+    """The inputs that some values follow from, by ops alone; None where more is needed."""
+    writers: dict[int, set[int]] = {}
+    for node in nodes:
+        for ref in node.mutates:
+            for root in memory_of(nodes, ref.node):
+                writers.setdefault(root, set()).add(node.id)
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = [ref.node for ref in refs]
+    while waiting:
+        node = nodes[waiting.pop()]
+        if node.id in seen:
+            continue
+        seen.add(node.id)
+        if node.kind == "input":
+            found.add(node.id)
+        elif node.kind not in ("buffer", "attribute") and (node.kind != "op" or node.random):
+            return None
+        roots = memory_of(nodes, node.id)
+        written = [writer for root in roots for writer in writers.get(root, ())]
+        if node.is_source and written:
+            return None
+        waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
+        waiting += written
+    return found
