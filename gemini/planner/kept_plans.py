@@ -40,13 +40,17 @@ Found = tuple[Profile, Choice]
 
 
 def kept_or_made(
-    graph: Graph, wish: Wish, micro_batches: int, pieces: float, make: Callable[[], Found]
-) -> tuple[Profile, Choice, bool]:
-    """Profile and choice for a graph, and whether they had been kept. What `make` gives is kept for later runs."""
+    graph: Graph, wish: Wish, micro_batches: int, pieces: float, make: Callable[[], Found],
+    *, tail: tuple[int, ...] | None = None,
+) -> tuple[Profile, Choice, bool]:  # fmt: skip
+    """Profile and choice for a graph, and whether they had been kept. What `make` gives is kept for later runs.
+
+    `tail`: the nodes that are to see the whole batch, where the loss does.
+    """
     folder = _folder(wish)
     if folder is None or wish.schedule.endswith(".json"):
         return *make(), False
-    key = plan_key(graph, wish, micro_batches, pieces)
+    key = plan_key(graph, wish, micro_batches, pieces, tail)
     path = folder / f"{key}.json"
     try:
         found = _read(path, key, graph)
@@ -71,7 +75,7 @@ def _folder(wish: Wish) -> Path | None:
 
 
 # ── the key ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def plan_key(graph: Graph, wish: Wish, micro_batches: int, pieces: float) -> str:
+def plan_key(graph: Graph, wish: Wish, micro_batches: int, pieces: float, tail: tuple[int, ...] | None = None) -> str:
     """A text that differs where another plan might be made."""
     from gemini.pipe.manifest import versions
     from gemini.planner.ways import is_given
@@ -86,6 +90,7 @@ def plan_key(graph: Graph, wish: Wish, micro_batches: int, pieces: float) -> str
         micro_batches,
         pieces,
         is_given(),
+        tail,
     ]
     return hashlib.sha256(repr([*facts, *_graph_facts(graph)]).encode()).hexdigest()[:32]
 

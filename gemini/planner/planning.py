@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.planner.tails import TailNodes, asked_to_gather, forwards_first, tail_for, tail_of
 from gemini.planner.undivided import asked_why, whole_batch, whole_draws
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
-from gemini.schedule.links import Links, Table
+from gemini.schedule.links import FREE, Links, Table
 from gemini.splitting.statistics import couples
 
 _SHORT = 1e-6  # ms
@@ -93,7 +95,7 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
         except UnplannableError as error:
             if ways.is_given() or wish.schedule.endswith(".json"):
                 raise
-            reason = str(error)
+            reason = f"{asked_to_gather()}; {error}" if asked_to_gather() else str(error)
     try:
         return _planned(*whole_batch(model, args, kwargs, batch, wish), reason, args, kwargs, wish)
     except UnplannableError as error:
@@ -108,17 +110,23 @@ def _split(
         raise UnplannableError("none of its inputs counts samples")
     if batch.size < 2:
         raise UnplannableError("there is only one sample")
-    return _planned(prove_piece(model, args, kwargs, batch, wish), batch, "", args, kwargs, wish)
+    found = prove_piece(model, args, kwargs, batch, wish)
+    if not asked_to_gather():
+        return _planned(found, batch, "", args, kwargs, wish)
+    if wish.schedule.endswith(".json"):
+        raise UnplannableError("the loss compares samples, and a plan of a file does not wait for all of them")
+    return _planned(found, batch, "", args, kwargs, wish, tail_for(found.forms))
 
 
 def _planned(  # noqa: PLR0917
-    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish
-) -> StepPlan:
+    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish,
+    tail: TailNodes | None = None,
+) -> StepPlan:  # fmt: skip
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
     graph, forms, piece, sizes, pieces = found.graph, found.forms, found.call, found.sizes, found.pieces
     check_read(graph)
     like = find_like(graph, len(sizes))
-    if like is not None:
+    if like is not None and like[0].tail == tail:
         earlier, ratio = like
         analysis = replace(earlier.analysis, step_ms=earlier.step_ms * ratio)
         plan = replace(
@@ -135,15 +143,18 @@ def _planned(  # noqa: PLR0917
     else:
 
         def make() -> tuple[Profile, Choice]:
-            profile = _profiled(graph, *piece, wish, pieces)
+            profile = _profiled(graph, *piece, wish, pieces) if like is None or like[1] != 1 else like[0].profile
             options = wish.options(len(sizes), pieces)
-            return profile, _chosen(graph, profile, wish, options, is_bound=not unsplit)
+            return profile, _chosen(graph, profile, wish, options, is_bound=not unsplit, tail=tail)
 
-        profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make)
+        nodes = None if tail is None else tail.nodes
+        profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make, tail=nodes)
+        partition = choice.partition if tail is None else tail.apart(choice.partition)
         plan = StepPlan(
-            graph, profile, choice.partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
-            is_kept=is_kept,
+            graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
+            tail=tail, is_kept=is_kept,
         )  # fmt: skip
+        tail_of(plan, plan.build())
     plan = replace(plan, unsplit=unsplit)
     plan = replace(plan, once=find_written(plan))
     if wish.rng == "fast" and not random_guards(graph):
@@ -151,7 +162,7 @@ def _planned(  # noqa: PLR0917
     if unsplit:
         return replace(plan, draws=whole_draws(plan.build(), args, kwargs))
     draws, branches = record_draws(plan.build(), args, kwargs, batch)
-    return replace(plan, draws=draws, branches=branches)
+    return replace(plan, draws=draws if tail is None else tail.draws(draws), branches=branches)
 
 
 def _check_coupling(model: nn.Module, wish: Wish) -> None:
@@ -165,20 +176,32 @@ def _check_coupling(model: nn.Module, wish: Wish) -> None:
         )
 
 
-def _chosen(graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool) -> Choice:
+def _chosen(
+    graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool, tail: TailNodes | None = None
+) -> Choice:
     """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch."""
     if wish.schedule.endswith(".json"):
         return by_file(graph, profile, wish.workers, options, Path(wish.schedule))
     chunks = 2 if is_bound else _CHUNKS
-    found = layouts(graph, profile, wish.workers, wish.partitioner, options, most_chunks=chunks)
+    costs, arranged = profile, None
+    if tail is not None:
+        costs, tail_ms = tail.costs(profile)
+        arranged = partial(forwards_first, tail_ms=tail_ms)
+    found = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
+    if tail is not None:  # where links cost more than a small model computes, only the tail may be left to a worker
+        free = layouts(graph, costs, wish.workers, wish.partitioner, replace(options, links=FREE), most_chunks=chunks)
+        found = tail.admitted(found, free)
     try:
-        return choose(graph, profile, found, options, wish.schedule)
+        chosen = choose(graph, costs, found, options, wish.schedule, arranged=arranged)
     except ScheduleError as error:
-        if wish.schedule != AUTO and is_bound:
+        if wish.schedule != AUTO and is_bound and tail is None:
             raise
         if wish.schedule != AUTO:
-            return _chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound)
+            return _chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)
         raise UnplannableError(str(error).partition("\n")[0]) from error
+    if tail is not None and not chosen.analysis.fits:
+        raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
+    return chosen
 
 
 def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: float) -> Profile:

@@ -6,7 +6,7 @@ profile and the cost of the links. A schedule that is asked for by name is taken
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from gemini.capture.graph import Graph
@@ -29,6 +29,7 @@ _ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the be
 # a busy machine (`benchmarks/bench_controller.py`).
 _STEP_MS, _PARAMETER_MS = 1.0, 0.025
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
+Arranged = Callable[[SchedPlan], SchedPlan]
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
 
@@ -47,14 +48,18 @@ class Choice:
 
 
 def choose(
-    graph: Graph, profile: Profile, layouts: Iterable[Partition], options: Options, schedule: str = AUTO
-) -> Choice:
-    """The fastest of all; raises ScheduleError where a schedule that was asked for runs on no layout."""
+    graph: Graph, profile: Profile, layouts: Iterable[Partition], options: Options, schedule: str = AUTO,
+    *, arranged: Arranged | None = None,
+) -> Choice:  # fmt: skip
+    """The fastest of all; raises ScheduleError where a schedule that was asked for runs on no layout.
+
+    `arranged` brings every schedule to a form that a step needs; it raises where that cannot be.
+    """
     best: Choice | None = None
     tried = []
     known = StageMemories(graph, profile, options.micro_batches)
     for partition in layouts:
-        for found in _choices(known, partition, options, schedule):
+        for found in _choices(known, partition, options, schedule, arranged):
             tried.append(found)
             if best is not None and _least(found) >= best.analysis.step_ms * (1 - _WORTH):
                 break  # no schedule makes this layout faster
@@ -81,11 +86,16 @@ def _least(found: Choice) -> float:
     return max(worker.forward_ms + worker.backward_ms for worker in found.analysis.workers)
 
 
-def _choices(known: StageMemories, partition: Partition, options: Options, schedule: str) -> Iterator[Choice]:
+def _choices(
+    known: StageMemories, partition: Partition, options: Options, schedule: str, arranged: Arranged | None
+) -> Iterator[Choice]:
     for name in _names() if schedule == AUTO else [find_schedule(schedule)]:
         wanted = replace(options, schedule=name)
         try:
             found = analyse(known.graph, known.profile, partition, wanted)
+            if arranged is not None and found.plan is not None:
+                plan = arranged(found.plan)
+                found = replace(found, plan=plan, step_ms=float(plan.nsteps))
         except GeminiError:
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gemini.partition.figures import Analysis
     from gemini.partition.partition import Partition
     from gemini.pipe.piped import Piped
+    from gemini.planner.tails import TailNodes
     from gemini.profiling.result import Profile
     from gemini.randomness.branches import Branches
     from gemini.randomness.recording import Pattern
@@ -45,8 +46,14 @@ class StepPlan:
     branches: Branches | None = None  # on random numbers: the plan is for one way
     once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
     unsplit: str = ""  # why the batch is one micro-batch, all of it
+    tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
     is_kept: bool = False  # an earlier run has made it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
+
+    @property
+    def nstages(self) -> int:
+        """How many stages micro-batches go through."""
+        return self.partition.nstages - (self.tail is not None and bool(self.tail.nodes))
 
     @property
     def step_ms(self) -> float:
@@ -99,7 +106,8 @@ class StepPlan:
 
     def __str__(self) -> str:
         return (
-            f"{self.partition.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
+            f"{self.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.pieces}, {self.step_ms:.0f} ms a step expected"
+            + ("" if self.tail is None else ", the loss on the whole batch")
             + (", plan from cache" if self.is_kept else "")
         )

@@ -96,14 +96,14 @@ def _check_tape(  # noqa: PLR0917
         ops = {at: weight[index] for at, weight in weights.items()}
         outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
         gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed, double=True)[root]
-    if not _near(loss, gathered, _EXACT):
+    if not near(loss, gathered, _EXACT):
         return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
     leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
     if not leaves or not loss.requires_grad:
         return ""
     ways = [torch.autograd.grad(value, leaves, allow_unused=True) for value in (loss, gathered)]
     same = all(
-        (a is None and b is None) or _near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True)
+        (a is None and b is None) or near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True)
     )
     return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
 
@@ -138,7 +138,8 @@ def _or_zero(one: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tenso
     return one if one is not None else torch.zeros_like(like)
 
 
-def _near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
+def near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree, measured by the largest entry of the first."""
     if one.shape != two.shape:
         return False
     if not one.is_floating_point():
@@ -195,7 +196,7 @@ def _differ(
             continue
         parts = [one[ref] for one in found]
         joined = _joined(parts, kind, [1] * len(parts))
-        if not _near(whole[ref], joined, _CLOSE):
+        if not near(whole[ref], joined, _CLOSE):
             return f"the output {graph.nodes[ref.node].name} differs between whole batch and micro-batches"
     return ""
 

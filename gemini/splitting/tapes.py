@@ -30,7 +30,7 @@ def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) 
     """
     if forms.reason:
         return Splitting(forms.reason)
-    found = _outputs(forms, tape)
+    found = outputs_of(forms, tape)
     if found is None:
         return Splitting(f"the model returned {tape.outputs} tensors, its graph {len(forms.graph.outputs())}")
     count = samples or _samples(forms, found, tape)
@@ -46,7 +46,7 @@ def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) 
 _TAPE = ("tape", ())
 
 
-def _outputs(forms: GraphForms, tape: Tape) -> list[Ref] | None:
+def outputs_of(forms: GraphForms, tape: Tape) -> list[Ref] | None:
     """The values of the graph that the tape begins with."""
     once = forms.graph.outputs()
     every = [leaf for leaf in form_leaves(forms.graph.result) if isinstance(leaf, Ref)]

@@ -279,7 +279,7 @@ def one_sample_next_to_two(model: nn.Module, optimizer: torch.optim.Optimizer, s
 
 
 # ── what must not be split ─────────────────────────────────────────────────────────────────────────────────────────
-@program(Plain, "undivided")
+@program(Plain)
 def contrastive(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, _ = batch(step)
     found = F.normalize(model(x), dim=1)

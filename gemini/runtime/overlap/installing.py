@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gemini.planner.tails import tail_of
 from gemini.runtime.executor.executor import Executor
 from gemini.runtime.overlap.kinds import Kind
 from gemini.runtime.overlap.losses import Prepared
@@ -26,7 +27,8 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
         kind.executor = _installed(kind, piped, known)
         if kind.executor is not None:
             return kind.executor
-        program = replace(program_of(piped, kind.plan.schedule, draws=kind.plan.draws), once=kind.plan.once)
+        made = program_of(piped, kind.plan.schedule, draws=kind.plan.draws, tail=tail_of(kind.plan, piped))
+        program = replace(made, once=kind.plan.once)
         kind.executor = Executor(managed.crew, managed.household, program)
         where = f"<stages of {type(piped.model).__name__}>"
         kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
@@ -41,6 +43,7 @@ def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | No
             continue
         mine, their = kind.plan, other.plan
         same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
+        same = same and their.tail == mine.tail
         if same and other.plan.build(other.shares).sources == piped.sources:
             return other.executor
     return None

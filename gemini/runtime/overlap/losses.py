@@ -34,12 +34,16 @@ class Prepared:
 
 def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> Prepared:
     """Look at a tape."""
+    from gemini.splitting.tails import prove_tail
     from gemini.splitting.tapes import prove
 
     if plan.unsplit:
         return _prepared(plan, tape, root, alive, undivided(tape))
     with torch.random.fork_rng(devices=[]):
-        splitting = prove(plan.forms, tape, root, sum(sizes))
+        if plan.tail is None:
+            splitting = prove(plan.forms, tape, root, sum(sizes))
+        else:
+            splitting = prove_tail(plan.forms, plan.tail.nodes, tape, root, sum(sizes))
     if splitting.reason:
         return Prepared(splitting.reason)
     return _prepared(plan, tape, root, alive, splitting)
@@ -106,7 +110,7 @@ def request_of(
     }
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
-        inputs_of(piped.wiring, piped.model, bound, dims, sizes),
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         pending.region,
         prepared.loss,

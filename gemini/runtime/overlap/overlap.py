@@ -28,6 +28,7 @@ from gemini.errors import GeminiError, ScheduleError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.tails import gathering
 from gemini.planner.undivided import undivided
 from gemini.planner.ways import this_way
 from gemini.randomness.foreign import ForeignDraws
@@ -343,25 +344,35 @@ class Overlap:
         return result_of(kind, prepared, pending, bound, ran)
 
     def _as_one(self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str) -> StepResult | None:
-        """A step that does not split, with the batch as one micro-batch; None where that cannot be either."""
+        """A step that does not split: by micro-batches up to a loss on the whole batch, else with the batch as one.
+
+        None where that cannot be either.
+        """
         whole = self._undivided(kind, pending, reason)
         if whole is not None:
-            return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
+            try:
+                return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
+            except Exception:
+                whole.failures += 1
+                raise
         self.story.took(DISPATCHED, reason)
         return None
 
     def _took(self, plan: StepPlan) -> None:
-        self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit)
+        whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
+        self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit or whole)
 
     def _undivided(self, kind: Kind, pending: Pending, reason: str) -> Kind | None:
-        """The same calls with the batch as one micro-batch, for a loss that does not split."""
+        """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
         if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
             return None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         with ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
-            if kind.undivided is None:
-                with undivided(reason), reusing([kind.plan]):
+            tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
+            if kind.undivided is None or (tailed and kind.undivided.failures > 1):
+                as_one = tailed or kind.plan.tail is not None
+                with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
                     kind.undivided = self._planned(pending.work.model, Call(args, kwargs))
             plan = kind.undivided.plan
             if plan is None or kind.undivided.samples(pending.inputs) is None:
@@ -373,12 +384,17 @@ class Overlap:
         """The proof held against numbers, once; everything is left as it was."""
         from gemini.runtime.controller.dispatch import here
         from gemini.splitting.checking import check
+        from gemini.splitting.tail_checking import check_tail
 
         assert kind.plan is not None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
         given = None if pending.work.foreign is None else pending.work.foreign.results
         with here(), hookless(pending.work.model), undrawn():
-            reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs, given)
+            if kind.plan.tail is not None:
+                call = Call(args, kwargs)
+                reason = check_tail(kind.plan.forms, kind.plan.tail.nodes, prepared.splitting, call, given)
+            else:
+                reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs, given)
         return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:

@@ -1,0 +1,256 @@
+"""Losses and ends of models that compare samples: micro-batches go through the stages, the end sees the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gemini.codegen.interface import Interface
+from gemini.errors import InvalidPlanError
+from gemini.planner.planning import Wish, plan_step
+from gemini.planner.tails import forwards_first, gathering
+from gemini.report.journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.controller.crew import Crew
+from gemini.schedule.block import FORWARD
+from gemini.schedule.library import LIBRARY
+from gemini.schedule.orders import plan_from_orders
+from gemini.schedule.placements import placement
+from gemini.step.program import make_program
+from gemini.step.tail import Tail
+from tests.overlap.test_programs_overlapped import manage
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+WIDTH = 12
+
+
+class Tower(nn.Module):
+    def __init__(self, dropout: float = 0.2) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(9, 24), nn.GELU(), nn.Dropout(dropout))
+        self.second = nn.Sequential(nn.Linear(24, 24), nn.GELU(), nn.Dropout(dropout), nn.Linear(24, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.normalize(self.second(self.first(x)), dim=-1)
+
+
+class Pair(nn.Module):
+    """Two towers that meet in a table of similarities; half of it is run again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        a, b = self.left(a), checkpoint(self.right, b, use_reentrant=False)
+        table = a @ b.t() * self.scale.exp()
+        labels = torch.arange(len(a))
+        loss = (F.cross_entropy(table, labels) + F.cross_entropy(table.t(), labels)) / 2
+        return {"loss": loss, "table": table, "left": a}
+
+
+class Balanced(Tower):
+    """A mean over samples, and a penalty on what the batch looks like: both in one loss."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.second(self.first(x))
+        spread = hidden.softmax(-1).mean(0)
+        return F.cross_entropy(hidden, y) + 0.1 * (spread * spread.log()).sum(), hidden
+
+
+class Normed(Tower):
+    """Drawing, and a head of its own, after samples have met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        found = F.dropout(found - found.mean(0), 0.3, self.training)
+        return self.head(found)
+
+
+def pairs(step: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    chance = torch.Generator().manual_seed(step)
+    a, b = (torch.randn(samples, 9, generator=chance, dtype=torch.float64) for _ in range(2))
+    return a.requires_grad_(), b
+
+
+def inside(model: nn.Module, given: Any) -> torch.Tensor:
+    return model(*given)["loss"]
+
+
+def also_outside(model: nn.Module, given: Any) -> torch.Tensor:
+    found = model(*given)
+    return found["loss"] / 2 + found["table"].square().mean() + found["left"].abs().sum()
+
+
+def contrast(model: nn.Module, given: Any) -> torch.Tensor:
+    found = model(given[0])
+    return F.cross_entropy(found @ found.t() / 0.1, torch.arange(len(found)).roll(1))
+
+
+def read_early(model: nn.Module, given: Any) -> torch.Tensor:
+    loss = contrast(model, given)
+    assert loss.item() > 0
+    return loss / 3
+
+
+def distances(model: nn.Module, given: Any) -> torch.Tensor:
+    return torch.pdist(model(given[0])).add(1).log().mean()
+
+
+def labelled(model: nn.Module, given: Any) -> torch.Tensor:
+    loss, hidden = model(given[0], torch.arange(len(given[0])) % 3)
+    return loss + hidden.std(0).sum()
+
+
+def plain(model: nn.Module, given: Any) -> torch.Tensor:
+    return model(given[0]).square().sum(1).mean()
+
+
+def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for number, size in enumerate(sizes):
+        given = pairs(number, size)
+        found = loss(model, given)
+        optimizer.zero_grad()
+        found.backward()
+        seen += [found.detach(), given[0].grad, torch.rand(1), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+    return seen
+
+
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew, schedule: str = "auto") -> Any:
+    torch.manual_seed(1)
+    model = model.double()
+    reference = copy.deepcopy(model)
+    expected = train(reference, loss, sizes)
+    story = manage(model, crew, schedule)
+    for one, other in zip(train(model, loss, sizes), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("make", "loss"),
+    [
+        (Tower, contrast),
+        (Tower, read_early),
+        (Tower, distances),
+        (Pair, inside),
+        (Pair, also_outside),
+        (Balanced, labelled),
+        (Normed, plain),
+    ],
+)
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
+    story = compare(make(), loss, (8, 8, 8, 7, 7, 8), crew)
+    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert UNDIVIDED not in story.steps, str(story)
+    assert any("the loss is of the whole batch" in reason for reason in story.reasons), str(story)
+    assert "the loss on the whole batch" in story.plan
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+def test_a_schedule_that_was_asked_for(schedule: str, crew: Crew) -> None:
+    story = compare(Pair(), inside, (8, 8, 8, 8), crew, schedule)
+    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+
+
+def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(crew: Crew) -> None:
+    calls = iter(range(100))
+
+    def either(model: nn.Module, given: Any) -> torch.Tensor:
+        return (contrast if next(calls) % 3 else plain)(model, given)
+
+    story = compare(Tower(), either, (8,) * 9, crew)
+    assert story.steps.get(OVERLAPPED, 0) >= 6, str(story)
+    whole = sum(count for reason, count in story.reasons.items() if "of the whole batch" in reason)
+    assert 0 < whole < story.steps[OVERLAPPED], str(story)
+
+
+class Early(nn.Module):
+    """Samples meet at once: all that follows would be on the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(9, 9), Tower(0.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.rest(x - x.mean(0).sin())
+
+
+def test_samples_that_meet_early_leave_the_batch_whole(crew: Crew) -> None:
+    story = compare(Early(), plain, (8, 8, 8, 8), crew)
+    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+    assert OVERLAPPED not in story.steps, str(story)
+
+
+class Writing(Tower):
+    """The end writes to what micro-batches have made."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = super().forward(x)
+        seen = found * 1
+        seen -= (found @ found.t()).mean(1, keepdim=True)
+        return found, seen
+
+
+def both(model: nn.Module, given: Any) -> torch.Tensor:
+    first, second = model(given[0])
+    return first.square().sum(1).mean() + second.square().sum(1).mean()
+
+
+def test_writes_to_what_micro_batches_have_made(crew: Crew) -> None:
+    story = compare(Writing(), both, (8, 8, 8, 8), crew)
+    assert OVERLAPPED not in story.steps, str(story)
+
+
+def test_plans_go_forward_with_all_micro_batches_first() -> None:
+    with gathering("a loss"):
+        plan = plan_step(Pair(), pairs_of_floats(), {}, Wish(2, 4, cache=False))
+    assert plan.tail is not None
+    assert plan.micro_batches == 4
+    names = {plan.graph.nodes[node].name for node in plan.tail.nodes}
+    assert "matmul" in names
+    assert not any(name.startswith(("left.", "right.")) for name in names), names
+    for device in range(plan.schedule.ndevs):
+        kinds = [block.btype == FORWARD for block in plan.schedule.device_blocks(device)]
+        assert kinds == sorted(kinds, reverse=True)
+
+
+def test_forwards_first_takes_the_memory_of_all_micro_batches() -> None:
+    one = placement("vshape", 3)
+    plan = plan_from_orders(one, LIBRARY["1f1b"].orders(one, 5))
+    found = forwards_first(plan, 7)
+    gradients = [found.step(block) for block in found if block.btype != FORWARD]
+    forwards = [found.step(block) + block.span for block in found if block.btype == FORWARD]
+    assert min(gradients) == max(forwards) + 7
+    assert found.peak_memory(0) == 5 * max(block.memory for block in one)
+    plan.memory = tuple(plan.peak_memory(device) for device in range(3))
+    with pytest.raises(InvalidPlanError, match="memory"):
+        forwards_first(plan, 7)
+
+
+def test_an_order_that_does_not_wait_for_all_samples_is_refused() -> None:
+    interfaces = [Interface(stage, stage, (), ()) for stage in range(2)]
+    orders = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    with pytest.raises(InvalidPlanError, match="put all forwards first"):
+        make_program(interfaces, orders, tail=Tail(None, {}))
+
+
+def pairs_of_floats() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 9), torch.randn(8, 9)
