@@ -6,19 +6,28 @@
 
 A graph must repeat these: a module kept whole reads its attribute, and the next call may. Tensors that nodes made,
 sizes and None are written down as nodes that call `assign`. Other values (a counter) a graph cannot compute again.
+
+Where a graph runs far from the model, attributes that nothing in it reads are better returned than set: `returning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
+from gemini.capture.forms import Literal, Sequence
+from gemini.capture.node import Node
 from gemini.capture.numbers import TracedFloat, TracedInt
 
+if TYPE_CHECKING:
+    from gemini.capture.graph import Graph
+
 TARGET = "gemini.capture.assignments.assign"
+LEFT = "gemini.capture.assignments.leave"
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING: Any = object()
 
@@ -26,6 +35,61 @@ _MISSING: Any = object()
 def assign(module: nn.Module, name: str, value: torch.Tensor | int | float | None) -> None:
     """Set an attribute of a module."""
     setattr(module, name, value)
+
+
+def leave(module: str, name: str, value: Any) -> None:
+    """An attribute of a module would be set; whoever runs the graph finds the value in its result."""
+
+
+class Left(NamedTuple):
+    """An attribute that a run leaves behind."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}" if self.module else self.name
+
+
+def returning(graph: Graph) -> Graph:
+    """The graph with the values of the attributes that it leaves in its result, beside the model's output.
+
+    Attributes that something in the graph reads stay as they are; so do buffers, which are tensors that the model has.
+    """
+    read = {at for node in graph.nodes for at in node.after}
+    sets = [node for node in graph.nodes if node.target == TARGET]
+    seen = {_left(node) for node in sets if node.id in read}
+    last = {_left(node): node for node in sets if _left(node) not in seen and not _is_buffer(graph, _left(node))}
+    if not last:
+        return graph
+    nodes = list(graph.nodes)
+    for node in sets:
+        left = _left(node)
+        if left in last:
+            form = Sequence(tuple, (Literal(left.module), Literal(left.name), _value(node)))
+            nodes[node.id] = replace(node, target=LEFT, args=form, changes=())
+    values = Sequence(tuple, tuple(_value(node) for node in last.values()))
+    return replace(graph, nodes=nodes, result=Sequence(tuple, (graph.result, values)))
+
+
+def left_by(graph: Graph) -> tuple[Left, ...]:
+    """The attributes whose values are in the result of a graph, in their order."""
+    parts = [getattr(node.args, "items") for node in graph.nodes if node.target == LEFT]  # noqa: B009
+    found = (Left(module.value, name.value) for module, name, _ in parts)
+    return tuple(dict.fromkeys(found))
+
+
+def _left(node: Node) -> Left:
+    owner, name, _ = getattr(node.args, "items")  # noqa: B009
+    return Left(owner.module, name.value)
+
+
+def _value(node: Node) -> Any:
+    return getattr(node.args, "items")[2]  # noqa: B009
+
+
+def _is_buffer(graph: Graph, left: Left) -> bool:
+    return left.name in graph.bound_model().get_submodule(left.module)._buffers
 
 
 class Attributes:

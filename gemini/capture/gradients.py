@@ -56,7 +56,7 @@ def backward(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
     named.update({f"input {i}": t for i, t in enumerate(inputs) if t.requires_grad and t.is_leaf})
     total = objective(outputs)
     found: Grads = dict.fromkeys(named)
-    if total is None or not named or total.device.type == "meta":
+    if total is None or not total.requires_grad or not named or total.device.type == "meta":
         return found
     with unhooked(named.values()):
         if any(node.name() == "CheckpointFunctionBackward" for node in autograd_nodes([total])):

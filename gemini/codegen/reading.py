@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from gemini.capture.assignments import LEFT
 from gemini.capture.forms import Number, Ref, expr_refs, leaves, refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import Guard, Node
@@ -87,6 +88,8 @@ def _needed(graph: Graph, guards: list[Guard]) -> set[int]:
 
 def _is_pure(node: Node) -> bool:
     """Whether a node does nothing but make tensors."""
+    if node.target == LEFT:
+        return True
     if node.kind != "op" or node.mutates or node.random or not node.outputs:
         return node.is_source
     return node.target.endswith("__") or not node.target.endswith("_")  # `requires_grad_` changes a flag

@@ -6,11 +6,17 @@ Meanwhile nobody else may look: the stage that writes it must be the only one th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from gemini.capture.assignments import left_by
+from gemini.capture.forms import Number, Ref, leaves
+from gemini.capture.graph import Graph
+from gemini.capture.numbers import Expr
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.schedule.block import FORWARD
 from gemini.splitting.effects import written_buffers
 from gemini.splitting.graphs import GraphForms
-from gemini.step.splitting import Opaque
+from gemini.step.splitting import Constant, Opaque, Partial, Sample
 
 Once = tuple[tuple[int, ...], ...]
 
@@ -37,6 +43,34 @@ def find_written(plan: StepPlan) -> Once:
     if len({block.stage for block in plan.schedule}) > len(stages):
         raise UnplannableError(f"it writes the buffer {min(names)}, and {plan.name} has a stage in two places")
     return found if any(found) else ()
+
+
+def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
+    """Attributes that calls leave must be had from the run that leaves them, and from nothing else."""
+    left = left_by(graph)
+    names = {str(one) for one in left}
+    for node in graph.nodes:
+        if node.kind == "attribute" and node.target.partition("[")[0] in names:
+            raise UnplannableError(f"it reads {node.target}, in which an earlier call has kept something")
+    if left and forms.own_statistics:
+        raise UnplannableError(f"statistics of micro-batches, and {left[0]}, in which a call keeps something")
+    values = zip(left, graph.result.items[1].items, strict=True) if left else ()  # type: ignore[union-attr]
+    for one, form in values:
+        if any(
+            read.op in ("item", "call") for leaf in leaves(form) if isinstance(leaf, Number) for read in _reads(leaf)
+        ):
+            raise UnplannableError(f"{one} keeps a number that is read from contents")
+        for ref in leaves(form) if not unsplit else ():
+            kind = forms.kind(ref) if isinstance(ref, Ref) else Constant()
+            if not isinstance(kind, (Sample, Constant, Partial)):
+                why = f": {kind.reason}" if isinstance(kind, Opaque) else ""
+                raise UnplannableError(f"{one} keeps something of the batch in an attribute{why}")
+
+
+def _reads(number: Number) -> Iterator[Expr]:
+    from gemini.codegen.reading import tensor_reads
+
+    return tensor_reads(number.expr)
 
 
 def check_joinable(forms: GraphForms) -> None:

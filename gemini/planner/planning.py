@@ -26,7 +26,7 @@ from gemini.planner import ways
 from gemini.planner.contention import Contention
 from gemini.planner.drawing import record_draws
 from gemini.planner.hooked import check_hooks
-from gemini.planner.keeping import find_written
+from gemini.planner.keeping import check_left, find_written
 from gemini.planner.kept_plans import kept_or_made
 from gemini.planner.layouts import layouts
 from gemini.planner.learners import check_held, check_read
@@ -125,6 +125,7 @@ def _planned(  # noqa: PLR0917
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
     graph, forms, piece, sizes, pieces = found.graph, found.forms, found.call, found.sizes, found.pieces
     check_read(graph)
+    check_left(graph, forms, unsplit)
     like = find_like(graph, len(sizes))
     if like is not None and like[0].tail == tail:
         earlier, ratio = like

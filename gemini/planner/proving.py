@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gemini.capture.assignments import returning
 from gemini.capture.batches import BatchPlan, knowing, rolling
 from gemini.capture.binding import Call, bind
 from gemini.capture.graph import Graph
@@ -206,4 +207,4 @@ def captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wi
         raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
     if graph.is_whole:
         raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
-    return graph
+    return returning(graph)

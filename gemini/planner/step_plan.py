@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gemini.capture.assignments import Left
     from gemini.capture.batches import BatchPlan
     from gemini.capture.graph import Graph
     from gemini.partition.figures import Analysis
@@ -79,6 +80,19 @@ class StepPlan:
         from gemini.splitting.foreseeing import is_foreign
 
         return any(node.random and not is_foreign(self.graph, node) for node in self.graph.nodes)
+
+    @cached_property
+    def left(self) -> tuple[Left, ...]:
+        """The attributes that a call sets: their values are in the result of the graph."""
+        from gemini.capture.assignments import left_by
+
+        return left_by(self.graph)
+
+    @cached_property
+    def passed(self) -> dict[int, int]:
+        """The sources of the graph that are in its result as they are, by place among its outputs."""
+        found = enumerate(self.graph.outputs())
+        return {at: ref.node for at, ref in found if self.graph.nodes[ref.node].is_source}
 
     @cached_property
     def is_foreign(self) -> bool:

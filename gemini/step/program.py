@@ -87,6 +87,7 @@ class StepProgram:
     called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
     # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
     once: tuple[tuple[int, ...], ...] = ()
+    detached: frozenset[int] = frozenset()  # stages in which nothing has a gradient, whatever is trained
     tail: Tail | None = None  # what sees all micro-batches at once; its stage is the last, and in no order
 
     def __post_init__(self) -> None:

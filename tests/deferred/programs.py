@@ -971,3 +971,16 @@ def losses_of_calls_that_carry_a_state(s: Session) -> None:
     total.backward()
     s.saw(total)
     s.update()
+
+
+@program()
+def written_after_something_was_made_of_it(s: Session) -> None:
+    out = s.model(s.x)
+    with torch.no_grad():
+        scaled = out * 3.0
+    product = scaled.t() @ scaled
+    loss = out.sum()
+    scaled.add_(0.5)
+    loss.backward()
+    s.saw(product, scaled)
+    s.update()

@@ -36,8 +36,10 @@ and the recorded ops are done with its outputs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from gemini.runtime.deferred import queue
@@ -47,19 +49,25 @@ from gemini.runtime.deferred.tensor import Deferred, deferred_in, place_of, real
 from gemini.runtime.deferred.work import Outline, StepResult, Work
 
 
-def defer(work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Put a call off; its output, with deferred tensors. Deferred tensors among its arguments are made real first."""
+def defer(
+    work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], passed: Mapping[int, torch.Tensor] | None = None
+) -> Any:
+    """Put a call off; its output, with deferred tensors. Deferred tensors among its arguments are made real first.
+
+    `passed`: what the output holds of arguments, or of the model, as it is, by place; those of `work.passed`.
+    """
     open_doors()
     args, kwargs = placed(args, kwargs)
     pending = Pending(work, args, kwargs)
     queue.add(pending)
-    return pending.outputs()
+    return pending.outputs(passed or {})
 
 
 def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments with real tensors in the place of deferred ones."""
     for one in [*deferred_in((args, kwargs))]:
-        place_of(one)
+        if one.requires_grad:  # what has no gradient is in no graph: its contents will do
+            place_of(one)
     found: tuple[Any, Any] = replaced((args, kwargs), real_of)
     return found
 

@@ -14,6 +14,7 @@ the program. Reruns (see `node`) leave buffers and generators as they find them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -61,9 +62,10 @@ class Pending(Values):
         self._was_tried = False  # to be run overlapped
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
-    def outputs(self) -> Any:
-        """What the program gets: the output of its model with deferred tensors."""
-        made: list[torch.Tensor] = [self.make(at, meta) for at, meta in enumerate(self.work.outline.metas)]
+    def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
+        """What the program gets: the output of its model with deferred tensors, but for those it has already."""
+        metas = enumerate(self.work.outline.metas)
+        made = [passed[at] if at in passed else self.make(at, meta) for at, meta in metas]
         return self.work.outline.build(made)
 
     def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
@@ -117,6 +119,17 @@ class Pending(Values):
             if not isinstance(made, Failure):
                 made.data.copy_(before.data)  # which the program may have written to past autograd
                 self._give(number, made)
+
+    def show_before_write(self, value: int) -> None:
+        """A real tensor is about to be written to: have what was made of its contents of now."""
+        if self.state != RAN:
+            return
+        made = {value}
+        for op in self.tape.ops:
+            if not made.isdisjoint(op.reads()):
+                made.update(op.results)
+        for number in made.intersection(self.alive()) - {value}:
+            self._show(number)
 
     def run(self, root: int) -> None:
         """Run call, tape and backward from a root together; eagerly where that cannot be done."""
@@ -259,8 +272,11 @@ class Pending(Values):
             stack.enter_context(self.surroundings.modes_of_then())
             self.region.enter(stack, Region.current())
             form, found = taken_apart(self.work.eager(args, kwargs))
-        expected = self.work.outline
-        metas = tuple(map(Meta.of, found))
+        expected, passed = self.work.outline, self.work.passed
+        metas = tuple(
+            expected.metas[at] if at in passed and at < len(expected.metas) else Meta.of(one)
+            for at, one in enumerate(found)
+        )
         if form != expected.form or metas != expected.metas:
             raise GeminiError(
                 f"{type(self.work.model).__name__} has returned something else than the call of this kind before\n"

@@ -111,13 +111,15 @@ class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
             recorded = pending.record(func, args, kwargs)
             if recorded is not None:
                 return recorded[0]
-        if _writes(func, kwargs):
-            for one in found:
-                if one._pending is not None:
-                    one._pending.write(one)
+        written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
+        for one in found if written else ():
+            if one._pending is not None:
+                one._pending.write(one)
         for one in found:
             # What is made of it here will be differentiated, unless it is only looked at.
             _real_for_graph(one) if func not in _READS else real_of(one)
+        for pending, value in written:
+            pending.show_before_write(value)
         return on_real(func, args, kwargs)
 
     @classmethod

@@ -90,8 +90,8 @@ class Work:
     call, tape and backward from `root` together; None: it cannot. It publishes buffers and the generator's state
     when, and only when, it succeeds; an exception is told to `failed`, and the call is made eagerly.
 
-    `draws`: the call takes random numbers; `writes`: it writes to buffers. Calls that write to their arguments, or
-    return them, are not to be put off.
+    `draws`: the call takes random numbers; `writes`: it writes to buffers; `passed`: places in its output of what the
+    program has already, which it gets back as it is. Calls that write to their arguments are not to be put off.
     """
 
     model: nn.Module
@@ -106,6 +106,7 @@ class Work:
     # For tapes, by hash of their signature, on which a step was run for the wrong root when a value was read early:
     # the root that was meant, or None where there was no single one.
     roots: dict[int, int | None] = field(default_factory=dict)
+    passed: frozenset[int] = frozenset()
     modules: list[nn.Module] = field(default_factory=list)  # of the model; none: they are looked up in every call
     foreign: ForeignDraws | None = None  # what one call has drawn from other generators than torch's
 

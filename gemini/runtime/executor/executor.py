@@ -169,8 +169,9 @@ class Executor:
         return self._lowered[key]
 
     def _check_frozen(self) -> None:
-        """A stage without a backward must train nothing."""
-        wrong = [at for at in self.program.frozen if any(p.requires_grad for p in self.stages[at].parameters())]
+        """A stage without a backward must train nothing, unless nothing in it has a gradient."""
+        without = self.program.frozen - self.program.detached
+        wrong = [at for at in without if any(p.requires_grad for p in self.stages[at].parameters())]
         if wrong:
             raise InvalidPlanError(
                 f"stages {wrong} train parameters, and have no backward in the plan\n"

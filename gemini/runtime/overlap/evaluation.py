@@ -33,10 +33,11 @@ def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int])
     splitting = prove(plan.forms, tape, root, sum(sizes))
     if means and splitting.reason:
         return Prepared(splitting.reason)
-    wrong = [at for at in range(len(metas)) if not fetchable(splitting, at)]
+    names = port_names(plan)
+    wrong = [at for at, name in enumerate(names) if name and not fetchable(splitting, at)]
     if wrong or len(splitting.outputs) < len(metas):
         return Prepared(splitting.reason or f"output {wrong[0]} does not come from micro-batches")
-    return Prepared("", splitting, None, tuple(port_names(plan)))
+    return Prepared("", splitting, None, tuple(names))
 
 
 def request_outputs(  # noqa: PLR0917
@@ -63,10 +64,13 @@ def request_outputs(  # noqa: PLR0917
         tuple(sizes),
         Region.current(),
         shares=shares if kind.shares else (),
-        keep=tuple(dict.fromkeys(prepared.keep)),
+        keep=tuple(name for name in dict.fromkeys(prepared.keep) if name),
     )
 
 
-def outputs_of(prepared: Prepared, outputs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors of the model's output."""
-    return [fetched(prepared.splitting, at, outputs[name]) for at, name in enumerate(prepared.keep)]
+def outputs_of(prepared: Prepared, outputs: dict[str, Any], passed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of the model's output; `passed` are those that the program has already."""
+    return [
+        passed[at] if at in passed else fetched(prepared.splitting, at, outputs[name])
+        for at, name in enumerate(prepared.keep)
+    ]

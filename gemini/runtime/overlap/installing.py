@@ -14,6 +14,7 @@ from gemini.step.program import program_of
 
 if TYPE_CHECKING:
     from gemini.pipe.piped import Piped
+    from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
 
 
@@ -28,11 +29,21 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
         if kind.executor is not None:
             return kind.executor
         made = program_of(piped, kind.plan.schedule, draws=kind.plan.draws, tail=tail_of(kind.plan, piped))
-        program = replace(made, once=kind.plan.once)
+        program = replace(made, once=kind.plan.once, detached=_detached(kind.plan))
         kind.executor = Executor(managed.crew, managed.household, program)
         where = f"<stages of {type(piped.model).__name__}>"
         kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
     return kind.executor
+
+
+def _detached(plan: StepPlan) -> frozenset[int]:
+    """The stages in which nothing has a gradient: weights in them may only be looked at."""
+    nodes = plan.graph.nodes
+    return frozenset(
+        stage
+        for stage, held in enumerate(plan.partition.stages)
+        if not any(meta.requires_grad for at in held for meta in nodes[at].outputs.values())
+    )
 
 
 def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | None:

@@ -61,7 +61,7 @@ def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], split
     made = {number for at in needed for number in tape.ops[at].results}
     loss = Loss(
         tuple(tape.ops[at] for at in needed),
-        {number: names[number] for number in range(tape.outputs)},
+        {number: names[number] for number in range(tape.outputs) if names[number]},
         tuple(number for number in tape.operands if number in read),
         root,
         tuple(number for number in alive if number in made and number != root and fetchable(splitting, number)),
@@ -77,9 +77,9 @@ def fetchable(splitting: Splitting, number: int) -> bool:
 
 
 def port_names(plan: StepPlan) -> list[str]:
-    """The ports of the model's outputs, in the order of the tape."""
-    results = plan.build().wiring.results
-    return [results[ref].name for ref in plan.graph.outputs()]
+    """The ports of the model's outputs, in the order of the tape; '' where the program has the tensor already."""
+    results, nodes = plan.build().wiring.results, plan.graph.nodes
+    return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
 
 
 def fetched(splitting: Splitting, number: int, output: Output) -> Any:

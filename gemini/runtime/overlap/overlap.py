@@ -43,6 +43,7 @@ from gemini.runtime.overlap.generators import follow, states_for
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.installing import executor_for
 from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
+from gemini.runtime.overlap.leaving import Leavings, passed
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.reasons import of_failure, of_plan
@@ -89,6 +90,7 @@ class Overlap:
         self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.steps = 0
         self._roster: Roster | None = None
+        self._leavings = Leavings()
 
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """A call of the model; `eager` makes it by dispatch."""
@@ -103,7 +105,8 @@ class Overlap:
             reason = "its inputs have other sizes than those it was planned for"
         if not reason:
             assert kind.plan is not None
-            misfit = kind.plan.build(kind.shares)._fitting.misfit(bind(model, args, kwargs))
+            with self._leavings.aside(model):
+                misfit = kind.plan.build(kind.shares)._fitting.misfit(bind(model, args, kwargs))
             if misfit is not None and misfit.kind == "model" and self._drop(kind):
                 return self.call(model, eager, args, kwargs)
             reason = "" if misfit is None else misfit.text
@@ -119,7 +122,7 @@ class Overlap:
             eager = partial(in_pieces, kind.plan, model)
         if samples not in kind.outlines:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
-            self._learn(kind, samples, output)
+            self._learn(kind, model, samples, output)
             return output
         try:
             foreign = _drawn(kind, model, args, kwargs)
@@ -127,11 +130,16 @@ class Overlap:
             return self._dispatched(eager, args, kwargs, of_failure(error))
         if torch.is_grad_enabled():
             work = self._work(model, roster, kind, samples, eager)
-            return defer(work if foreign is None else work.drawn(foreign), args, kwargs)
+            work = work if foreign is None else work.drawn(foreign)
+            assert kind.plan is not None
+            given = passed(kind.plan, model, args, kwargs)
+            return self._leavings.give(kind.plan, model, defer(work, args, kwargs, given))
         return self._evaluated(_Asked(model, eager, call, args, kwargs, foreign), kind, samples)
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
+        if self._roster is not None:
+            self._leavings.settle(self._roster.model)
         return eager(args, kwargs)
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,6 +197,7 @@ class Overlap:
 
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
+        self._leavings.settle(model)
         try:
             with here(), hookless(model), undrawn():
                 plan = self.planner(model, *call.arguments())
@@ -212,20 +221,20 @@ class Overlap:
         return Kind(None, reason, shapes)
 
     def _check(self, plan: Any) -> None:
-        sources = [ref for ref in plan.graph.outputs() if plan.graph.nodes[ref.node].is_source]
-        if sources:
-            raise UnplannableError("it returns one of its inputs or parameters as it is")
+        sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
+        if plan.writes and any(node.kind == "buffer" for node in sources):
+            raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
         if plan.micro_batches < 2 and not plan.unsplit:
             raise UnplannableError("there is only one sample")
         port_names(plan)
 
-    def _learn(self, kind: Kind, samples: int, output: Any) -> None:
+    def _learn(self, kind: Kind, model: nn.Module, samples: int, output: Any) -> None:
+        assert kind.plan is not None
         try:
-            outline = Outline.of(output)
+            outline = Outline.of(self._leavings.seen(kind.plan, model, output))
         except UnsupportedValueError as error:
             kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
             return
-        assert kind.plan is not None
         if len(outline.metas) != len(kind.plan.graph.outputs()):
             kind.plan, kind.reason = None, "it returns other tensors than its graph"
             return
@@ -248,10 +257,10 @@ class Overlap:
             trained = [parameter for parameter in roster.parameters if parameter.requires_grad]
             work = Work(
                 model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind),
-                self._forced, modules=roster.modules,
+                self._forced, passed=frozenset(kind.plan.passed), modules=roster.modules,
             )  # fmt: skip
             kind.works[samples] = work
-        work.eager = eager
+        work.eager = self._leavings.apart(kind.plan, model, eager)
         return work
 
     def _forced(self) -> None:
@@ -287,7 +296,7 @@ class Overlap:
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
         try:
-            with Held():
+            with Held(), self._leavings.aside(asked.model):
                 self.managed.tell_dropped()
                 executor = self._executor(kind, prepared)
                 given = None if asked.foreign is None else asked.foreign.results
@@ -295,7 +304,7 @@ class Overlap:
                 request.patience = _SLOW * plan.step_ms / 1e3
                 request.generator = states_for(plan, self.managed)
                 ran = executor.run(request)
-                found = outputs_of(prepared, ran.outputs)
+                found = outputs_of(prepared, ran.outputs, passed(plan, asked.model, asked.args, asked.kwargs))
         except Exception as error:
             if not isinstance(error, SplittingError):  # that is about this batch
                 self._failed(error)
@@ -303,7 +312,7 @@ class Overlap:
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
         follow(plan, self.managed, ran.generator)
         self._took(plan)
-        return outline.build(found)
+        return self._leavings.give(plan, asked.model, outline.build(found))
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self, kind: Kind, samples: int, pending: Pending, tape: Tape, root: int) -> StepResult | None:
@@ -326,7 +335,7 @@ class Overlap:
             return self._as_one(kind, pending, tape, root, prepared.reason)
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
-        with Held():
+        with Held(), self._leavings.aside(pending.work.model):
             self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
             try:
@@ -367,7 +376,7 @@ class Overlap:
         if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
             return None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
-        with ExitStack() as stack:  # as it was when the call was made
+        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
             tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
             if kind.undivided is None or (tailed and kind.undivided.failures > 1):
@@ -389,7 +398,7 @@ class Overlap:
         assert kind.plan is not None
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
         given = None if pending.work.foreign is None else pending.work.foreign.results
-        with here(), hookless(pending.work.model), undrawn():
+        with here(), hookless(pending.work.model), undrawn(), self._leavings.aside(pending.work.model):
             if kind.plan.tail is not None:
                 call = Call(args, kwargs)
                 reason = check_tail(kind.plan.forms, kind.plan.tail.nodes, prepared.splitting, call, given)

@@ -20,6 +20,7 @@ from gemini.planner.step_plan import StepPlan
 from gemini.randomness.slicing import SlicedDraws
 from gemini.runtime.deferred.work import taken_apart
 from gemini.runtime.overlap.hookless import hookless
+from gemini.runtime.overlap.leaving import passed
 from gemini.splitting.foreseeing import Foreseen
 from gemini.step.splitting import Constant, Kind, Mean, Sample, weigh
 from gemini.step.tape import Tape
@@ -49,7 +50,11 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
             f"{type(model).__name__} returns {len(first)} tensors for a micro-batch, {len(kinds)} were expected\n"
             "    → batch_norm='batch'"
         )
-    joined = [_joined(kind, [one[1][at] for one in found], known, sizes) for at, kind in enumerate(kinds)]
+    given_back = passed(plan, model, args, kwargs)
+    joined = [
+        given_back[at] if at in given_back else _joined(kind, [one[1][at] for one in found], known, sizes)
+        for at, kind in enumerate(kinds)
+    ]
     return decode(form, lambda ref: joined[ref.node])
 
 
