@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 _HERE = os.path.dirname(__file__)
-_SKIP = (os.path.dirname(torch.__file__), _HERE, os.path.dirname(os.__file__) + "/contextlib.py", "<")
+_LOOPS = os.path.join(os.path.dirname(_HERE), "splitting", "loops.py")  # a tracer, too
+_SKIP = (os.path.dirname(torch.__file__), _HERE, _LOOPS, os.path.dirname(os.__file__) + "/contextlib.py", "<")
 
 
 def is_model_code(frame: FrameType) -> bool:

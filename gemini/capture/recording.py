@@ -214,7 +214,7 @@ class Recording:
             return
         read = list(reads.expr_data_refs(expr, self.dynamic))
         if any(self.heavy[ref.node] for ref in read) and asked_of(self.nodes, expr, expected) is None:
-            self.refuse("its Python code branches on values the model computes")
+            self.refuse(BRANCHES)
         if self.lookout is not None and (calls := self.lookout.calls(self, expr, source_line())):
             raise Coarsen(tuple(self.scope), REASON, source_line(), calls)
         key = (expr, repr(expected))
@@ -223,6 +223,7 @@ class Recording:
             self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
 
 
+BRANCHES = "its Python code branches on values the model computes"
 DRAWS = "its Python code draws from Python's or NumPy's generator"
 
 

@@ -23,7 +23,7 @@ from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rolled import pin
 from gemini.splitting.rules.registry import short_name
 from gemini.splitting.statistics import may_be_own
-from gemini.step.splitting import Apart, Constant, Kind, Opaque, Sample
+from gemini.step.splitting import Apart, Arranged, Constant, Kind, Opaque, Sample
 
 
 @dataclass
@@ -49,6 +49,8 @@ class GraphForms:
         value = self.interpreter.values.get(ref)
         if value is not None and isinstance(value.kind, Apart):
             return Opaque(f"{self.graph.nodes[ref.node].name} is one of a list with an entry for every sample")
+        if value is not None and isinstance(value.kind, Arranged):
+            return Opaque(f"{self.graph.nodes[ref.node].name} has rows that are not back in their order")
         return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
 
     def inputs(self) -> tuple[int | None, ...]:

@@ -6,6 +6,7 @@ anew in every run, so branches on contents or on the number of samples are no pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import nn
 from gemini.capture.forms import refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node
-from gemini.capture.recording import Coarsen
+from gemini.capture.recording import BRANCHES, Coarsen
 from gemini.capture.signatures import node_signature
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, leaves
 from gemini.splitting.inside import lent, trace_inside
 from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.loops import follow_loops
 from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
 from gemini.splitting.statistics import may_be_own
@@ -153,8 +155,16 @@ def _outer(found: Any, given: list[Value]) -> list[Kind]:
 
 
 def _attempt(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module) -> Any:
+    found = _followed(trace_inside, node, module, interpreter, model)
+    if not isinstance(found, _Refusal):
+        return found
+    looped = _followed(follow_loops, node, module, interpreter, model)
+    return looped if not isinstance(looped, _Refusal) or found.reason.endswith(BRANCHES) else found
+
+
+def _followed(follow: Callable[..., Any], node: Node, *given: Any) -> Any:
     try:
-        return trace_inside(node, module, interpreter, model)
+        return follow(node, *given)
     except Refused as refused:
         return _Refusal(str(refused))
     except Coarsen as coarse:
