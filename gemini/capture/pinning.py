@@ -14,7 +14,7 @@ from gemini.capture.reads import data_refs
 
 
 def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
-    """The inputs that some values follow from, by ops alone; None where more is needed."""
+    """The inputs that some values follow from, by ops and functions alone; None where more is needed."""
     writers: dict[int, set[int]] = {}
     for node in nodes:
         for ref in node.mutates:
@@ -30,7 +30,7 @@ def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
         seen.add(node.id)
         if node.kind == "input":
             found.add(node.id)
-        elif node.kind not in ("buffer", "attribute") and (node.kind != "op" or node.random):
+        elif node.kind not in ("buffer", "attribute") and not _computes(node):
             return None
         roots = memory_of(nodes, node.id)
         written = [writer for root in roots for writer in writers.get(root, ())]
@@ -39,3 +39,10 @@ def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
         waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
         waiting += written
     return found
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node makes its result of its arguments alone: an op, or a function kept whole that takes no weights."""
+    if node.random or node.changes:
+        return False
+    return node.kind == "op" or (node.kind == "call" and not node.uses)

@@ -209,6 +209,7 @@ class Refinement:
         try:
             rolled = roll(first, whole, times)
         except Unlike as unlike:
+            self._keep_scaling(first, whole)
             self._depends_on_batch(unlike.node.scope, f"{unlike.reason} at {unlike.node.name}", unlike.node.line)
             return
         for node in graph.nodes:

@@ -54,6 +54,7 @@ x.unfold(1, 2, 1) | x.unfold(0, 2, 1) | torch.where(x > 0, x, -x) | torch.maximu
 x.masked_fill(x > 0, 1.0) | x.gather(1, (x > 0).long()) | x.gather(0, (x > 0).long())
 x.scatter(1, (x > 0).long(), 0.5) | x.scatter_add(2, (x > 0).long(), x) | x.index_select(1, torch.tensor([0, 1]))
 x.index_select(0, torch.tensor([0])) | torch.take_along_dim(x, x.argsort(1), 1) | F.one_hot((x > 0).long(), 2)
+F.grid_sample(W[None, None], x[None, ..., :2].tanh(), align_corners=False)
 F.embedding((x > 0).long(), W) | W[(x > 0).long()] | x.diagonal(dim1=1, dim2=2)
 F.cosine_similarity(x, 2 * x + 1, dim=-1) | F.cosine_similarity(x, x, dim=0) | F.pairwise_distance(x, x + 1)
 x.clone().fill_(2.0) | torch.zeros_like(x) | torch.fft.rfft(x).real | torch.fft.fft(x, dim=0).real

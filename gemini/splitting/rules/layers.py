@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
+from gemini.splitting.rules.shapes import moved
 from gemini.step.splitting import Constant, Kind, Sample
 
 
@@ -148,8 +149,11 @@ def images(call: Call) -> Kind:
 
 @rule("grid_sample", "grid_sampler")
 def grid_sample(call: Call) -> Kind:
-    """Images and the places to look at, both by sample."""
+    """Images and the places to look at, both by sample; or one image for all, and the places of all samples in it."""
     value, grid = call.first, call.given(1, "grid")
+    places = grid.kind
+    if value.is_constant and isinstance(places, Sample) and 0 < places.dim < grid.rank - 1:
+        return moved(places, places.dim + 1)
     for one, other in ((value, grid), (grid, value)):
         if isinstance(one.kind, Sample):
             if one.kind.dim != 0:
