@@ -72,6 +72,7 @@ def follow(name: str) -> None:
     def marked(_: Any, site: Any) -> None:
         if site.kind in ("loss", "step"):
             unwatch()
+            marks.rest()  # all that is asked of them is known
             if armed.recognition is None:  # it does without an optimizer of torch's
                 _tell(lambda found: found.take_all())
 

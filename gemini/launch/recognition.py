@@ -204,7 +204,7 @@ def _is_transformed(parameters: list[nn.Parameter]) -> bool:
     """Whether a call is one of `torch.func`: others stand in for the parameters, or a transform is going on."""
     if any(not isinstance(one, nn.Parameter) for one in parameters):
         return True
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _remember(table: dict[int, weakref.ref[Any]], one: Any) -> None:

@@ -8,7 +8,8 @@ Each mark returns its argument and adds no frame around the script's own call:
 
 A mark looks at what it is given, since the source cannot tell an optimizer's `step()` from a game's; only
 what is torch's is noted: a `Site` once a place, and the object by a weak reference. A run time that wants to
-know at once registers a handler with `watch`.
+know at once registers a handler with `watch`. One that knows enough lets the marks of every step `rest`: they note
+nothing then, and cost what a call of an empty function costs.
 """
 
 from __future__ import annotations
@@ -92,14 +93,32 @@ def marked(kind: str) -> tuple[Any, ...]:
 def watch(handler: Handler) -> Callable[[], None]:
     """Call `handler(object, site)` at every mark from now on; returns the function that ends it."""
     _handlers.append(handler)
+    _mark_steps_by(loss, step)
     return lambda: _handlers.remove(handler)
+
+
+def rest() -> None:
+    """Note no more losses and steps, unless someone watches; until someone does."""
+    if not _handlers:
+        _mark_steps_by(_as_it_is, _as_it_is)
 
 
 def forget() -> None:
     """Drop all sites and objects (a new script in the same process)."""
+    _mark_steps_by(loss, step)
     _sites.clear()
     _places.clear()
     _objects.clear()
+
+
+def _mark_steps_by(of_losses: Callable[[Any], Any], of_steps: Callable[[Any], Any]) -> None:
+    """What instrumented source finds as `__gemini__.loss` and `__gemini__.step`, at every call anew."""
+    namespace: Any = sys.modules["gemini.managed"]
+    namespace.loss, namespace.step = of_losses, of_steps
+
+
+def _as_it_is(value: T) -> T:
+    return value
 
 
 def _note(kind: str, value: Any, keep: bool = True) -> None:

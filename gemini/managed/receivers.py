@@ -26,6 +26,8 @@ def on(value: Any) -> Any:
     torch = torch_module()
     if torch is None:
         return value
+    if type(value) is torch.Tensor:
+        return Routed(value, True)
     if isinstance(value, (torch.Tensor, torch.nn.Module)):
         return Routed(value)
     if type(value) is super:  # super().cuda() inside a module's own method
@@ -38,11 +40,19 @@ def on(value: Any) -> Any:
 class Routed:
     """The placing methods of one object. Plain methods and no magic: torch.compile traces through them."""
 
-    def __init__(self, value: Any) -> None:
+    __slots__ = ("is_tensor", "value")
+
+    def __init__(self, value: Any, is_tensor: bool = False) -> None:
         self.value = value
+        self.is_tensor = is_tensor  # and nothing that derives from one
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """`value.to(…)` with an absent device replaced."""
+        value = self.value
+        if self.is_tensor and len(args) == 1 and not kwargs:  # in every step of a script
+            here = value.device
+            if type(args[0]) is type(here) and args[0] == here:
+                return value.to(args[0])
         if is_torchs(self.value, "to"):
             if args:
                 args = (device(args[0]), *args[1:])
@@ -88,6 +98,8 @@ def cuda(value: Any, *args: Any, **kwargs: Any) -> Any:
 def is_torchs(value: Any, name: str) -> bool:
     """Whether method `name` was written by torch or a library on top of it, not by the script's author."""
     torch = torch_module()
+    if torch is not None and type(value) is torch.Tensor:
+        return True
     if torch is not None and isinstance(value, torch.nn.Module) and name in value.__dict__:
         return False  # someone put a method of their own on this very module
     classes = type(value).__mro__

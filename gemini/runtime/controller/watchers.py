@@ -17,7 +17,7 @@ _CHECKPOINT = "torch.utils.checkpoint"
 
 def watcher() -> str:
     """Who watches, in words; '' if nobody does."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._are_functorch_transforms_active():
         return "torch.func transforms it"
     if forward_ad._current_level >= 0:
         return "forward-mode derivatives are taken"

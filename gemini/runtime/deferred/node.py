@@ -88,7 +88,8 @@ def _apply(*given: Any) -> Any:
 
 
 def _is_batched(gradient: torch.Tensor) -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None or torch._C._functorch.is_batchedtensor(gradient)
+    active = torch._C._are_functorch_transforms_active()
+    return bool(active or torch._C._functorch.is_batchedtensor(gradient))
 
 
 def _scaled(found: list[Any], factor: float) -> list[Any]:

@@ -207,7 +207,7 @@ _USUAL = (Deferred, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def _may_record(types: Any, func: Any) -> bool:
     if getattr(func, "__name__", "") in ("__set__", "__delete__"):
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch._C._are_functorch_transforms_active():
         return False
     return all(one in _USUAL for one in types)
 

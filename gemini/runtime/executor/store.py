@@ -66,7 +66,7 @@ class Store:
             and not weight.is_complex()
             and (bias is None or not bias.requires_grad or id(bias) in self.known)
             and not torch.is_autocast_enabled(weight.device.type)
-            and torch._C._functorch.peek_interpreter_stack() is None
+            and not torch._C._are_functorch_transforms_active()
         )
 
     def collects(self) -> bool:
