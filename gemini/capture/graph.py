@@ -17,6 +17,7 @@ from gemini.capture.foresight import Foresight
 from gemini.capture.forms import Form, Path, Ref, leaves
 from gemini.capture.node import Guard, Node, TensorMeta
 from gemini.capture.structure import layer_classes, node_classes
+from gemini.capture.values import follow
 from gemini.capture.variants import Validity, Variants
 from gemini.errors import CaptureError
 
@@ -129,7 +130,14 @@ class Graph:
 
     def accepts(self, bound: dict[str, Any]) -> bool:
         """Whether a call, bound by name, may run by this graph; guards on contents are checked during the run."""
+        if self.rolled and not self._is_of_captured_size(bound):
+            return False
         return self.validity is None or self.validity.accepts(self.bound_model(), bound)
+
+    def _is_of_captured_size(self, bound: dict[str, Any]) -> bool:
+        """Whether a call has as many samples as the captured one, which is all that a rolled graph knows."""
+        given = [(follow(bound, path), next(iter(self.nodes[at].outputs.values()))) for at, path in self.inputs.items()]
+        return all(tuple(tensor.shape) == meta.shape for tensor, meta in given)
 
     def save(self, path: str | FilePath) -> None:
         """Write the graph as JSON (and safetensors, where it holds arrays)."""

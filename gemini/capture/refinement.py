@@ -218,6 +218,11 @@ class Refinement:
         mark_batch(graph.nodes, others, plan.size, times * plan.size)
         graph.rolled, graph.pins = times, rolled.pins
         self._marked(graph, plan)
+        if graph.validity is not None:  # what only the Python of many samples reads
+            more = reads_of(whole.tracer.reads(), self.model)
+            graph.validity.glue += [name for name in more if name not in graph.validity.glue]
+            self.saved.restore()
+            graph.validity.fingerprint = fingerprint(self.model, graph.validity.glue)
         self.checked["half batch"] = f"{times} times the batch repeats it"
 
     def _marked(self, graph: Graph, plan: BatchPlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ def record_draws(
             f"it draws random numbers on {min(devices - {'cpu'})}, which cannot be drawn for the whole batch; "
             "rng='fast' would let every micro-batch draw its own"
         )
+    if piped.graph.rolled:
+        return _of_rolled(piped, (args, kwargs), batch), None
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
     calls = [part_of(args, kwargs, batch, 0, count) for count in (more, fewer)]
     try:
@@ -50,6 +53,33 @@ def record_draws(
         raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
     except Unforeseeable as error:
         raise UnplannableError(str(error)) from error
+
+
+def _of_rolled(piped: Piped, call: Arguments, batch: BatchPlan) -> Drawn:
+    """Where stages run on so many samples only: the draws of their nodes beside those of the model on the batch."""
+    samples = piped.graph.batch_size or 1
+    if random_guards(piped.graph):
+        raise UnplannableError("a branch depends on random numbers, in a model that loops over samples")
+    try:
+        few = _draws_of_nodes(piped, part_of(*call, batch, 0, samples))
+        every = iter(_draws_of_model(piped, call))
+        many = {at: list(islice(every, len(found))) for at, found in sorted(few.items())}
+        if next(every, None) is not None:
+            raise UnsliceableDraw("there are more draws for more samples")
+        made = {at: patterns(many[at], batch.size, found, samples) for at, found in few.items()}
+    except UnsliceableDraw as error:
+        raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
+    return tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in piped.partition.stages)
+
+
+def _draws_of_model(piped: Piped, call: Arguments) -> list[Draw]:
+    undo, recorder = Undo(piped._changeable, bind(piped.model, *call)), Recorder()
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), recorder.recording():
+            piped.model(*call[0], **call[1])
+    finally:
+        undo.undo()
+    return recorder.draws
 
 
 def _by_node(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, Branches]:

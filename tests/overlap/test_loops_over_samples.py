@@ -1,0 +1,155 @@
+"""Models whose Python loops over samples, or over packed pictures, train in workers as in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gemini.planner.planning import Wish
+from gemini.planner.proving import prove_piece
+from gemini.planner.samples import find_samples
+from gemini.planner.step_plan import UnplannableError
+from gemini.report.journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.test_programs_overlapped import manage
+
+WIDTH, HEADS = 12, 2
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Tower(nn.Module):
+    """Patches of all pictures in one row; each sees those of its own picture, whose place it knows."""
+
+    def __init__(self, layers: int = 2, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Linear(5, WIDTH), nn.Embedding(8, WIDTH)
+        self.mix = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(layers))
+        self.drop, self.head = nn.Dropout(dropout), nn.Linear(WIDTH, 4)
+
+    def forward(self, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        places = []
+        for height, width in grids.tolist():
+            rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            places.append(torch.stack([rows.flatten(), columns.flatten()], -1))
+        ends = F.pad((grids[:, 0] * grids[:, 1]).cumsum(0), (1, 0))
+        x = self.embed(patches) + self.places(torch.cat(places)).sum(1)
+        for mix in self.mix:
+            lengths = ends[1:] - ends[:-1]
+            parts = [torch.split(one, lengths.tolist()) for one in mix(x).chunk(3, -1)]
+            seen = [torch.softmax(q @ k.T, -1) @ v for q, k, v in zip(*parts, strict=True)]
+            x = x + self.drop(torch.cat(seen))
+        return self.head(x)
+
+
+def batch(samples: int, grid: tuple[int, int] = (2, 3)) -> Batch:
+    patches = torch.randn(samples * grid[0] * grid[1], 5, dtype=torch.float64)
+    return patches, torch.tensor([grid] * samples)
+
+
+def uneven() -> Batch:
+    """As many patches and pictures as `batch(8)` has, of other sizes."""
+    grids = torch.tensor([(2, 3)] * 6 + [(1, 2), (2, 5)])
+    return torch.randn(48, 5, dtype=torch.float64), grids
+
+
+def train(model: nn.Module, batches: list[Batch]) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=1e-2), []
+    for given in batches:
+        loss = model(*given).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen += [loss.detach(), torch.rand(1)]
+    return seen
+
+
+def compare(model: nn.Module, batches: list[Batch], crew: Crew) -> Any:
+    model = model.double()
+    reference = copy.deepcopy(model)
+    expected, story = train(reference, batches), manage(model, crew)
+    for one, other in zip(train(model, batches), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    return story
+
+
+def test_pictures_of_one_size_are_split(crew: Crew) -> None:
+    torch.manual_seed(0)
+    batches = [batch(8), batch(8), batch(8), uneven(), batch(8), batch(6), batch(6), batch(8, (3, 2)), batch(8)]
+    story = compare(Tower(), batches, crew)
+    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
+    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+
+
+def test_evaluation_of_loops(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model = Tower(1, 0.0).double().eval()
+    reference = copy.deepcopy(model)
+    story = manage(model, crew)
+    with torch.no_grad():
+        for given in (batch(8), batch(8), batch(8), uneven(), batch(8)):
+            torch.testing.assert_close(model(*given), reference(*given), rtol=1e-12, atol=1e-12)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+
+
+# ── what follows from roles ────────────────────────────────────────────────────────────────────────────────────────
+class Between(nn.Module):
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(self, self.first(x))
+
+
+def reason_of(body: Any, samples: int = 4) -> str:
+    """Why the batch is not split; '' if it is."""
+    torch.manual_seed(0)
+    model, given = Between(body).double(), (torch.randn(samples, 5, dtype=torch.float64),)
+    plan = find_samples(model, given, {})
+    if plan is None:
+        return "no samples"
+    try:
+        piece = prove_piece(model, given, {}, plan, Wish(2, samples, cache=False))
+    except UnplannableError as error:
+        return str(error)
+    kinds = [piece.forms.kind(ref) for ref in piece.graph.outputs()]
+    return next((kind.reason for kind in kinds if hasattr(kind, "reason")), "")
+
+
+WHOLE = {
+    "all samples, in the body": lambda m, x: m.last(torch.stack([one + x.mean(0) for one in x])),
+    "some samples, in the body": lambda m, x: m.last(torch.stack([one + x[:1].sum(0) for one in x])),
+    "their number, in the body": lambda m, x: m.last(torch.stack([one / x.shape[0] for one in x])),
+    "the first for all": lambda m, x: m.last(x + torch.tanh(next(iter(x)))),
+    "a list of outputs": lambda m, x: [m.last(one) for one in x],
+    "a batch of batches": lambda m, x: m.last(torch.stack([x + one for one in x]).sum(0)),
+    "entries of two batches": lambda m, x: m.last(torch.stack(list(torch.cat([x, 2 * x])))[: x.shape[0]]),
+    "the largest of all": lambda m, x: m.last(x) * torch.stack([one.sum() for one in x]).max(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_bodies_that_see_more_than_a_sample_are_not_split(name: str) -> None:
+    assert reason_of(WHOLE[name])
+
+
+SPLIT = {
+    "a sum a sample": lambda m, x: m.last(x) * torch.stack([one.sum() for one in x])[:, None],
+    "a row and a column": lambda m, x: m.last(torch.cat([one[:, None] for one in x], 1).T),
+    "positions of all": lambda m, x: m.last(x + torch.tensor([0.0, 1, 2, 3, 4] * len(x)).view(-1, 5)),
+    "a mean of losses": lambda m, x: torch.stack([m.last(one).square().sum() for one in x]).mean(),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_loops_whose_bodies_see_a_sample_are_split(name: str) -> None:
+    assert reason_of(SPLIT[name]) == ""
