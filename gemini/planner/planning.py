@@ -36,7 +36,7 @@ from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
-from gemini.planner.tails import TailNodes, asked_to_gather, forwards_first, tail_for, tail_of
+from gemini.planner.tails import TailNodes, asked_to_gather, check_backward, forwards_first, tail_for, tail_of
 from gemini.planner.undivided import asked_why, whole_batch, whole_draws
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
@@ -155,7 +155,9 @@ def _planned(  # noqa: PLR0917
             graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
             tail=tail, is_kept=is_kept,
         )  # fmt: skip
-        tail_of(plan, plan.build())
+        if tail is not None:
+            tail_of(plan, plan.build())
+            check_backward(plan, plan.build())
     plan = replace(plan, unsplit=unsplit)
     plan = replace(plan, once=find_written(plan))
     if wish.rng == "fast" and not random_guards(graph):

@@ -102,6 +102,8 @@ def tail_for(forms: GraphForms) -> TailNodes:
     """The tail of a graph; raises UnplannableError."""
     if forms.own_statistics:
         raise UnplannableError("statistics of micro-batches, and a loss that compares samples")
+    if forms.graph.rolled:
+        raise UnplannableError("a loop over samples, and a loss that compares them")
     if random_guards(forms.graph):
         raise UnplannableError("a branch depends on random numbers, and a loss compares samples")
     try:
@@ -134,6 +136,14 @@ def tail_of(plan: StepPlan, piped: Piped) -> Tail | None:
         elif stage in port.targets:
             raise UnplannableError(f"{name} of the whole batch is not had from micro-batches")
     return Tail(stage, joins)
+
+
+def check_backward(plan: StepPlan, piped: Piped) -> None:
+    """Raise UnplannableError where what is trained has no backward, which only the tail's nodes had in its stage."""
+    going_back = {block.stage for block in plan.schedule if block.btype != FORWARD}
+    for at, stage in enumerate(piped.stages[: plan.nstages]):
+        if going_back and at not in going_back and any(one.requires_grad for one in stage.parameters()):
+            raise UnplannableError("a stage of micro-batches has no gradient of its own")
 
 
 def forwards_first(plan: SchedPlan, tail_ms: Number) -> SchedPlan:

@@ -131,13 +131,15 @@ def number_joined(expr: object, interpreter: Interpreter) -> Joined | None:
     return None if isinstance(found, Odd) else Partial() if isinstance(found, Count) else Constant()
 
 
-def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int, samples: int) -> Splitting:
-    """How a step splits up to a tail that these nodes and the tape make up."""
+def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
+    """How a step splits up to a tail that these nodes and the tape make up; without a root all outputs are wanted."""
     outputs = outputs_of(forms, tape)
     if forms.reason or outputs is None:
         return Splitting(forms.reason or "the model returned other tensors than its graph")
     tail = set(nodes)
-    read = {root, *(number for at in tape.needed_for(root) for number in tape.ops[at].reads())}
+    read = set(range(tape.outputs))
+    if root is not None:
+        read = {root, *(number for at in tape.needed_for(root) for number in tape.ops[at].reads())}
     wanted = [*border(forms.graph, tail), *(outputs[at] for at in sorted(read) if at < tape.outputs)]
     try:
         interpreter = settled(forms, [ref for ref in wanted if ref.node not in tail])

@@ -254,3 +254,20 @@ def test_an_order_that_does_not_wait_for_all_samples_is_refused() -> None:
 
 def pairs_of_floats() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 9), torch.randn(8, 9)
+
+
+@pytest.mark.parametrize("make", [Pair, Normed])
+def test_evaluation(make: type[nn.Module], crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = make().double()
+    reference, seen = copy.deepcopy(model), []
+    story = manage(model, crew)
+    for one in (reference, model):
+        torch.manual_seed(2)
+        with torch.no_grad():
+            for step in range(4):
+                found = one(*pairs(step, 8)[: 2 if make is Pair else 1])
+                seen.append((found, torch.rand(1)))
+    for one, other in zip(seen[:4], seen[4:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)

@@ -22,11 +22,15 @@ from gemini.step.tape import Meta, Tape
 
 def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int]) -> Prepared:
     """How the outputs of a call are had from its micro-batches; `reason` says why not."""
+    from gemini.splitting.tails import prove_tail
     from gemini.splitting.tapes import prove
 
     tape = Tape(len(metas), list(metas))
     if plan.unsplit:
         return Prepared("", undivided(tape), None, tuple(port_names(plan)))
+    if plan.tail is not None:
+        found = prove_tail(plan.forms, plan.tail.nodes, tape, None, sum(sizes))
+        return Prepared(found.reason, found, None, () if found.reason else tuple(port_names(plan)))
     kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
     means = [at for at, kind in enumerate(kinds) if isinstance(kind, Mean)]
     root = means[0] if means else next((at for at, meta in enumerate(metas) if meta.is_scalar()), 0)
@@ -60,7 +64,7 @@ def request_outputs(  # noqa: PLR0917
         nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
-        inputs_of(piped.wiring, piped.model, bound, dims, sizes),
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         Region.current(),
         shares=shares if kind.shares else (),

@@ -38,6 +38,7 @@ from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.watching import before_drawing
 from gemini.runtime.executor.request import StepResult as Ran
+from gemini.runtime.overlap.checked import checked
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.generators import follow, states_for
 from gemini.runtime.overlap.hookless import hookless
@@ -292,6 +293,11 @@ class Overlap:
         if prepared is None:
             prepared = kind.prepared[samples] = prepare_outputs(plan, outline.metas, sizes)
         if prepared.reason:
+            with self._leavings.aside(asked.model):
+                whole = self._undivided(kind, asked.model, asked.call, prepared.reason)
+            if whole is not None:
+                whole.outlines[samples] = outline
+                return self._evaluated(asked, whole, samples)
             with nullcontext() if asked.foreign is None else asked.foreign.as_then():
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
@@ -325,7 +331,8 @@ class Overlap:
             prepared = prepare(kind.plan, tape, root, alive, sizes)
             if not prepared.reason and not kind.plan.unsplit:
                 try:
-                    prepared = self._checked(kind, prepared, pending, tape, root)
+                    with self._leavings.aside(pending.work.model):
+                        prepared = checked(kind.plan, prepared, pending, tape, root)
                 except SplittingError as error:  # another batch may be what the proof was about
                     return self._as_one(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
@@ -357,7 +364,10 @@ class Overlap:
 
         None where that cannot be either.
         """
-        whole = self._undivided(kind, pending, reason)
+        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
+            pending.region.enter(stack, Region.current())
+            whole = self._undivided(kind, pending.work.model, Call(args, kwargs), reason)
         if whole is not None:
             try:
                 return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
@@ -371,40 +381,20 @@ class Overlap:
         whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
         self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit or whole)
 
-    def _undivided(self, kind: Kind, pending: Pending, reason: str) -> Kind | None:
+    def _undivided(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
         if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
             return None
-        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
-        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
-            pending.region.enter(stack, Region.current())
-            tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
-            if kind.undivided is None or (tailed and kind.undivided.failures > 1):
-                as_one = tailed or kind.plan.tail is not None
-                with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
-                    kind.undivided = self._planned(pending.work.model, Call(args, kwargs))
-            plan = kind.undivided.plan
-            if plan is None or kind.undivided.samples(pending.inputs) is None:
-                return None
-            fits = plan.build()._fitting.misfit(bind(pending.work.model, args, kwargs)) is None
+        tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
+        if kind.undivided is None or (tailed and kind.undivided.failures > 1):
+            as_one = tailed or kind.plan.tail is not None
+            with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
+                kind.undivided = self._planned(model, call)
+        plan = kind.undivided.plan
+        if plan is None or kind.undivided.samples(call.tensors) is None:
+            return None
+        fits = plan.build()._fitting.misfit(bind(model, *call.arguments())) is None
         return kind.undivided if fits else None
-
-    def _checked(self, kind: Kind, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
-        """The proof held against numbers, once; everything is left as it was."""
-        from gemini.runtime.controller.dispatch import here
-        from gemini.splitting.checking import check
-        from gemini.splitting.tail_checking import check_tail
-
-        assert kind.plan is not None
-        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
-        given = None if pending.work.foreign is None else pending.work.foreign.results
-        with here(), hookless(pending.work.model), undrawn(), self._leavings.aside(pending.work.model):
-            if kind.plan.tail is not None:
-                call = Call(args, kwargs)
-                reason = check_tail(kind.plan.forms, kind.plan.tail.nodes, prepared.splitting, call, given)
-            else:
-                reason = check(kind.plan.forms, tape, root, prepared.splitting, args, kwargs, given)
-        return Prepared(f"numbers speak against splitting it: {reason}") if reason else prepared
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
         known = (one for kinds in self.kinds.values() for one in kinds)
