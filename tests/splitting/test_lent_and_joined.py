@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.step.splitting import SplittingError
 from tests.splitting.recorder import Step
-from tests.splitting.test_losses import SIZES, split_equals
+from tests.splitting.test_losses import SIZES, N, split_equals
 from tests.splitting.test_models import Body, batch, make, own
 
 D, T = 6, 4
@@ -83,3 +84,45 @@ def test_functions_with_settings_in_a_dictionary(centred):
         assert step.reason
     else:
         split_equals(step, SIZES[1:3])
+
+
+class Cells(nn.Module):
+    """Entries of every sample gathered by cells, in one row for all samples."""
+
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.fc, self.way = nn.Linear(D, D), way
+
+    def forward(self, x, cells):
+        offsets = torch.arange(start=0, end=x.shape[0]) * 5
+        flat = torch.as_tensor(cells + offsets.unsqueeze(-1)).view(-1)
+        return self.way(self.fc(x)[..., 0].reshape(-1), flat, x.shape[0]).square().mean()
+
+
+CELLS = {
+    "scattered": lambda x, c, n: torch.zeros(5 * n).to(x).scatter_reduce(0, c, x, "amax", include_self=False),
+    "added": lambda x, c, n: torch.zeros(5 * n).to(x).scatter_add(0, c, x),
+    "there and back": lambda x, c, n: torch.zeros(5 * n).to(x).scatter_add(0, c, x).gather(0, c).tanh(),
+}
+ELSEWHERE = {
+    "in the cells of the next": lambda x, c, n: torch.zeros(5 * n).to(x).scatter_add(0, (c + 5) % (5 * n), x),
+    "by what was computed": lambda x, c, n: x.gather(0, x.argsort().clamp(max=4)),
+    "another's entries": lambda x, c, n: x.gather(0, c.flip(0) % (T * n)),
+}
+
+
+def cells():
+    return torch.randint(0, 5, (N, T), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_entries_by_cells_of_their_sample(name):
+    split_equals(Step(make(Cells(CELLS[name])), (batch(T, D), cells()), own), SIZES[1:3])
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_entries_by_cells_of_others(name):
+    step = Step(make(Cells(ELSEWHERE[name])), (batch(T, D), cells()), own)
+    if not step.reason:
+        with pytest.raises(SplittingError, match="among those of another"):
+            split_equals(step, SIZES[1:3])

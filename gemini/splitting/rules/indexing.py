@@ -225,6 +225,8 @@ def gather(call: Call) -> Kind:
         index, dim = call.given(1, "indices"), call.given(2, "dim")
     sources = [part for part in (call.given(3, "src"), call.kwargs.get("value")) if isinstance(part, Value)]
     group = [value, index, *sources]
+    if value.rank == 1 and isinstance(value.kind, Sample) and isinstance(index.kind, (Sample, Pointers)):
+        return _by_own_rows(call, value, index, sources)
     kinds = {one.kind for one in group if not one.is_constant}
     if dim is None or len(kinds) != 1:
         raise Refused(f"{call.name} of samples in different dimensions")
@@ -236,6 +238,21 @@ def gather(call: Call) -> Kind:
         if one.is_constant and not broadcast:
             call.must_be(one, kind)
     return kind
+
+
+def _by_own_rows(call: Call, value: Value, index: Value, sources: list[Value]) -> Kind:
+    """One dimension, that of the samples: of every sample its own entries, if the numbers are known before the step."""
+    own = call.sample(value)
+    if own.outer == 1 and isinstance(index.kind, Sample) and index.known:
+        raise Demand(index.key, Rows(own.entries))
+    if not isinstance(index.kind, Pointers) or index.kind.rows != own.entries:
+        raise Refused(f"{call.name} along the samples")
+    if call.name in ("gather", "take_along_dim"):
+        return index.kind.kind
+    for source in sources:
+        if source.rank or not source.is_constant:
+            call.must_be(source, index.kind.kind)
+    return own
 
 
 @rule("index_select", "index_add", "index_copy", "index_fill")

@@ -104,7 +104,7 @@ def unary(call: Call) -> Kind:
     return call.first.kind
 
 
-@rule("to", "type", "type_as", "_to_copy", "long", "int", "bool", "short", "char", "byte")
+@rule("to", "type", "type_as", "_to_copy", "long", "int", "bool", "short", "char", "byte", "as_tensor")
 def cast(call: Call) -> Kind:
     """A cast keeps sums, unless it rounds them. The tensor that only names a type does not matter."""
     value, made = call.first, call.out().dtype
