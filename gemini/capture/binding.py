@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 import weakref
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
 from operator import is_
 from typing import Any
@@ -24,13 +25,19 @@ from gemini.capture.values import Encoder, UnsupportedValueError, decode, tensor
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name; as given, where the signature does not fit (the model will say so itself)."""
     try:
-        signature = _signature(model.forward)
-        bound = signature.bind(*args, **kwargs)
+        known = _signature(model.forward)
+        shape = (len(args), *kwargs)
+        order = known.orders.get(shape)
+        if order is not None:
+            values = (*args, *kwargs.values())
+            return {name: values[at] for name, at, is_left in order if not (is_left and values[at] is None)}
+        bound = known.signature.bind(*args, **kwargs)
     except (TypeError, ValueError):
         return {**{str(index): value for index, value in enumerate(args)}, **kwargs}
+    known.learn(shape, kwargs)
     named: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        parameter = signature.parameters[name]
+        parameter = known.signature.parameters[name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             named.update(value)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
@@ -40,19 +47,39 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     return dict(sorted(named.items()))
 
 
-_signatures: weakref.WeakKeyDictionary[Any, tuple[list[Any], inspect.Signature]] = weakref.WeakKeyDictionary()
+class _Signature:
+    """Of a function, what it follows from, and where the arguments of calls go that were seen before."""
+
+    def __init__(self, forward: Any, facts: list[Any]) -> None:
+        self.signature, self.facts = inspect.signature(forward), facts
+        # By number of arguments and names of the others, of each in the order of names: its name, its place among all
+        # arguments, and whether it is left out where it is None.
+        self.orders: dict[tuple[Any, ...], list[tuple[str, int, bool]]] = {}
+
+    def learn(self, shape: tuple[Any, ...], named: Iterable[str]) -> None:
+        """Remember calls of a shape that was found to fit."""
+        parameters = self.signature.parameters
+        if len(self.orders) >= _MOST or any(one.kind in _VARIABLE for one in parameters.values()):
+            return
+        names = [*[*parameters][: shape[0]], *named]
+        self.orders[shape] = [(name, names.index(name), parameters[name].default is None) for name in sorted(names)]
 
 
-def _signature(forward: Any) -> inspect.Signature:
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_MOST = 1024  # shapes of calls that are remembered
+_signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
+
+
+def _signature(forward: Any) -> _Signature:
     """Of a forward method. To find one takes long: those of classes are remembered, with what they follow from."""
     function = forward.__func__ if type(forward) is types.MethodType else None
     facts = _facts(function)
     if not facts:
-        return inspect.signature(forward)
+        return _Signature(forward, facts)
     known = _signatures.get(function)
-    if known is None or len(known[0]) != len(facts) or not all(map(is_, known[0], facts)):
-        known = _signatures[function] = facts, inspect.signature(forward)
-    return known[1]
+    if known is None or len(known.facts) != len(facts) or not all(map(is_, known.facts, facts)):
+        known = _signatures[function] = _Signature(forward, facts)
+    return known
 
 
 def _facts(function: Any) -> list[Any]:
@@ -79,12 +106,34 @@ class _LenientEncoder(Encoder):
         return Literal(value)
 
 
+_plain_forms: dict[tuple[Any, ...], Form] = {}  # of calls with nothing but tensors
+
+
 class Call:
     """One call of the model, repeatable with other tensors."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors: list[torch.Tensor] = []
+        # Where all arguments are tensors: how many have no name, and the names of the others. It tells the form.
+        self.plain: tuple[Any, ...] | None = None
+        if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
+            self.plain = (len(args), *kwargs)
+            form = _plain_forms.get(self.plain)
+            if form is not None:
+                self.tensors += (*args, *kwargs.values())
+                self.form = form
+                return
         self.form = _LenientEncoder(self._collect, lambda _: None)((tuple(args), dict(kwargs)))
+        if self.plain is not None and len(_plain_forms) < _MOST:
+            _plain_forms[self.plain] = self.form
+
+    @property
+    def like(self) -> tuple[Any, ...] | None:
+        """What tells this call from others but for contents; None where there is more than tensors to it."""
+        if self.plain is None:
+            return None
+        facts = tuple((one.dtype, one.device, one.requires_grad, one.shape) for one in self.tensors)
+        return self.plain, facts
 
     def _collect(self, tensor: torch.Tensor) -> Ref:
         self.tensors.append(tensor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
 from gemini.pipe.watch import Watch
 
+_MOST = 64  # kinds of arguments that are remembered
 _CHANGED = "the model was changed"
 _HIDDEN = "hooks, a forward, a module or a function of it are others"  # by identity: there is no text to show
 
@@ -38,19 +40,46 @@ class Fitting:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._watch: Watch | None = None
+        self._state: object = None
+        self._fitted: set[Hashable] = set()
 
-    def misfit(self, bound: dict[str, Any]) -> Misfit | None:
-        """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs."""
+    def misfit(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Misfit | None:
+        """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs.
+
+        `state`, if given, is another object where anything of a module of the model is another object than before.
+        `like`, if given, tells all of a call but what its tensors hold.
+        """
         model, validity = self.graph.bound_model(), self.graph.validity
         if validity is not None:
-            if Region.current() != validity.region or not validity._fits(signature_of(bound)):
+            if Region.current() != validity.region or not self._fits(validity, bound, like):
                 return _explain(validity, bound)
-            if (self._watch is None or not self._watch.is_unchanged()) and not self._is_in_state(validity):
+            if not self._is_as_before(state) and not self._is_in_state(validity):
                 return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
-        broken = self.graph.foresight().broken(model, bound)
+        foresight = self.graph.foresight()
+        broken = foresight.broken(model, bound) if foresight.guards else None
         if broken is not None:
             return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
         return None
+
+    def _fits(self, validity: Validity, bound: dict[str, Any], like: Hashable) -> bool:
+        """Whether the arguments are such as the stages were made for."""
+        if like is not None and like in self._fitted:
+            return True
+        fits = validity._fits(signature_of(bound))
+        if fits and like is not None:
+            if len(self._fitted) >= _MOST:
+                self._fitted.clear()
+            self._fitted.add(like)
+        return fits
+
+    def _is_as_before(self, state: object) -> bool:
+        """Whether nothing at all has changed since the model was found to be in the state that is wanted."""
+        if self._watch is None:
+            return False
+        is_same = state is not None and state is self._state
+        found = self._watch.is_unchanged(is_same)
+        self._state = state if found else None
+        return found
 
     def _is_in_state(self, validity: Validity) -> bool:
         """Whether the model is in the state the graph was captured in; if so, from now on it is watched."""

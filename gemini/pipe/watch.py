@@ -8,16 +8,16 @@ another object, the fingerprint decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemini.capture.fingerprint import changeable_reads, config_facts, read_facts
+from gemini.pipe.sameness import Sameness
 
-_VALUES, _KIND = methodcaller("values"), attrgetter("requires_grad", "dtype", "device")
+_KIND = attrgetter("requires_grad", "dtype", "device")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -35,27 +35,20 @@ class Watch:
         each = {id(module): module for module in modules.values()}.values()
         tensors = [held for module in each for held in (module._parameters, module._buffers)]
         children = [module._modules for module in each]
-        watched = [*spaces, *(vars(config) for config in configs.values()), *hooks, *tensors, *children]
-        self.empty = [space for space in watched if not space]
-        # All in a row: where nothing has changed, loops in C say so.
-        self.full = [space for space in watched if space]
-        self.sizes, self.names = [*map(len, self.full)], [*chain.from_iterable(self.full)]
-        self.values = [*chain.from_iterable(map(_VALUES, self.full))]
+        self.objects = Sameness([*spaces, *hooks, *tensors, *children])
         self.tensors = [tensor for held in tensors for tensor in held.values() if tensor is not None]
         self.kinds = [*map(_KIND, self.tensors)]
+        self.settings = Sameness(vars(config) for config in configs.values())
         self.default = torch.get_default_dtype()
         self.reads = changeable_reads(model, glue)
         self.facts = read_facts(modules, self.reads)
         self.configs = [(config, config_facts(config, changeable=True)) for config in configs.values()]
 
-    def is_unchanged(self) -> bool:
-        """Whether everything is the same object as before."""
+    def is_unchanged(self, modules_are: bool = False) -> bool:
+        """Whether everything is the same object as before; `modules_are`: those of all modules are known to be."""
         return (
-            not any(self.empty)
-            and [*map(len, self.full)] == self.sizes
-            and [*chain.from_iterable(self.full)] == self.names
-            and all(map(is_, chain.from_iterable(map(_VALUES, self.full)), self.values))
-            and [*map(_KIND, self.tensors)] == self.kinds
+            (modules_are or (self.objects.holds() and [*map(_KIND, self.tensors)] == self.kinds))
+            and self.settings.holds()
             and torch.get_default_dtype() is self.default
             and read_facts(self.modules, self.reads) == self.facts
             and all(config_facts(config, changeable=True) == facts for config, facts in self.configs)

@@ -20,6 +20,7 @@ from torch import nn
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _VALUES = methodcaller("values")
+_EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
@@ -46,8 +47,11 @@ class Snapshot:
         self._tensors = [*chain.from_iterable(map(_VALUES, self._tables))]
         values = [value for own, *_ in self.states for value in own.values()]
         internal = {id(part) for module in self.modules for part in _internal(module)}
-        self.containers = [value for value in values if _is_container(value) and id(value) not in internal]
+        held = [(name, value) for own, *_ in self.states for name, value in own.items() if id(value) not in internal]
+        self.containers = [value for name, value in held if _is_container(value) and name not in _EVERY]
         self.sizes = [*map(len, self.containers)]
+        self._hooks = [value for name, value in held if _is_container(value) and name in _EVERY]
+        self._hooked = [*map(len, self._hooks)]
         registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
         self.loose = [
             (tensor, tensor._version)
@@ -57,9 +61,14 @@ class Snapshot:
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
         self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
 
-    def changed(self) -> str:
-        """What is different now, in words; '' if nothing is. Training flags do not count."""
-        if not self._are_modules_alike():
+    def changed(self, are_alike: bool = False) -> str:
+        """What is different now, in words; '' if nothing is. Training flags do not count.
+
+        `are_alike`: attributes, parameters, buffers and hooks are known to be what they were.
+        """
+        if not are_alike and [*map(len, self._hooks)] != self._hooked:
+            return "it has other hooks"
+        if not are_alike and not self._are_modules_alike():
             for module, (own, before, buffers, held, parameters, named) in zip(self.modules, self.states, strict=True):
                 if not _equal(own, before) and not _only_training(own, before):
                     return f"attributes of a {type(module).__name__} have changed"

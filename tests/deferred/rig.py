@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.binding import Call
 from gemini.capture.values import decode
-from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer
+from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.replay import Failure, replay
 from gemini.runtime.deferred.work import taken_apart
 from gemini.step.tape import Tape
@@ -47,7 +48,7 @@ class Session:
         """A call of the model."""
         if self.mode is None:
             return self.net(*args, **kwargs)
-        return defer(self.work(args, kwargs), args, kwargs)
+        return defer(self.work(args, kwargs), Call(*placed(args, kwargs)))
 
     def work(self, args: Any, kwargs: Any) -> Work:
         def facts(one: torch.Tensor) -> Any:

@@ -1,6 +1,6 @@
 """The deferred step: a model's call is put off until its loss and backward are known, to be run together with them.
 
-    output = defer(work, args, kwargs)     the output of the call, with deferred tensors
+    output = defer(work, call)             the output of the call, with deferred tensors
     loss = criterion(output, y)            recorded
     loss.backward()                        work.overlapped(pending, tape, root), once; gradients arrive as always
     flush(model)                           calls of a model, or of all, are made now
@@ -42,6 +42,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture.binding import Call
 from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.doors import Applied, open_doors
 from gemini.runtime.deferred.pending import Pending
@@ -49,16 +50,15 @@ from gemini.runtime.deferred.tensor import Deferred, deferred_in, place_of, real
 from gemini.runtime.deferred.work import Outline, StepResult, Work
 
 
-def defer(
-    work: Work, args: tuple[Any, ...], kwargs: dict[str, Any], passed: Mapping[int, torch.Tensor] | None = None
-) -> Any:
-    """Put a call off; its output, with deferred tensors. Deferred tensors among its arguments are made real first.
+def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = None, standing: Any = None) -> Any:
+    """Put a call off, whose arguments are real (`placed`); its output, with deferred tensors.
 
     `passed`: what the output holds of arguments, or of the model, as it is, by place; those of `work.passed`.
+    `standing` is the state that the model is in.
     """
     open_doors()
-    args, kwargs = placed(args, kwargs)
-    pending = Pending(work, args, kwargs)
+    pending = Pending(work, call)
+    pending.standing = standing
     queue.add(pending)
     return pending.outputs(passed or {})
 

@@ -42,12 +42,13 @@ WAITING, RAN, DONE = "waiting", "ran", "done"
 class Pending(Values):
     """One call, and what the program has done with its outputs so far."""
 
-    def __init__(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, work: Work, call: Call) -> None:
         super().__init__(work.outline)
         self.work, self.state = work, WAITING
+        self.standing: Any = None  # the state that the model was in
         self.region = Region.current()
         self._copies.watch(work.parameters)
-        self.call = Call(args, kwargs)
+        self.call = call
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
         self.surroundings = Surroundings(work)

@@ -47,7 +47,7 @@ from gemini.runtime.executor.messages import (
     Stepped,
     Tasks,
 )
-from gemini.runtime.executor.request import Each, Output, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.executor.request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
@@ -56,6 +56,7 @@ from gemini.step.program import Loss, StepProgram
 from gemini.step.splitting import Positions, Sample
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
+_ADDRESS = torch.Tensor.data_ptr
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
@@ -73,8 +74,10 @@ class _Part:
         self.told: Any = None
         self.layouts: dict[int, Layout] = {}  # by kind of step
 
-    def news(self) -> Any:
+    def news(self, are_known: bool) -> Any:
         """Training flags and frozen parameters, if the worker does not know them yet."""
+        if are_known and self.told is not None:
+            return None
         now = [(at, [*map(_TRAINING, modules)], [*map(_TRAINED, own)]) for at, modules, own in self._held]
         if now == self.told:
             return None
@@ -100,6 +103,8 @@ class Executor:
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, Order] = {}  # of gradients, by kind of step
+        self._addresses: list[int] = []
+        self._standing: Standing | None = None  # the state of the model of which the workers know
         self._retired = _retired.setdefault(crew, deque())
         when_gone(self, partial(self._retired.append, self.number))
 
@@ -109,6 +114,7 @@ class Executor:
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         self._orders.clear()
+        self._standing, self._addresses = None, []
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
@@ -117,6 +123,7 @@ class Executor:
             [t for at in self.program.stages_of(w.place) for t in (*stages[at].parameters(), *stages[at].buffers())]
             for w in self.workers
         ]
+        self._tensors = [*itertools.chain.from_iterable(self._held)]
         self._bring_home()
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
@@ -139,14 +146,26 @@ class Executor:
 
     def _bring_home(self) -> None:
         """See to it that all tensors are where workers see them."""
+        if [*map(_ADDRESS, self._tensors)] == self._addresses:
+            return
         for worker, held in zip(self.workers, self._held, strict=True):
             self.household.bring_home(held, worker.device)
+        self._addresses = [*map(_ADDRESS, self._tensors)]
 
-    def _keep_current(self) -> None:
-        """Send the stages again where the program has changed them: a tensor that has moved, an attribute."""
+    def _keep_current(self, state: Standing | None) -> bool:
+        """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
+
+        Whether workers know already all that follows from the state of the model.
+        """
         self._bring_home()
-        if self._moves != self.household.moves or any(snapshot.changed() for snapshot in self._snapshots):
+        is_known = state is not None and state is self._standing
+        if self._moves != self.household.moves or any(snapshot.changed(is_known) for snapshot in self._snapshots):
             self.install(self.stages, self._texts)
+            is_known = False
+        if not is_known:
+            modules = (module for snapshot in self._snapshots for module in snapshot.modules)
+            self._standing = state if state is not None and state.holds() and state.covers(modules) else None
+        return is_known
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
         """What workers do in steps with such a loss, or in evaluation without one; they are told once."""
@@ -188,9 +207,9 @@ class Executor:
             )
         if request.loss is not None:
             self._check_frozen()
-        self._keep_current()
+        is_known = self._keep_current(request.state)
         kind, step = self._kind(request.loss), next(_numbers)
-        requests = {worker: self._request(worker, request, kind, step) for worker in self.workers}
+        requests = {worker: self._request(worker, request, kind, step, is_known) for worker in self.workers}
         replies = Chorus(self.workers).ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
             lambda number: Abandon(number, step), request.patience,
@@ -198,7 +217,9 @@ class Executor:
         self._check(replies)
         return self._result(replies, request, kind[0], step)
 
-    def _request(self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int) -> Step:
+    def _request(
+        self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, is_known: bool
+    ) -> Step:
         """The step for one worker: only what its stages read."""
         part, (key, lowered) = self._parts[worker.place], kind
         worker.link.carriage.look_around()
@@ -220,8 +241,8 @@ class Executor:
         op_shares = {at: list(each) for at, each in request.op_shares.items()}
         dropped = self._dropped[worker.place]
         return Step(
-            worker.next_number(), step, key, _told_region(request.region), part.news(), tuple(request.sizes), inputs,
-            numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
+            worker.next_number(), step, key, _told_region(request.region), part.news(is_known), tuple(request.sizes),
+            inputs, numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
             _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))],
             part.layouts[key].number if key in part.layouts else 0, tensors,
         )  # fmt: skip
@@ -233,6 +254,7 @@ class Executor:
             return
         for part in self._parts.values():
             part.told = None
+        self._standing = None
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
                 text = f"in worker {worker.place}, {reply.scope}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import marshal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -50,6 +50,16 @@ class Event(NamedTuple):
     end: float
 
 
+class Standing(Protocol):
+    """The state that a model was in when it was called."""
+
+    def holds(self) -> bool:
+        """Whether it is so still: every attribute and tensor of a module is the very object that it was."""
+
+    def covers(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether it says so of these modules."""
+
+
 @dataclass
 class StepRequest:
     """One step.
@@ -69,6 +79,7 @@ class StepRequest:
     keep: tuple[str, ...] = ()
     generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
     patience: float = 0.0
+    state: Standing | None = None  # the object is another one where anything of the model has changed
 
 
 class Output:

@@ -24,11 +24,17 @@ if TYPE_CHECKING:
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 
+def short_of(call: Call) -> tuple[Any, ...]:
+    """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
+    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
+    return call.plain or repr(call.form), tensors, Region.current()
+
+
 def kind_of(roster: Roster, call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
-    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
+    _, *rest = short_of(call)
     modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
-    return repr(call.form), tensors, Region.current(), modes, roster.identities, trained
+    return repr(call.form), *rest, modes, roster.identities, trained
 
 
 def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

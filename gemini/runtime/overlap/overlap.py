@@ -43,7 +43,7 @@ from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, reque
 from gemini.runtime.overlap.generators import follow, states_for
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.installing import executor_for
-from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of
+from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of, short_of
 from gemini.runtime.overlap.leaving import Leavings, passed
 from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
@@ -106,8 +106,9 @@ class Overlap:
             reason = "its inputs have other sizes than those it was planned for"
         if not reason:
             assert kind.plan is not None
+            fitting = kind.plan.build(kind.shares)._fitting
             with self._leavings.aside(model):
-                misfit = kind.plan.build(kind.shares)._fitting.misfit(bind(model, args, kwargs))
+                misfit = fitting.misfit(bind(model, args, kwargs), roster.state, call.like)
             if misfit is not None and misfit.kind == "model" and self._drop(kind):
                 return self.call(model, eager, args, kwargs)
             reason = "" if misfit is None else misfit.text
@@ -134,7 +135,7 @@ class Overlap:
             work = work if foreign is None else work.drawn(foreign)
             assert kind.plan is not None
             given = passed(kind.plan, model, args, kwargs)
-            return self._leavings.give(kind.plan, model, defer(work, args, kwargs, given))
+            return self._leavings.give(kind.plan, model, defer(work, call, given, roster.state))
         return self._evaluated(_Asked(model, eager, call, args, kwargs, foreign), kind, samples)
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
@@ -145,14 +146,20 @@ class Overlap:
 
     # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
     def _kind(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
-        key = kind_of(roster, call)
-        found = self.kinds.get(key, [])
+        short = short_of(call)
+        state = roster.state
+        found = state.kinds.get(short) if state is not None else None
+        if found is None:
+            found = self.kinds.get(kind_of(roster, call), [])
+            if state is not None and found:
+                state.kinds[short] = found
         for kind in found:
             if kind.plan is None:
                 return kind, None
             samples = kind.samples(call.tensors)
             if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
                 return kind, samples
+        key = kind_of(roster, call)
         if self._is_fleeting(key):
             return Kind(reason="its plain arguments are others in every call"), None
         known = [kind for kinds in self.kinds.values() for kind in kinds]
@@ -309,6 +316,7 @@ class Overlap:
                 request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes, given)
                 request.patience = _SLOW * plan.step_ms / 1e3
                 request.generator = states_for(plan, self.managed)
+                request.state = None if self._roster is None else self._roster.state
                 ran = executor.run(request)
                 found = outputs_of(prepared, ran.outputs, passed(plan, asked.model, asked.args, asked.kwargs))
         except Exception as error:
@@ -350,7 +358,7 @@ class Overlap:
             except SplittingError as error:  # this batch is not what the proof was about
                 return self._as_one(kind, pending, tape, root, str(error))
             request.patience = _SLOW * kind.plan.step_ms / 1e3
-            request.generator = states_for(kind.plan, self.managed)
+            request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             began = time.perf_counter()
             ran = executor.run(request)
         self._took(kind.plan)

@@ -1,19 +1,33 @@
-"""The roster: the modules and parameters of a model, as long as it has the same ones.
+"""The roster: the modules and parameters of a model, as long as it has the same ones, and the state that they are in.
 
 To walk through a model takes long in Python, and a step needs to several times. That nothing has changed is seen in a
-few loops in C: every module has the very children and parameters that it had.
+few loops in C: every module has the very attributes, hooks, children and tensors that it had. It is looked at once a
+call. Whoever needs to know the same later, or looks for something that follows from it, goes by the state: it is
+another object as soon as anything has changed.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain
-from operator import attrgetter, is_, methodcaller
+from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
 
+import torch
 from torch import nn
 
+from gemini.pipe.sameness import Sameness
+
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
+_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TRAINED, _DTYPE, _DEVICE = attrgetter("requires_grad"), attrgetter("dtype"), attrgetter("device")
+_FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
+# Attributes that every module has, on which no call depends: half of all there are.
+_IDLE = frozenset(vars(nn.Module())) - {
+    "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
+    "_backward_pre_hooks",
+}  # fmt: skip
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
 
@@ -26,6 +40,61 @@ def _walks_as_usual(module: nn.Module) -> bool:
     return _usual[cls] and vars(module).keys().isdisjoint(_WALKS)
 
 
+class _Attributes:
+    """Those of all modules but what nothing depends on; modules with the same names are looked at together."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._spaces = [module.__dict__ for module in modules]
+        self._sizes = [*map(len, self._spaces)]
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for space in self._spaces:
+            alike.setdefault(tuple(name for name in space if name not in _IDLE), []).append(space)
+        self._read = [(itemgetter(*names), spaces) for names, spaces in alike.items()]
+        self._values = [*self._now()]
+
+    def _now(self) -> Iterator[Any]:
+        return chain.from_iterable(chain.from_iterable(map(read, spaces) for read, spaces in self._read))
+
+    def are_same(self) -> bool:
+        """Whether all are the very objects that they were."""
+        try:
+            return [*map(len, self._spaces)] == self._sizes and all(map(is_, self._now(), self._values))
+        except KeyError:
+            return False
+
+
+class State:
+    """A model as it is at one time."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = {*map(id, modules)}
+        self._attributes = _Attributes(modules)
+        buffers = [module._buffers for module in modules]
+        tables = [table for module in modules for table in (*_TABLES(module), *_HOOKS(module))]
+        self._tables = Sameness([*tables, *buffers])
+        held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
+        self._tensors: list[torch.Tensor] = [tensor for tensor in held if tensor is not None]
+        self._trained = [*map(_TRAINED, self._tensors)]
+        self._dtypes, self._devices = [*map(_DTYPE, self._tensors)], [*map(_DEVICE, self._tensors)]
+        self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
+
+    def holds(self) -> bool:
+        """Whether the model is in it still."""
+        tensors = self._tensors
+        return (
+            self._attributes.are_same()
+            and self._tables.holds()
+            and [*map(_TRAINED, tensors)] == self._trained
+            and [*map(_DTYPE, tensors)] == self._dtypes
+            and [*map(_DEVICE, tensors)] == self._devices
+        )
+
+    def covers(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether nothing but this can change in these modules; frames of generated code never do."""
+        others = [type(one) for one in modules if id(one) not in self._modules]
+        return all(one in _FRAMES or one.__module__.startswith("gemini") for one in others)
+
+
 class Roster:
     """Of one model, at one time."""
 
@@ -34,21 +103,26 @@ class Roster:
         self.modules = list(model.modules())
         self.parameters = list(model.parameters())
         self.identities = tuple(map(id, self.parameters))
-        self._is_usual = all(map(_walks_as_usual, self.modules))
         tables = self._tables()
         self._sizes, self._held = [*map(len, tables)], [*chain.from_iterable(map(_VALUES, tables))]
+        self.state = State(self.modules) if all(map(_walks_as_usual, self.modules)) else None
 
     def _tables(self) -> list[dict[str, Any]]:
         return [*chain.from_iterable(map(_TABLES, self.modules))]
 
     def is_current(self) -> bool:
-        """Whether the model still has these, in this order."""
-        if not self._is_usual:
+        """Whether the model still has these, in this order; if so, its state is the one that it is in."""
+        if self.state is None:
             return False
+        if self.state.holds():
+            return True
         tables = self._tables()
-        return [*map(len, tables)] == self._sizes and all(
+        has_same = [*map(len, tables)] == self._sizes and all(
             map(is_, chain.from_iterable(map(_VALUES, tables)), self._held)
         )
+        if has_same:
+            self.state = State(self.modules)
+        return has_same
 
 
 def roster_of(model: nn.Module, last: Roster | None) -> Roster:
