@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,17 @@ from overlap_peers import Task, pin
 from overlap_progress import PROGRESS
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.partition.options import Options
-from gemini.planner.contention import measure
+from gemini.planner.contention import among, measure
 from gemini.planner.layouts import layouts
-from gemini.planner.planning import LOCAL
+from gemini.planner.planning import Wish
 from gemini.planner.scheduling import choose
 from gemini.planner.step_plan import StepPlan
 from gemini.report.step_trace import StepTrace
 from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.executor.request import Event
 from gemini.runtime.overlap.kinds import Kind
 from gemini.runtime.overlap.tracing import save_trace, trace_of
-from gemini.schedule.links import Links
 
 AUTO = "auto"
 PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
@@ -61,13 +61,14 @@ class Ours:
         self.overlap, self.crew = managed.overlap, managed.crew
         self.overlap._trace = self._keep  # type: ignore[method-assign]
         self._last: tuple[Kind, list[Event]] | None = None
+        for worker, seat in zip(self.crew.workers, seats, strict=True):
+            pin(worker.process.pid, seat)
         for what in ("a call that is watched", "a call that is planned for"):
             PROGRESS.tell(what)
             self.model(self.batch)
-        for worker, seat in zip(self.crew.workers, seats, strict=True):
-            pin(worker.process.pid, seat)
         self.ready_s = time.perf_counter() - began
-        self.contention = measure(task.workers)  # as the planner found it
+        with among(partial(speeds_of, self.crew)):
+            self.contention = measure(task.workers)  # as the planner found it
         ((self.key, (kind,)),) = self.overlap.kinds.items()
         if kind.plan is None:
             raise RuntimeError(f"no plan: {kind.reason}")
@@ -78,8 +79,7 @@ class Ours:
         """Make the plan with a schedule; raises GeminiError where there is none."""
         first = self.of(AUTO)
         pieces = self.task.micro_batches
-        links = Links(float(LOCAL.latency), float(LOCAL.bandwidth) / pieces)  # sizes are of a micro-batch
-        options = Options(links=links, micro_batches=pieces, time_limit=2.0)
+        options = Wish(self.task.workers, pieces).options(pieces, pieces)  # sizes are of a micro-batch
         if self._layouts is None:
             self._layouts = list(layouts(first.graph, first.profile, self.task.workers, "exact", options))
         choice = choose(first.graph, first.profile, self._layouts, options, name)

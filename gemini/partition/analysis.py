@@ -25,6 +25,7 @@ from gemini.profiling.costs import NodeCost
 from gemini.profiling.device import MB
 from gemini.profiling.flow import tensor_inputs, value_size
 from gemini.profiling.result import Profile
+from gemini.schedule.links import Links
 
 __all__ = ["Analysis", "analyse"]
 
@@ -117,11 +118,14 @@ class _Analysing:
             worker = self.partition.workers[stage]
             scale = 1 / (micros * self.workers[worker].speed)
             weight = sum(self._backward(cost) * self._weight_share(cost) for cost in costs)
+            sent = sum(flow.forward_mb for flow in flows if flow.source == stage)
+            returned = sum(flow.backward_mb for flow in flows if flow.target == stage)
+            around, sending = self.options.action_ms * micros, self.options.sending_ms
             works.append(
                 Work(
                     worker,
-                    forward_ms=sum(cost.forward_ms for cost in costs) * scale,
-                    input_gradient_ms=(sum(map(self._backward, costs)) - weight) * scale,
+                    forward_ms=(sum(cost.forward_ms for cost in costs) + around + sent * sending) * scale,
+                    input_gradient_ms=(sum(map(self._backward, costs)) - weight + around + returned * sending) * scale,
                     weight_gradient_ms=weight * scale,
                     kept_mb=self._kept(costs) / micros,
                     learns=learns[stage],
@@ -133,6 +137,8 @@ class _Analysing:
         """How much of a node's backward is the gradient of weights: of products half, without gradient input all."""
         if not self.trainable.intersection(cost.parameters):
             return 0.0
+        if cost.weight_share is not None:
+            return cost.weight_share
         node = self.graph.nodes[cost.id]
         return 0.5 if any(self._has_gradient(ref) for ref in tensor_inputs(node)) else 1.0
 
@@ -149,9 +155,11 @@ class _Analysing:
             math.inf if worker.memory_mb is None else worker.memory_mb - self._memory(self._costs_of(at), 0.0).total_mb
             for at, worker in enumerate(self.workers)
         ]
+        links = self.options.links
         return predict(
             works, flows, self.partition.nparts,
-            schedule=self.options.schedule, nmicros=self.options.micro_batches, links=self.options.links,
+            schedule=self.options.schedule, nmicros=self.options.micro_batches,
+            links=Links(links.latency) if self.options.sending_ms else links,
             free_mb=free, time_limit=self.options.time_limit,
         )  # fmt: skip
 

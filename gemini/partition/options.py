@@ -37,6 +37,8 @@ class Options:
     ratio: float = 1.0  # backward counts this much more than it was measured
     recompute: bool = False  # activations are computed again in backward
     links: Links = FREE  # ms and bytes; see `LinkProfile.links()`
+    sending_ms: float = 0.0  # of a worker's own time, for each MB that it sends: then links cost their latency only
+    action_ms: float = 0.0  # of a worker's own time around each forward and each backward
     slack: float = 0.01  # how much balance may be given up for fewer bytes
     # ── constraints ────────────────────────────────────────────────────────────────────────────────────────────
     together: tuple[tuple[str, ...], ...] = ()  # groups of scopes that share a stage
@@ -86,7 +88,7 @@ class Options:
             yield f"weight {self.weight!r}; it is one of {', '.join(WEIGHTS)}"
         if self.tied not in TIED:
             yield f"tied {self.tied!r}; it is one of {', '.join(TIED)}"
-        for name in ("ratio", "slack", "optimizer_copies", "time_limit", "near"):
+        for name in ("ratio", "sending_ms", "action_ms", "slack", "optimizer_copies", "time_limit", "near"):
             value = getattr(self, name)
             if not _is_number(value) or value < 0:
                 yield f"{name} {value!r}; it is a finite number, 0 or more"

@@ -1,22 +1,28 @@
-"""Contention: how much slower a process is while others compute beside it.
+"""Contention: how much slower a worker is, while others compute beside it, than this process alone.
 
-Processes on one machine share the way to memory, and two threads of one core share that core. So a node that takes a
-millisecond here, alone, takes longer in a worker. Two small probes, which need no more than Python, find out by how
-much: copying more than caches hold, and computing on a few kilobytes; by one process, then by as many as there will be.
+Processes on one machine share the way to memory, two threads of one core share that core, and cores differ, the more so
+where other machines have a part of them. So a node that takes a millisecond here, alone, takes longer in a worker. Two
+small probes find out by how much: copying more than caches hold, and computing on what they do hold; by this process,
+and by all workers at the same time (`runtime.controller.probing`). Where there are no workers yet, processes that need
+no more than Python stand for them.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.result import Profile
+from gemini.speed import Speed
 
 _MOST = 3.0  # times as slow; more than that is not contention but a machine that others use
 _PATIENCE = 20.0  # seconds
@@ -42,6 +48,21 @@ print(flush=True)
 sys.stdin.readline()
 print(rate(copy, 0.12), rate(compute, 0.05), flush=True)
 """
+
+
+Speeds = tuple[Speed, Sequence[Speed]]  # of this process alone, and of the workers together
+Asked = Callable[[], Speeds | None]
+_asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
+
+
+@contextmanager
+def among(workers: Asked) -> Iterator[None]:
+    """Inside, the contention is that of these workers, who are asked when it is first needed."""
+    token = _asked.set(workers)
+    try:
+        yield
+    finally:
+        _asked.reset(token)
 
 
 @dataclass(frozen=True)
@@ -72,7 +93,24 @@ class Contention:
 
 def measure(workers: int, threads: int = 1) -> Contention:
     """The contention among so many workers on the cores of this process; none where probes cannot run."""
-    return _measured(workers, threads, tuple(sorted(os.sched_getaffinity(0))))
+    asked, cores = _asked.get(), tuple(sorted(os.sched_getaffinity(0)))
+    speeds = None if asked is None else asked()
+    if speeds is not None:
+        return of_speeds(*speeds, turns=max(1.0, workers * threads / len(cores)))
+    return _measured(workers, threads, cores)
+
+
+def of_speeds(alone: Speed, workers: Sequence[Speed], turns: float = 1.0) -> Contention:
+    """The contention that speeds show; processor time says nothing about those who take turns on a core.
+
+    It is that of the middle worker: where others share the machine, who is the slow one changes from second to second.
+    """
+    middle = Speed(*(statistics.median(values) for values in zip(*workers, strict=True)))
+    memory, compute = (
+        min(_MOST, max(1 / _MOST, one / max(other, 1e-9))) * turns
+        for one, other in ((alone.moved_mb, middle.moved_mb), (alone.products, middle.products))
+    )
+    return Contention(memory, compute, alone.moved_mb)
 
 
 @functools.lru_cache(maxsize=16)

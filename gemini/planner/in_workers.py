@@ -2,9 +2,9 @@
 
 weight gradients     are added to their sums in place (`runtime.executor.store`): no memory is taken for them, and a
                      table of words is not gone through for a few of its rows; and apart from those of inputs
-                     (`stored_layers`)
+                     (`stored_layers`), but for those of norms and the like, which autograd computes with them
 the loss             follows the last stage, on the outputs of the model; as it is not known yet, one of the most usual
-                     stands for it, a softmax over the last dimension
+                     stands for it, a softmax over the last dimension, of pictures over the first after the batch's
 other workers        compute at the same time (`contention`)
 """
 
@@ -22,13 +22,18 @@ from gemini.backward import differentiate
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node, TensorMeta
 from gemini.planner.contention import measure
-from gemini.planner.stored_layers import CONVOLUTIONS, around, convolution_ratio, quickest
+from gemini.planner.stored_layers import CONVOLUTIONS, USUAL, Backward, around, convolution_backward, quickest
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.flow import tensor_inputs
 from gemini.profiling.result import Profile
 
-_LARGE = 1 << 20  # bytes: below it, neither memory nor a softmax is worth a look
-_SHORT = 2.0  # ms: what is computed stays in caches, and is not worth probes that take a hundred times as long
+_LARGE = 1 << 20  # bytes: below it, memory for weights is not worth a look
+_SCORES = 1 << 16  # bytes: a softmax of less takes microseconds
+_SHORT = 5.0  # ms: what is computed stays in caches, and is not worth probes that take a hundred times as long
+# Their weight gradients come with those of their inputs.
+_AT_ONCE = (
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.modules.conv._ConvTransposeNd, nn.PReLU,
+)  # fmt: skip
 Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
@@ -45,7 +50,7 @@ class _Costing:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.model = graph, graph.bound_model()
         self.results = {(ref.node, ref.source, ref.path) for ref in graph.outputs()}
-        self.known: dict[Sizes, float] = {}
+        self.known: dict[Sizes, Backward] = {}
 
     # ── weight gradients ───────────────────────────────────────────────────────────────────────────────────────
     def sizes(self, profile: Profile) -> Iterator[int]:
@@ -59,41 +64,48 @@ class _Costing:
         """With the weight gradient as the store computes it."""
         layer = self._layer(cost)
         if layer is None:
-            return cost
+            return replace(cost, weight_share=0.0) if isinstance(self._module(cost), _AT_ONCE) else cost
         forward, backward = around()
-        changed = cost.backward_ms * self._ratio(cost, layer) + backward
-        return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed)
+        found = self._measured(cost, layer)
+        changed = cost.backward_ms * found.ratio + backward
+        return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed, weight_share=found.weight_share)
 
-    def _ratio(self, cost: NodeCost, layer: Any) -> float:
-        """How many times as long the kernels of a backward take; products only differ where they are large."""
+    def _measured(self, cost: NodeCost, layer: Any) -> Backward:
+        """A backward in parts; products only differ where they are large."""
         node = self.graph.nodes[cost.id]
         (meta, *_) = node.outputs.values()
         shapes = [self.graph.meta(ref).shape for ref in tensor_inputs(node)]
         if len(shapes) != 1 or isinstance(getattr(layer, "padding", 0), str):
-            return 1.0
+            return USUAL
         is_convolution = isinstance(layer, CONVOLUTIONS)
         if is_convolution and len(shapes[0]) != layer.weight.dim():
-            return 1.0
+            return USUAL
         if not is_convolution and layer.weight.nbytes < _LARGE:
-            return 1.0
+            return USUAL
         key: Sizes = type(layer), layer.weight.shape, shapes[0], layer.weight.dtype, self._has_input(node)
         if key not in self.known:
             rows = meta.numel // max(1, meta.shape[-1])
             self.known[key] = (
-                convolution_ratio(layer, shapes[0], meta.shape, key[-1])
+                convolution_backward(layer, shapes[0], meta.shape, key[-1])
                 if is_convolution
-                else _ratio(layer, rows, key[-1])
+                else _product_backward(layer, rows, key[-1])
             )
         return self.known[key]
 
     def _layer(self, cost: NodeCost) -> Any:
         """The layer of a node, if the store takes it."""
-        node = self.graph.nodes[cost.id]
-        if node.kind != "module" or node.checkpoint or (node.region is not None and node.region.autocast):
+        node, layer = self.graph.nodes[cost.id], self._module(cost)
+        if layer is None or node.checkpoint or (node.region is not None and node.region.autocast):
             return None
-        layer = self.model.get_submodule(node.target) if node.target else self.model
         known = type(layer) in (nn.Linear, nn.Embedding, *CONVOLUTIONS)
         return layer if known and layer.weight.requires_grad and cost.backward_ms > 0 and _is_here(layer) else None
+
+    def _module(self, cost: NodeCost) -> Any:
+        """The module that a node calls, if it does."""
+        node = self.graph.nodes[cost.id]
+        if node.kind != "module":
+            return None
+        return self.model.get_submodule(node.target) if node.target else self.model
 
     def _has_input(self, node: Node) -> bool:
         metas = [self.graph.nodes[ref.node].outputs.get((ref.source, ref.path)) for ref in tensor_inputs(node)]
@@ -106,7 +118,15 @@ class _Costing:
         for (source, path), meta in outputs.items():
             if (cost.id, source, path) in self.results and _is_scored(meta):
                 forward, backward = _softmax_ms(meta)
-                cost = replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=cost.backward_ms + backward)
+                share = cost.weight_share
+                if share is not None:
+                    share *= cost.backward_ms / max(cost.backward_ms + backward, 1e-9)
+                cost = replace(
+                    cost,
+                    forward_ms=cost.forward_ms + forward,
+                    backward_ms=cost.backward_ms + backward,
+                    weight_share=share,
+                )
         return cost
 
 
@@ -116,30 +136,31 @@ def _is_here(layer: Any) -> bool:
 
 def _is_scored(meta: TensorMeta) -> bool:
     dtype = getattr(torch, meta.dtype)
-    large = meta.numel * dtype.itemsize >= _LARGE and len(meta.shape) > 1
+    large = meta.numel * dtype.itemsize >= _SCORES and len(meta.shape) > 1
     return meta.requires_grad and large and dtype.is_floating_point and meta.device == "cpu"
 
 
 def _softmax_ms(meta: TensorMeta) -> tuple[float, float]:
     given = torch.zeros(tuple(meta.shape), dtype=getattr(torch, meta.dtype), requires_grad=True)
+    dim = 1 if len(meta.shape) > 3 else -1  # classes of pixels, or of words
     with torch.enable_grad():
-        made = torch.log_softmax(given, -1)
+        made = torch.log_softmax(given, dim)
         gradient = torch.zeros_like(made)
-        forward = quickest(lambda: torch.log_softmax(given, -1))
+        forward = quickest(lambda: torch.log_softmax(given, dim))
         backward = quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
     return forward, backward
 
 
-def _ratio(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> float:
-    """The time of a backward with the gradient of its weight added in place, over that of the ordinary one."""
+def _product_backward(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> Backward:
+    """A backward with the gradient of its weight added in place."""
     weight = layer.weight.detach()
     total = torch.zeros_like(weight)
     if isinstance(layer, nn.Embedding):
         at, gradient = torch.arange(rows) % weight.shape[0], weight.new_ones(rows, weight.shape[1])
         dense = torch.ops.aten.embedding_dense_backward
         usual = quickest(lambda: dense(gradient, at, weight.shape[0], -1, False))
-        return quickest(lambda: total.index_add_(0, at, gradient)) / max(usual, 1e-6)
+        return Backward.of(0.0, quickest(lambda: total.index_add_(0, at, gradient)), usual)
     gradient, given = weight.new_ones(rows, weight.shape[0]), weight.new_ones(rows, weight.shape[1])
     back = quickest(lambda: gradient.mm(weight)) if has_input else 0.0
     usual = quickest(lambda: gradient.t().mm(given))
-    return (back + quickest(lambda: total.addmm_(gradient.t(), given))) / max(back + usual, 1e-6)
+    return Backward.of(back, quickest(lambda: total.addmm_(gradient.t(), given)), back + usual)

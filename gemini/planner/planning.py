@@ -34,10 +34,11 @@ from gemini.planner.plan_files import by_file
 from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
-from gemini.planner.scheduling import AUTO, Choice, choose
+from gemini.planner.scheduling import ACTION_MS, AUTO, Choice, choose
 from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.planner.tails import TailNodes, asked_to_gather, check_backward, forwards_first, tail_for, tail_of
 from gemini.planner.undivided import asked_why, whole_batch, whole_draws
+from gemini.profiling.device import MB
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
 from gemini.schedule.links import FREE, Links, Table
@@ -46,7 +47,7 @@ from gemini.splitting.statistics import couples
 _SHORT = 1e-6  # ms
 _CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
 _NEAR = 0.03  # stages so close to an even share are not searched on
-LOCAL = Links(latency=0.2, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
+LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,14 @@ class Wish:
         workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
         # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
         links = Links(self.links.latency, _divided(self.links.bandwidth, pieces))
-        return Options(
-            workers=workers, links=links, micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_NEAR
+        # In memory that they share, it is the sender who copies; then the other one sees it.
+        sending_ms = (
+            MB / float(links.bandwidth) if self.links is LOCAL and not isinstance(links.bandwidth, tuple) else 0.0
         )
+        return Options(
+            workers=workers, links=links, sending_ms=sending_ms, action_ms=ACTION_MS,
+            micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_NEAR,
+        )  # fmt: skip
 
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:

@@ -24,10 +24,10 @@ from gemini.schedule.schedplan import SchedPlan
 
 AUTO = "auto"
 _NEAR = 0.03  # a step so close to an even share without any waiting is good enough
-_ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beginning and end of a graph
-# What the program's own process does before the first action and after the last: 4.3 ms for 133 parameters, at best on
-# a busy machine (`benchmarks/bench_controller.py`).
-_STEP_MS, _PARAMETER_MS = 1.0, 0.025
+ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beginning and end of a graph
+# From the call to the first action and from the last to the end of backward: 5.7 ms for 46 parameters and 6.4 for 133
+# where the program's own process computed 4.4 and 4.7 of them, before that became less (`benchmarks/bench_overlap.py`).
+_STEP_MS, _PARAMETER_MS = 3.5, 0.015
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 Arranged = Callable[[SchedPlan], SchedPlan]
 _TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
@@ -99,16 +99,15 @@ def _choices(
         except GeminiError:
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one
-            timed = replace(found, step_ms=found.step_ms + around(found.plan, known.graph))
+            timed = replace(found, step_ms=found.step_ms + around(known.graph))
             judged = with_memory(timed, partition, known) if options.workers else timed
             yield Choice(partition, judged, found.plan)
 
 
-def around(plan: SchedPlan, graph: Graph) -> float:
-    """What is done around the actions of a step, in workers and in the program's own process (ms)."""
-    actions = max(len(plan.device_blocks(at)) for at in range(plan.ndevs))
+def around(graph: Graph) -> float:
+    """What the program's own process does before the first action of a step and after the last (ms)."""
     trained = sum(bool(parameter.requires_grad) for parameter in graph.bound_model().parameters())
-    return _ACTION_MS * actions + _STEP_MS + _PARAMETER_MS * trained
+    return _STEP_MS + _PARAMETER_MS * trained
 
 
 def _names() -> list[str]:

@@ -11,7 +11,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,22 @@ from gemini.backward import differentiate
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRIES = 3
 _CALLS = 40  # of a small layer, timed as one
+
+
+class Backward(NamedTuple):
+    """A backward in parts: how many times as long as the ordinary one, and how much of it is for weights."""
+
+    ratio: float
+    weight_share: float | None
+
+    @staticmethod
+    def of(inputs_ms: float, weights_ms: float, usual_ms: float) -> Backward:
+        """What was measured."""
+        whole = inputs_ms + weights_ms
+        return Backward(whole / max(usual_ms, 1e-6), weights_ms / max(whole, 1e-6))
+
+
+USUAL = Backward(1.0, None)
 
 
 def quickest(call: Callable[[], Any], tries: int = _TRIES) -> float:
@@ -83,8 +99,8 @@ def _each(call: Callable[[], Any]) -> float:
     return quickest(lambda: [call() for _ in range(_CALLS)]) / _CALLS
 
 
-def convolution_ratio(layer: Any, shape: tuple[int, ...], made: tuple[int, ...], has_input: bool) -> float:
-    """The time of a backward of a convolution in parts, over that of the ordinary one."""
+def convolution_backward(layer: Any, shape: tuple[int, ...], made: tuple[int, ...], has_input: bool) -> Backward:
+    """The backward of a convolution."""
     from gemini.runtime.executor.store_ops import _each as dims_of
 
     dims, weight = len(shape) - 2, layer.weight.detach()
@@ -100,4 +116,4 @@ def convolution_ratio(layer: Any, shape: tuple[int, ...], made: tuple[int, ...],
     bias, total = layer.bias is not None, torch.zeros_like(weight)
     usual = quickest(lambda: run([has_input, True, bias]))
     back = quickest(lambda: run([True, False, False])) if has_input else 0.0
-    return (back + quickest(lambda: total.add_(run([False, True, bias])[1]))) / max(usual, 1e-6)
+    return Backward.of(back, quickest(lambda: total.add_(run([False, True, bias])[1])), usual)

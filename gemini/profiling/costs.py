@@ -46,6 +46,7 @@ class NodeCost:
     saved_values: tuple[int, ...] = ()
     input_values: tuple[int, ...] = ()
     output_values: tuple[int, ...] = ()
+    weight_share: float | None = None  # of backward, what computes gradients of parameters; None: not measured
 
     @property
     def ms(self) -> float:

@@ -12,6 +12,8 @@
                                        ◄──    Gradients
     … each request may carry `dropped`: calls whose graph nobody needs any more; else Drop does
     Forget(units, homes)               ──►    of a model that the program has deleted
+    Probe                              ──►    how fast it is now, while others are asked the same
+                                       ◄──    Probed(speed)
     Stop                               ──►    leaves
 
 Requests carry a number and the reply repeats it, so a reply that nobody waits for any more (Ctrl-C) is recognised.
@@ -77,6 +79,20 @@ class Forget(NamedTuple):
     number: int
     units: list[int]
     homes: list[int]
+
+
+class Probe(NamedTuple):
+    """How fast is the worker now? All are asked at the same time."""
+
+    number: int
+
+
+class Probed(NamedTuple):
+    """What it computes and what it moves: see `gemini.speed`."""
+
+    number: int
+    products: float
+    moved_mb: float
 
 
 class Drop(NamedTuple):

@@ -66,7 +66,7 @@ def test_json_of_something_else_is_refused(data: dict[str, Any]) -> None:
 
 
 def test_unknown_options_list_the_known_ones() -> None:
-    with pytest.raises(PartitionError, match=r"unknown options: sluck\n    → known are chunks, .*slack"):
+    with pytest.raises(PartitionError, match=r"unknown options: sluck\n    → known are action_ms, chunks, .*slack"):
         Options.from_json({"sluck": 1})
 
 

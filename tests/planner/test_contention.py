@@ -12,8 +12,9 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.planner import contention
-from gemini.planner.contention import Contention, measure
+from gemini.planner.contention import Contention, among, measure, of_speeds
 from gemini.profiling import profile
+from gemini.speed import Speed, measure_speed
 
 
 @given(st.floats(1, 3), st.floats(1, 3), st.floats(0, 100), st.floats(0, 1000))
@@ -51,6 +52,19 @@ def test_more_workers_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
     contention._measured.cache_clear()
     assert measure(4 * len(os.sched_getaffinity(0))).compute == 4.0
     contention._measured.cache_clear()
+
+
+def test_workers_are_asked_where_there_are_some() -> None:
+    alone, slow, slower = Speed(8.0, 20.0), Speed(8.0, 10.0), Speed(4.0, 5.0)
+    with among(lambda: (alone, (slow, slow, slower))):
+        assert measure(len(os.sched_getaffinity(0))) == Contention(memory=2.0, compute=1.0, mb_per_ms=20.0)
+    assert of_speeds(alone, (slower, slower), turns=2.0) == Contention(6.0, 4.0, 20.0)  # three times as slow at most
+
+
+def test_this_process_has_a_speed() -> None:
+    found = measure_speed(rounds=1)
+    assert found.products > 0
+    assert found.moved_mb > 0
 
 
 def test_without_probes_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError, decode
 from gemini.errors import GeminiError, ScheduleError, WorkerError
+from gemini.planner.contention import among
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
@@ -34,6 +35,7 @@ from gemini.planner.ways import this_way
 from gemini.randomness.foreign import ForeignDraws
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.watching import before_drawing
@@ -207,7 +209,7 @@ class Overlap:
         began = time.perf_counter()
         self._leavings.settle(model)
         try:
-            with here(), hookless(model), undrawn():
+            with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
                 plan = self.planner(model, *call.arguments())
             self._check(plan)
         except ScheduleError:  # what was asked for cannot be: the user is to know

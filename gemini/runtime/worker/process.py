@@ -194,6 +194,10 @@ class Server:
             for number in request.homes:
                 self.link.homes.pop(number, None)
             return None
+        if isinstance(request, self.protocol.Probe):
+            from gemini.speed import measure_speed
+
+            return self.protocol.Probed(request.number, *measure_speed())
         raise TypeError(f"unknown request {type(request).__name__}")
 
     def _carry_out_step(self, request: Any, descriptors: list[int]) -> Any:
