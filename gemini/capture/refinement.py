@@ -42,6 +42,7 @@ from gemini.capture.variants import Validity
 
 _log = logging.getLogger(__name__)
 _SEEDS = (20_011, 7, 8, 9, 10, 11)
+_TRIES = 2  # of them, for a way at another batch size
 _THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by gradients on every batch
 
 
@@ -235,8 +236,11 @@ class Refinement:
                     graph.validity.batch[node.target] = (meta.batch_dim, meta.batch_factor)
 
     def _same_way(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
-        """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries."""
-        for seed in (None, *_SEEDS):
+        """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries.
+
+        A way that is rarely gone is gone by drawing the numbers that have decided it.
+        """
+        for seed in (None, *_SEEDS[:_TRIES]):
             other = trace(self.subject, given, self.granularity, seed)
             if seed is None:
                 self._keep_scaling(first, other)
@@ -245,7 +249,11 @@ class Refinement:
                 self._reuse("half batch", other, gradients=True)
                 other.release()
                 return other
-        return None
+        if not first.tracer.chances:
+            return None
+        other = trace(self.subject, given, self.granularity, chances=first.tracer.chances)
+        other.release()
+        return None if other_way(first, other) else other
 
     def _keep_scaling(self, first: Trace, other: Trace) -> None:
         """Keep whole the functions of inputs alone whose Python reads more from more samples."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -30,6 +31,8 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
     def __init__(self, model: nn.Module, granularity: Granularity) -> None:
         TorchFunctionMode.__init__(self)
         WholeCalls.__init__(self, model, granularity)
+        self.chances: dict[int, torch.Tensor] = {}  # single numbers that ops have drawn, by node: they may decide a way
+        self.given: dict[int, torch.Tensor] = {}  # those that are to be drawn
 
     def run(self, bound: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Trace `call()`, which calls the model with the tensors of `bound`."""
@@ -80,6 +83,14 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
             return reads.read_value(self, func, args)
         return self._record(func, name, args, kwargs)
 
+    def _chance(self, output: Any) -> None:
+        """Note a single number that was drawn, or have the one that is to be drawn."""
+        if type(output) is torch.Tensor and output.numel() == 1:
+            given = self.given.get(len(self.nodes))
+            if given is not None and given.shape == output.shape and given.dtype == output.dtype:
+                output.data.copy_(given)
+            self.chances[len(self.nodes)] = output.detach().clone()
+
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         form_args, form_kwargs = self.encode(args), self.encode(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
@@ -88,6 +99,8 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
             before[at] -= 1
         random = torch_randomness()
         output = func(*strip(args), **strip(kwargs))
+        if random != torch_randomness():
+            self._chance(output)
         made = list(tensors(output))
         if not made and output is not None:
             return reads.record_read(self, name, form_args, form_kwargs, output)

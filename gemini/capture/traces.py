@@ -59,9 +59,12 @@ def trace(
     *,
     keep: bool = False,
     lookout: Lookout | None = None,
+    chances: dict[int, torch.Tensor] | None = None,
     make: Callable[..., Tracer] = Tracer,
 ) -> Trace:
     """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
+
+    `chances`: numbers that are drawn, by node, whatever the generators say.
 
     Raises Coarsen, or the model's own error where it fails without us too.
     """
@@ -72,7 +75,7 @@ def trace(
     if seed is not None:
         seed_all(seed)
     tracer = make(model, granularity)
-    tracer.values, tracer.lookout = [] if keep else None, lookout
+    tracer.values, tracer.lookout, tracer.given = [] if keep else None, lookout, chances or {}
     begin = time.perf_counter()
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))

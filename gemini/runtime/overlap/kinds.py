@@ -13,6 +13,7 @@ from torch import nn
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.runtime.deferred.work import Outline, Work
+from gemini.runtime.overlap.resembling import returns_alike
 from gemini.runtime.overlap.roster import Roster
 
 if TYPE_CHECKING:
@@ -73,6 +74,15 @@ class Kind:
             ):
                 return one
         return None
+
+    def see_others(self, others: Sequence[Kind], samples: int) -> None:
+        """Know what is returned from another way that returns the same."""
+        if samples in self.outlines or self.plan is None:
+            return
+        for plan, seen in [(one.plan, one.outlines[samples]) for one in others if samples in one.outlines]:
+            if plan is not None and returns_alike(self.plan.graph, plan.graph):
+                self.outlines[samples] = seen
+                return
 
     def samples(self, tensors: list[torch.Tensor]) -> int | None:
         """How many samples a call has; None where it is not of these sizes."""

@@ -191,6 +191,8 @@ class Overlap:
             with this_way():
                 kind.variants.append(self._planned(model, Call(args, kwargs)))
             found = kind.going(model, bound, samples)
+        if found is not None:
+            found.see_others((kind, *kind.variants), samples)
         return found
 
     def _drop(self, kind: Kind) -> bool:
