@@ -7,6 +7,7 @@ look at what modules return, are checked where they stand.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,18 +53,39 @@ class Foresight:
         return found
 
     def broken(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
-        """The first of these guards that a call breaks; None if it breaks none."""
-        execution = (_OfFirst if self.graph.rolled else Execution)(self.graph, model, bound)
+        """The first of these guards that a call breaks; None if it breaks none.
+
+        Those of a rolled graph are looked at in its micro-batches, of which a call has several: see `broken_in_pieces`.
+        """
+        return None if self.graph.rolled else self._broken(Execution(self.graph, model, bound), self.guards, self.nodes)
+
+    def broken_in_pieces(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
+        """The first guard of a rolled graph that a batch breaks, in one of its micro-batches or, if need be, as one."""
+        whole = Execution(self.graph, model, bound)
+        found = self._broken(whole, *self._of_whole)
+        for number in range(self.graph.rolled):
+            found = found or self._broken(_OfPiece(self.graph, model, bound, number), self.guards, self.nodes)
+        return found
+
+    @cached_property
+    def _of_whole(self) -> tuple[list[Guard], list[int]]:
+        """The guards that the whole batch has too, and the nodes they take."""
+        wholes = {id(self.graph.guards[at]) for at in self.graph.wholes}
+        guards = [guard for guard in self.guards if id(guard) in wholes]
+        needed = [self._ancestors({ref.node for ref in expr_refs(guard.expr)}) or set() for guard in guards]
+        return guards, sorted(set().union(*needed))
+
+    def _broken(self, execution: Execution, guards: list[Guard], nodes: list[int]) -> Guard | None:
         with RegionSwitch() as regions:
-            for index in self.nodes:
+            for index in nodes:
                 node = self.graph.nodes[index]
                 if node.region is not None:
                     regions.to(node.region)
                 try:
                     execution.step(node)
                 except (NodeFailed, GuardBroken):
-                    return self.guards[0]
-            for guard in self.guards:
+                    return guards[0]
+            for guard in guards:
                 try:
                     execution.check((guard,))
                 except GuardBroken:
@@ -71,14 +93,19 @@ class Foresight:
         return None
 
 
-class _OfFirst(Execution):
-    """A run of the first micro-batch of a batch: a rolled graph knows no other size."""
+class _OfPiece(Execution):
+    """A run of one micro-batch of a batch."""
+
+    def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any], number: int) -> None:
+        super().__init__(graph, model, bound)
+        self.number = number
 
     def _source(self, node: Node) -> torch.Tensor:
         found = super()._source(node)
         if node.kind != "input":
             return found
         (meta,) = node.outputs.values()
-        if meta.batch_dim is None or found.dim() != len(meta.shape):
+        if meta.batch_dim is None:
             return found
-        return found.narrow(meta.batch_dim, 0, min(meta.shape[meta.batch_dim], found.shape[meta.batch_dim]))
+        rows = meta.shape[meta.batch_dim]
+        return found.narrow(meta.batch_dim, self.number * rows, rows)

@@ -43,7 +43,8 @@ class Graph:
     checked: dict[str, str] = field(default_factory=dict)
     batch_size: int | None = None
     rolled: int = 0  # of a micro-batch: how many of it make the batch that it was compared with (`rolling`)
-    pins: tuple[int, ...] = ()  # and the inputs whose contents must then be the captured ones
+    wholes: tuple[int, ...] = ()  # the guards that must hold on that batch, too
+    pins: tuple[int, ...] = ()  # and the inputs whose contents must be the captured ones
     settings: dict[str, Any] = field(default_factory=dict)
     model: nn.Module | None = None
     validity: Validity | None = None

@@ -13,32 +13,33 @@ from gemini.capture.node import Node
 from gemini.capture.reads import data_refs
 
 
-def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
-    """The inputs that some values follow from, by ops and functions alone; None where more is needed."""
+def causes_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int]:
+    """The nodes whose contents some values follow from, those that wrote to them included."""
     writers: dict[int, set[int]] = {}
     for node in nodes:
         for ref in node.mutates:
             for root in memory_of(nodes, ref.node):
                 writers.setdefault(root, set()).add(node.id)
     found: set[int] = set()
-    seen: set[int] = set()
     waiting = [ref.node for ref in refs]
     while waiting:
         node = nodes[waiting.pop()]
-        if node.id in seen:
-            continue
-        seen.add(node.id)
-        if node.kind == "input":
+        if node.id not in found:
             found.add(node.id)
-        elif node.kind not in ("buffer", "attribute") and not _computes(node):
-            return None
-        roots = memory_of(nodes, node.id)
-        written = [writer for root in roots for writer in writers.get(root, ())]
-        if node.is_source and written:
-            return None
-        waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
-        waiting += written
+            waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
+            waiting += [writer for root in memory_of(nodes, node.id) for writer in writers.get(root, ())]
     return found
+
+
+def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
+    """The inputs that some values follow from, by ops and functions alone; None where more is needed."""
+    causes = [nodes[index] for index in causes_of(nodes, refs)]
+    written = {root for node in causes for ref in node.mutates for root in memory_of(nodes, ref.node)}
+    if any(node.kind == "parameter" or (node.is_source and node.id in written) for node in causes):
+        return None
+    if not all(node.is_source or _computes(node) for node in causes):
+        return None
+    return {node.id for node in causes if node.kind == "input"}
 
 
 def _computes(node: Node) -> bool:

@@ -217,7 +217,7 @@ class Refinement:
             node.role = rolled.roles[node.id]
         others = [whole.nodes[rolled.images[node.id]] for node in graph.nodes]
         mark_batch(graph.nodes, others, plan.size, times * plan.size)
-        graph.rolled, graph.pins = times, rolled.pins
+        graph.rolled, graph.wholes, graph.pins = times, rolled.wholes, rolled.pins
         self._marked(graph, plan)
         if graph.validity is not None:  # what only the Python of many samples reads
             more = reads_of(whole.tracer.reads(), self.model)

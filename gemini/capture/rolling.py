@@ -32,16 +32,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemini.capture.assignments import TARGET as ASSIGN
-from gemini.capture.forms import Ref, Sequence
+from gemini.capture.forms import Ref, Sequence, expr_refs
 from gemini.capture.indices import is_shifted, without
 from gemini.capture.merging import memory_of, representatives
 from gemini.capture.node import Guard, Node
-from gemini.capture.pinning import inputs_of
+from gemini.capture.pinning import causes_of, inputs_of
 from gemini.capture.reads import PARTS, expr_data_refs, short_name
 from gemini.capture.traces import Trace
 
 _SUBSCRIPTS = ("__getitem__", "__setitem__")
 _COPIED = ("op", "module", "function")
+_APART = ("each", "take", "parts")
 _SAME = ("kind", "target", "region", "checkpoint", "random")
 
 
@@ -57,11 +58,13 @@ class Unlike(Exception):
 class Rolled:
     """What every node of a micro-batch is for the whole batch, and which node of its recording that is.
 
-    `pins` are inputs: branches on the whole batch go as recorded where every micro-batch has the recorded contents.
+    Branches on contents go as recorded where all guards of the micro-batch hold in every micro-batch, those that are
+    numbered in `wholes` hold on the whole batch too, and the inputs `pins` have the recorded contents in every one.
     """
 
     roles: dict[int, str]
     images: dict[int, int]
+    wholes: tuple[int, ...]
     pins: tuple[int, ...]
 
 
@@ -72,22 +75,32 @@ def roll(few: Trace, many: Trace, times: int) -> Rolled:
     if not rolling.alike(few.tracer.result, many.tracer.result, 0):
         raise Unlike(few.nodes[-1], "the output depends on the batch size")
     rolling.check_orders()
-    return Rolled(rolling.roles(), rolling.images(), _pins(rolling, few, many))
+    return Rolled(rolling.roles(), rolling.images(), *_branches(rolling, few, many))
 
 
-def _pins(rolling: Rolling, few: Trace, many: Trace) -> tuple[int, ...]:
-    """The inputs that branches on the whole batch depend on, unless every micro-batch branches on the same."""
-    own = [guard for guard in few.tracer.guards.values() if guard.data]
+def _branches(rolling: Rolling, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The guards of the micro-batch that the whole batch has too, and the inputs that its other branches depend on."""
+    own = {at: guard for at, guard in enumerate(few.tracer.guards.values()) if guard.data}
+    roles = rolling.roles()
     inputs = {node.target: node for node in few.nodes if node.kind == "input"}
-    found: set[int] = set()
+    wholes: set[int] = set()
+    pins: set[int] = set()
     for guard in many.tracer.guards.values():
-        if not guard.data or any(rolling.is_same_fact(one, guard) for one in own):
+        found = next((at for at, one in own.items() if guard.data and rolling.is_same_fact(one, guard)), None)
+        if not guard.data:
             continue
+        if found is not None:
+            refs = list(expr_refs(own[found].expr))
+            if all(roles[ref.node] in _APART for ref in refs):
+                continue  # every micro-batch asks for itself
+            if not any(roles[index] for index in causes_of(few.nodes, refs)):
+                wholes.add(found)
+                continue
         causes = inputs_of(many.nodes, expr_data_refs(guard.expr, many.tracer.dynamic))
         if causes is None:
             raise Unlike(few.nodes[-1], f"a branch depends on the whole batch ({guard.line})")
-        found |= {inputs[many.nodes[index].target].id for index in causes}
-    return tuple(sorted(found))
+        pins |= {inputs[many.nodes[index].target].id for index in causes}
+    return tuple(sorted(wholes)), tuple(sorted(pins))
 
 
 @dataclass

@@ -222,6 +222,12 @@ class Foreseen:
         """What a node returns."""
         return self._run([node]).results[node]
 
+    def other_way(self) -> str:
+        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+        with torch.no_grad():
+            broken = self.graph.foresight().broken_in_pieces(self.model, self.bound)
+        return "" if broken is None else f"the Python of the model takes another way with some samples ({broken.line})"
+
     def value(self, key: Hashable) -> torch.Tensor:
         """The whole-batch contents of a value, as they are when it is made."""
         if isinstance(key, (Ref, Written)):

@@ -20,7 +20,7 @@ from gemini.splitting.effects import obstacle
 from gemini.splitting.foreseeing import foreseeable
 from gemini.splitting.interpreter import Inherited, Interpreter, Statement
 from gemini.splitting.numbers import number_at, number_kind
-from gemini.splitting.rolled import pin
+from gemini.splitting.rolled import settle_branches
 from gemini.splitting.rules.registry import short_name
 from gemini.splitting.statistics import may_be_own
 from gemini.step.splitting import Apart, Arranged, Constant, Kind, Opaque, Sample
@@ -88,7 +88,7 @@ def prove_graph(
     forms.interpreter.is_rolled = bool(graph.rolled)
     forms.interpreter.extend(statements)
     if graph.rolled:
-        forms.interpreter.blocked = forms.interpreter.blocked or _pinned(forms.interpreter, graph, bound)
+        forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     settle_guards(forms.interpreter, graph)
     _settle_assignments(forms.interpreter, graph)
     return forms
@@ -127,28 +127,19 @@ def _obstacle(graph: Graph) -> str:
 
 def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
     """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
-    for guard in graph.guards if not graph.rolled else ():
-        if not guard.data or _asks_every_sample(interpreter, graph, guard):
+    settled = {id(guard) for guard in graph.foresight().guards} if graph.rolled else set()  # by conditions
+    for guard in graph.guards:
+        if not guard.data or id(guard) in settled or _asks_every_sample(interpreter, graph, guard):
             continue
         for ref in expr_refs(guard.expr):
             value = interpreter.values.get(ref)
+            if value is not None and isinstance(value.kind, Apart):
+                continue  # every micro-batch asks for itself, and every stage looks how it comes out
             if value is None or (not value.is_constant and not interpreter.demand(ref, "whole")):
                 why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else ""
                 reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
                 interpreter.blocked = interpreter.blocked or reason
                 return
-
-
-def _pinned(interpreter: Interpreter, graph: Graph, bound: dict[str, Any] | None) -> str:
-    """In a rolled graph, branches on contents go as captured where the inputs they follow from are as captured."""
-    early = {id(guard) for guard in graph.foresight().guards}  # of the others every stage looks how they come out
-    asked = [guard for guard in graph.guards if guard.data]
-    return pin(
-        interpreter,
-        graph,
-        [guard for guard in asked if id(guard) in early or not _asks_every_sample(interpreter, graph, guard)],
-        bound,
-    )
 
 
 def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.pinning import inputs_of
 from gemini.splitting.calls import Count, Odd, Refused, Value, leaves
-from gemini.step.splitting import Apart, Constant, Kind, Opaque, Recorded, Sample
+from gemini.step.splitting import Apart, Constant, Kind, Opaque, Recorded, Repeated, Sample
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
-    from gemini.capture.node import Guard
     from gemini.splitting.interpreter import Interpreter, Statement
 
 _JOINS = ("cat", "stack", "hstack", "vstack", "dstack", "tensor", "as_tensor", "pad_sequence")
@@ -71,22 +70,31 @@ def refuse_apart(args: Any, kwargs: Any) -> None:
         raise Refused("one of the values that a loop over samples makes, without the others")
 
 
-def pin(interpreter: Interpreter, graph: Graph, guards: Iterable[Guard], bound: dict[str, Any] | None) -> str:
-    """Have inputs compared with the captured ones before every step; why some cannot be."""
+def settle_branches(interpreter: Interpreter, graph: Graph, bound: dict[str, Any] | None) -> str:
+    """Have looked before every step that branches on contents go as captured; why that cannot be.
+
+    About guards that are not known before a step, see `settle_guards`.
+    """
     wanted = set(graph.pins)
-    for guard in guards:
+    for guard in graph.foresight().guards:
         refs = list(expr_refs(guard.expr))
-        causes = inputs_of(graph.nodes, refs)
-        if causes is not None:
+        if any(graph.nodes[ref.node].role and not _is_apart(interpreter, ref) for ref in refs):
+            causes = inputs_of(graph.nodes, refs)
+            if causes is None:
+                return f"a branch depends on the contents of the batch ({guard.line})"
             wanted |= causes
-        elif any(not interpreter.values[ref].is_constant for ref in refs) or interpreter.decisions:
-            return f"a branch depends on the contents of the batch ({guard.line})"
+    if graph.foresight().guards:
+        interpreter.conditions["rolled", -1] = [Repeated()]
     for index in sorted(wanted):
         condition = _recorded(interpreter, graph, index, bound)
         if isinstance(condition, str):
             return condition
-        interpreter.conditions["pin", index] = [condition]
+        interpreter.conditions["rolled", index] = [condition]
     return ""
+
+
+def _is_apart(interpreter: Interpreter, ref: Ref) -> bool:
+    return ref in interpreter.values and isinstance(interpreter.values[ref].kind, Apart)
 
 
 def _recorded(interpreter: Interpreter, graph: Graph, index: int, bound: dict[str, Any] | None) -> Recorded | str:

@@ -146,6 +146,9 @@ class Known(Protocol):
     def value(self, key: Hashable) -> torch.Tensor:
         """The whole-batch contents of a value: a `Ref` of the graph, that `Written` to, or ("tape", number)."""
 
+    def other_way(self) -> str:
+        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -365,7 +368,20 @@ class Recorded:
         return (self.tensor,)
 
 
-Condition = Each | Filled | Recorded
+@dataclass(frozen=True)
+class Repeated:
+    """What must hold in every step: the Python of every micro-batch, and of the whole batch, goes the captured way."""
+
+    def broken(self, known: Known, samples: int) -> str:  # noqa: ARG002
+        """How it does not hold; '' if it does."""
+        return known.other_way()
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """Nothing in particular."""
+        return ()
+
+
+Condition = Each | Filled | Recorded | Repeated
 
 
 def weigh(value: Any, weight: Any) -> Any:

@@ -19,7 +19,7 @@ from gemini.runtime.controller.crew import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, HEADS = 12, 2
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]
 
 
 class Tower(nn.Module):
@@ -86,6 +86,28 @@ def test_pictures_of_one_size_are_split(crew: Crew) -> None:
     story = compare(Tower(), batches, crew)
     assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+
+
+def test_pictures_of_other_sizes_come_first(crew: Crew) -> None:
+    torch.manual_seed(0)
+    story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], crew)
+    assert story.steps == {"dispatched": 1, UNDIVIDED: 1, OVERLAPPED: 1}, str(story)
+
+
+class Guarded(Tower):
+    """A mask decides a branch, and must do so in every micro-batch as on the whole batch."""
+
+    def forward(self, patches: torch.Tensor, grids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        found = super().forward(patches, grids).unflatten(0, (len(grids), -1))
+        return found * 2 if mask.any() else found
+
+
+def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: Crew) -> None:
+    torch.manual_seed(0)
+    none, one = torch.zeros(8, 3, dtype=torch.bool), torch.zeros(8, 3, dtype=torch.bool)
+    one[5, 1] = True
+    story = compare(Guarded(1, 0.0), [(*batch(8), mask) for mask in (none, none, none, one, one, none, ~none)], crew)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
 
 
 def test_evaluation_of_loops(crew: Crew) -> None:
