@@ -39,15 +39,18 @@ def _parts(subscript: Any) -> tuple[Any, ...]:
 
 
 def _places(subscript: Any, rank: int) -> Iterator[int]:
-    """The dimension that each part of a subscript is about; -1 for one about none, or several."""
+    """The dimension that each part of a subscript is about; -1 for one about none, or where that is not known."""
     parts = _parts(subscript)
-    known = [isinstance(part, Slice) or (isinstance(part, Literal) and _is_plain(part.value)) for part in parts]
-    if not all(known):  # tensors, lists, masks
-        yield from [-1] * len(parts)
-        return
     counted = [isinstance(part, Slice) or _is_number(part) for part in parts]
+    plain = [
+        counts or (isinstance(part, Literal) and _is_plain(part.value))
+        for part, counts in zip(parts, counted, strict=True)
+    ]
     at = 0
-    for part, counts in zip(parts, counted, strict=True):
+    for index, (part, counts) in enumerate(zip(parts, counted, strict=True)):
+        if not plain[index] or (isinstance(part, Literal) and part.value is Ellipsis and not all(plain)):
+            yield from [-1] * (len(parts) - index)  # a tensor, a list, a mask: of how many dimensions is not looked at
+            return
         if counts:
             yield at
             at += 1

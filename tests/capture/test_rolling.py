@@ -11,7 +11,7 @@ from torch import nn
 
 from gemini.capture import Graph, capture
 from gemini.capture.batches import BatchPlan, knowing, rolling
-from gemini.capture.forms import Literal, Sequence, Slice
+from gemini.capture.forms import Literal, Ref, Sequence, Slice
 from gemini.capture.indices import is_shifted
 
 D = 6
@@ -82,6 +82,14 @@ def written(model, x):
         out[i, :2] = model.inner(x[i])[4:]
         out[i, 2:] = 1.0
     return out
+
+
+@loop
+def written_by_a_mask(model, x):
+    out, mask = torch.zeros(2, x.shape[0], D, dtype=x.dtype), x[:, :1] < 100
+    for i in range(x.shape[0]):
+        out[:, i, mask[i].expand(D)] = model.inner(x[i])
+    return out.sum(0)
 
 
 @loop
@@ -250,6 +258,10 @@ def _subscripts() -> Iterator[tuple[object, object, int, bool]]:
     yield Sequence(tuple, (whole, Literal(1))), Sequence(tuple, (whole, Literal(4))), 1, False  # another dimension
     yield Sequence(tuple, (Literal(...), Literal(1))), Sequence(tuple, (Literal(...), Literal(4))), 1, False
     yield Literal(True), Literal(True), 1, False
+    mask = Ref(7)
+    yield Sequence(tuple, (Literal(1), mask)), Sequence(tuple, (Literal(4), mask)), 1, True
+    yield Sequence(tuple, (mask, Literal(1))), Sequence(tuple, (mask, Literal(4))), 1, False  # of which dimension?
+    yield Sequence(tuple, (Literal(...), Literal(1), mask)), Sequence(tuple, (Literal(...), Literal(4), mask)), 1, False
 
 
 @pytest.mark.parametrize(("one", "later", "times", "expected"), list(_subscripts()))
