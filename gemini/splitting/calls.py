@@ -75,6 +75,7 @@ class Value:
     numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
     sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
     repeats: Repeats | None = None  # something that is known before the step
+    even: Any = None  # what of it is the same for all samples
 
     @property
     def rank(self) -> int:

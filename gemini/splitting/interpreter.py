@@ -198,6 +198,8 @@ class Interpreter:
             value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
             if statement.name in REPEATING and statement.run is None and not known and isinstance(checked, Sample):
                 value = replace(value, repeats=repeats(statement.name, self.arguments(statement)[0], value))
+            if statement.traced and statement.form is not None and not statement.random:
+                value = replace(value, even=self._even(statement, value))
             self.values[key] = value
             self._decided(statement, value, result)
         self._hand_out(statement)
@@ -206,6 +208,17 @@ class Interpreter:
         if statement.writes and not statement.traced:  # a tape does not say what looks at the same memory
             for key, value in self.values.items():
                 self.values[key] = replace(value, known=False, repeats=None)
+
+    def _even(self, statement: Statement, value: Value) -> Any:
+        """What of a result is the same for all samples."""
+        from gemini.splitting.evenness import FOLLOWED, evenness
+
+        if statement.name not in FOLLOWED or not isinstance(value.kind, (Sample, Partial)):
+            return None
+        try:
+            return evenness(statement.name, *self.arguments(statement), value)
+        except (Refused, *_BUGS):  # arguments that it does not understand
+            return None
 
     def _knows(self, statement: Statement) -> bool:
         if statement.known is not None:
@@ -273,10 +286,20 @@ class Interpreter:
         writes = tuple(write for write in late if isinstance(value, Value) and write > form.node)
         if not writes:
             return value
+        if not self._is_as_left(value, self.key(form), writes):
+            value = replace(value, even=None)
         ahead = form.node in self.ahead and all(write in self.ahead for write in writes)
         if ahead and isinstance(value.kind, Sample) and not value.grad:
             return replace(value, key=Written(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)
+
+    def _is_as_left(self, value: Value, key: Hashable, writes: tuple[int, ...]) -> bool:
+        """Whether a value is after some writes as it is known: the last made it so, or none can reach it."""
+        if self.statements[self.origin[key]].index == max(writes):
+            return True
+        makers = [one for one in self.statements if one.index in writes]
+        written = [self.values.get(one) for maker in makers for one in maker.writes]
+        return all(one is not None and one.dtype != value.dtype for one in written)
 
     def read(self, form: Any) -> Any:
         """The value of a reference or a number."""
@@ -385,7 +408,7 @@ class Interpreter:
             ):
                 reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
                 self.blocked = self.blocked or reason
-        self.values[key] = replace(old, kind=new.kind, known=False)
+        self.values[key] = replace(old, kind=new.kind, known=False, even=None)
 
     def _seen(self, statement: Statement, key: Hashable) -> bool:
         """Whether something but a write has read a value before: it may be a view, which shows the write."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gemini.splitting.calls import Call, Count, Demand, Odd, Refused, Rows, Value, axis, leaves
+from gemini.splitting.evenness import Even, agreed, takes_even
 from gemini.splitting.rules.masks import filled, selected
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
@@ -72,7 +73,9 @@ def _basic(call: Call, kind: Sample, value: Value, items: list[Any]) -> Sample:
             target += 1
             continue
         if source == kind.dim:
-            _whole(call, item, value.shape[source])
+            kind = _some_alike(call, kind, value, items, item) or kind
+            if kind.entries * call.samples == value.shape[source]:
+                _whole(call, item, value.shape[source])
             found = target
         elif any(isinstance(leaf, (Count, Odd)) for leaf in leaves(item)):
             raise Refused("an index that depends on the number of samples")
@@ -81,6 +84,16 @@ def _basic(call: Call, kind: Sample, value: Value, items: list[Any]) -> Sample:
     if found is None:
         raise Refused("an index that leaves out the samples")
     return moved(kind, found)
+
+
+def _some_alike(call: Call, kind: Sample, value: Value, items: list[Any], item: Any) -> Sample | None:
+    """`x[:n]` of more entries than samples, all of them alike: one a sample."""
+    even = value.even if call.name == "getitem" else None
+    if not isinstance(even, Even) or even.shuffled or even.period != 1 or not takes_even(even, items, value.rank):
+        return None
+    if not isinstance(item, slice) or item.start not in (None, 0) or item.step not in (None, 1):
+        return None
+    return Sample(kind.dim, item.stop // call.samples) if isinstance(item.stop, Count) else None
 
 
 def _whole(call: Call, item: Any, size: int) -> None:
@@ -224,7 +237,7 @@ def gather(call: Call) -> Kind:
     if call.name == "take_along_dim":
         index, dim = call.given(1, "indices"), call.given(2, "dim")
     sources = [part for part in (call.given(3, "src"), call.kwargs.get("value")) if isinstance(part, Value)]
-    group = [value, index, *sources]
+    group = agreed([value, index, *sources])
     if value.rank == 1 and isinstance(value.kind, Sample) and isinstance(index.kind, (Sample, Pointers)):
         return _by_own_rows(call, value, index, sources)
     kinds = {one.kind for one in group if not one.is_constant}

@@ -78,6 +78,8 @@ def _scaled(call: Call, value: Any, by: Any, inverse: bool) -> Kind:
         return _counted(call, value, inverse)
     if not _is_sum(value):
         return aligned(call, call.tensors(), len(call.out().shape))
+    if isinstance(by, Value) and isinstance(by.kind, Partial) and by.even is not None and inverse and call.traced:
+        return _counted(call, value, inverse)  # it is as much for every sample
     if isinstance(by, Value) and not by.is_constant:
         raise Refused(f"{call.name} of a sum over the batch and another")
     return value.kind  # type: ignore[no-any-return]

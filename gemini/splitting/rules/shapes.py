@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axes, axis
+from gemini.splitting.evenness import agreed
 from gemini.splitting.rules.layouts import sizes_given
 from gemini.splitting.rules.linear import together
 from gemini.splitting.rules.registry import rule
@@ -91,11 +92,23 @@ def reordered(call: Call) -> Kind:
     return _untouched(call, dims)
 
 
-@rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_split", "unsafe_chunk")
+@rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_split", "unsafe_chunk", counts=True)
 def parts(call: Call) -> Kind:
-    """Parts along a dimension."""
-    call.constant(call.given(1, "split_size_or_sections", 0))
+    """Parts along a dimension; along that of the samples, groups of them."""
+    if (group := _group(call)) is not None:
+        return group
+    call.constant((*call.args[1:], *call.kwargs.values()))
     return _untouched(call, call.given(2, "dim", 0))
+
+
+def _group(call: Call) -> Sample | None:
+    """What a part is, where each is a group of all samples: one batch of those that lie one behind another."""
+    value, given = call.first, call.given(1, "split_size" if "split_size" in call.kwargs else "split_size_or_sections")
+    if not isinstance(value.kind, Sample) or axis(call.given(2, "dim", 0), value.rank) != value.kind.dim:
+        return None
+    kind = value.kind
+    whole = isinstance(given, Count) and given == kind.factor * call.samples and call.name in ("split", "unsafe_split")
+    return Sample(kind.dim, kind.factor) if whole and call.traced and len(call.results) == kind.outer else None
 
 
 @rule("unbind", "select", "diagonal")
@@ -164,7 +177,7 @@ def joined(call: Call) -> Kind:
         return together(call, listed)
     if call.name not in ("cat", "stack"):
         raise Refused(f"{call.name} of samples")
-    real = [value for value in listed if call.name == "stack" or value.shape != (0,)]
+    real = agreed([value for value in listed if call.name == "stack" or value.shape != (0,)])
     kinds = {value.kind for value in real if not value.is_constant}
     if call.name == "cat" and (behind := _one_behind_another(call, real)) is not None:
         return behind
