@@ -16,6 +16,7 @@ from torch import nn
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.forms import expr_refs
 from gemini.capture.regions import RegionSwitch
+from gemini.capture.scaling import REASON
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
@@ -38,7 +39,7 @@ class Foresight:
         self.nodes = sorted(needed)
 
     def _ancestors(self, nodes: set[int]) -> set[int] | None:
-        """All nodes these depend on; None if one of them is more than an op without effects."""
+        """All nodes these depend on; None if one of them does more than compute."""
         found: set[int] = set()
         waiting = list(nodes)
         while waiting:
@@ -46,11 +47,21 @@ class Foresight:
             if index in found:
                 continue
             node = self.graph.nodes[index]
-            if not node.is_source and (node.kind != "op" or node.random or node.mutates or node.after):
+            if not node.is_source and not self._only_computes(node):
                 return None
             found.add(index)
             waiting += node.dependencies
         return found
+
+    def _only_computes(self, node: Node) -> bool:
+        """Whether a node is an op without effects, or a function of inputs that is kept whole for what it reads."""
+        if node.random or node.mutates or node.changes:
+            return False
+        if node.kind == "op":
+            return not node.after
+        kept = self.graph.calls.get(node.target, "").startswith(REASON)
+        others = [self.graph.nodes[index] for index in node.after]
+        return node.kind == "call" and kept and not node.uses and all(one.target == node.target for one in others)
 
     def broken(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
         """The first of these guards that a call breaks; None if it breaks none.

@@ -268,3 +268,38 @@ def test_rows_in_an_order_of_their_sample(make: type[nn.Module], crew: Crew) -> 
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     in_pieces = story.steps.get(OVERLAPPED, 0) >= 2 and "whole batch" not in story.plan
     assert in_pieces == (make is Sorted), str(story)
+
+
+def windows(grid: torch.Tensor) -> torch.Tensor:
+    """Where the rows of every picture begin, and where the last ends."""
+    found = [0]
+    for height, width in grid.tolist():
+        found += [found[-1] + width * (row + 1) for row in range(height)]
+    return torch.tensor(found)
+
+
+class Attending(Sorted):
+    """Patches see those of their row of their picture."""
+
+    def forward(self, x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        seen, bounds = self.patches(x)[halves(grid)], windows(grid)
+        lengths = bounds[1:] - bounds[:-1]
+        rows = [F.softmax(one @ one.T, -1) @ one for one in seen.split(lengths.tolist())]
+        return self.head(torch.cat(rows))
+
+
+def test_loops_over_what_a_function_reads(crew: Crew) -> None:
+    torch.manual_seed(0)
+    grids = [[(2, 4)] * 8] * 4 + [[(4, 2)] * 8] * 3 + [[(2, 4), (4, 2)] * 4]
+    batches = [(torch.randn(64, WIDTH, dtype=torch.float64), torch.tensor(grid)) for grid in grids]
+    torch.manual_seed(1)
+    model = Attending().double()
+    reference = copy.deepcopy(model)
+
+    def loss(found: Any, given: Batch) -> torch.Tensor:
+        return found.square().mean()
+
+    expected, story = train(reference, batches, loss), manage(model, crew)
+    for one, other in zip(train(model, batches, loss), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
