@@ -7,7 +7,7 @@ import signal
 import threading
 
 from gemini.runtime.controller.crew import Crew
-from gemini.runtime.executor.asking import _reading
+from gemini.runtime.executor.asking import begin_reading, end_reading
 from gemini.runtime.protocol import Forget
 
 
@@ -20,8 +20,9 @@ def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
         worker.ask(Forget(worker.next_number(), [], []), "forget nothing")
 
     def read() -> None:
-        with _reading(worker):
-            entered.set()
+        begin_reading(worker)
+        entered.set()
+        end_reading(worker)
 
     os.kill(worker.process.pid, signal.SIGSTOP)
     asking = threading.Thread(target=ask, daemon=True)

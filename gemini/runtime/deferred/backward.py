@@ -87,10 +87,23 @@ def _add_those_through(  # noqa: PLR0917
 @functools.wraps(_of_tensor)
 def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     queue.tidy()
-    if isinstance(self, Deferred):
+    if type(self) is Deferred and not args and not kwargs and _has_run(self):
+        _backward(real_of(self))
+    elif isinstance(self, Deferred):
         _from_deferred(self, *args, **kwargs)
     else:
         _of_tensor(self, *args, **kwargs)
+
+
+def _has_run(tensor: Deferred) -> bool:
+    """Whether it is the loss of a call that waited, as nearly always; then its step has been run."""
+    pending = tensor._pending
+    if tensor._real is not None or pending is None or pending.state != WAITING:
+        return False
+    if not pending.tape.metas[tensor._value].is_scalar():
+        return False
+    pending.run(tensor._value)
+    return True
 
 
 def _from_deferred(

@@ -38,10 +38,13 @@ class Copies:
             return tensor
         if known is not None and _is_same(tensor, known[1]) and _is_connected(tensor, known[2]):
             return known[2]
-        with torch.inference_mode(False):
-            copy = tensor.detach().clone()
-            with torch.enable_grad():
-                pinned = Pinned.apply([copy], tensor) if tensor.requires_grad else copy
+        if not tensor.requires_grad and not torch.is_inference_mode_enabled():
+            copy = pinned = tensor.detach().clone()
+        else:
+            with torch.inference_mode(False):
+                copy = tensor.detach().clone()
+                with torch.enable_grad():
+                    pinned = Pinned.apply([copy], tensor) if tensor.requires_grad else copy
         self._found[id(tensor)] = tensor, copy, pinned
         return pinned
 

@@ -14,6 +14,7 @@ by running the step again, eagerly, from what the call was given.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,11 @@ class Answer:
     def connect(self) -> torch.Tensor:
         """The value as a tensor of the program's graph."""
         assert self.pending is not None
-        with torch.inference_mode(False), torch.enable_grad():
-            made: torch.Tensor = _apply(self, *self.pending.differentiable())
+        given = self.pending.differentiable()
+        is_usual = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        modes = (nullcontext(), nullcontext()) if is_usual else (torch.inference_mode(False), torch.enable_grad())
+        with modes[0], modes[1]:
+            made: torch.Tensor = _apply(self, *given)
         return made
 
     def take(self, keep: bool) -> list[Any]:

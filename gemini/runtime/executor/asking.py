@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 from gemini.errors import WorkerError
@@ -19,6 +19,7 @@ from gemini.runtime.protocol import NEWS
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Unreadable
 
+_LINK = attrgetter("link")
 _SLICE = 1000  # milliseconds between looks at the clock
 
 
@@ -27,6 +28,7 @@ class Chorus:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self.workers = list(workers)
+        self._ears: _Ears | None = None
 
     def ask(
         self,
@@ -40,16 +42,21 @@ class Chorus:
 
         Then everybody has undone what was asked, and only failures are told; None for the others.
         """
-        with Held(), ExitStack() as stack:
-            for worker in requests:
-                if worker.loss:
-                    raise WorkerError(worker.loss)
-                worker.last = what
-                stack.enter_context(_reading(worker))
+        reading: list[Worker] = []
+        with Held():
             try:
+                for worker in requests:
+                    if worker.loss:
+                        raise WorkerError(worker.loss)
+                    worker.last = what
+                    begin_reading(worker)
+                    reading.append(worker)
                 return self._converse(requests, is_failure, abandon, patience)
             except ChannelClosed:
                 raise self._find_dead() from None
+            finally:
+                for worker in reversed(reading):
+                    end_reading(worker)
 
     def _converse(
         self, requests: dict[Worker, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
@@ -60,7 +67,9 @@ class Chorus:
         has_failed = self._send(requests, expected, replies)
         abandoned, leave = False, 0.0
         deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
-        ears = _Ears(requests)
+        if self._ears is None or not self._ears.hear(requests):
+            self._ears = _Ears(requests)
+        ears = self._ears
         while expected:
             if waiting():  # as long as an operator may let a signal wait
                 leave = leave or time.monotonic() + GRACE
@@ -108,7 +117,8 @@ class Chorus:
                     worker._repeat(found[0])
                 else:
                     heard.append((worker, found[0]))
-                found = worker.link.receive(0)
+                # What has not been read at all is seen when somebody waits again.
+                found = worker.link.receive(0) if worker.link.channel.has_more else None
         if not heard:
             self._look_around(ears.workers, deadline)
         return heard
@@ -137,10 +147,16 @@ class _Ears:
 
     def __init__(self, workers: Iterable[Worker]) -> None:
         self.workers = list(workers)
+        self._links = [worker.link for worker in self.workers]
         self._of = {worker.link.channel.fileno(): worker for worker in self.workers}
         self._poll = select.poll()
         for descriptor in self._of:
             self._poll.register(descriptor, select.POLLIN)
+
+    def hear(self, workers: Iterable[Worker]) -> bool:
+        """Whether it is these whom it hears."""
+        found = list(workers)
+        return found == self.workers and all(map(is_, self._links, map(_LINK, found)))
 
     def wait(self) -> list[Worker]:
         """Those who have said something; none after a while."""
@@ -152,8 +168,7 @@ def failures(replies: dict[Worker, Any], is_failure: Callable[[Any], bool]) -> d
     return {worker: reply for worker, reply in replies.items() if is_failure(reply)}
 
 
-@contextmanager
-def _reading(worker: Worker) -> Iterator[None]:
+def begin_reading(worker: Worker) -> None:
     """Be the one who reads what a worker says; others find their replies in the mailbox."""
     with worker._arrival:
         while worker._reading:
@@ -163,12 +178,13 @@ def _reading(worker: Worker) -> Iterator[None]:
             finally:
                 worker._waiting -= 1
         worker._reading = True
-    try:
-        yield
-    finally:
-        with worker._arrival:
-            worker._reading = False
-            worker._arrival.notify_all()
+
+
+def end_reading(worker: Worker) -> None:
+    """It is another's turn."""
+    with worker._arrival:
+        worker._reading = False
+        worker._arrival.notify_all()
 
 
 def check_readable(worker: Worker, reply: Any) -> Any:

@@ -9,6 +9,7 @@ here, with a note of stage, micro-batch, module and generated line.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections import deque
@@ -96,6 +97,7 @@ class Executor:
             )
         self.crew, self.household, self.program = crew, household, program
         self.workers = crew.workers[: program.nworkers]
+        self._chorus = Chorus(self.workers)
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
         self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
@@ -209,16 +211,17 @@ class Executor:
             self._check_frozen()
         is_known = self._keep_current(request.state)
         kind, step = self._kind(request.loss), next(_numbers)
-        requests = {worker: self._request(worker, request, kind, step, is_known) for worker in self.workers}
-        replies = Chorus(self.workers).ask(
+        region = _told_region(request.region)
+        requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
+        replies = self._chorus.ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
             lambda number: Abandon(number, step), request.patience,
         )  # fmt: skip
         self._check(replies)
         return self._result(replies, request, kind[0], step)
 
-    def _request(
-        self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, is_known: bool
+    def _request(  # noqa: PLR0917
+        self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, region: Any, is_known: bool
     ) -> Step:
         """The step for one worker: only what its stages read."""
         part, (key, lowered) = self._parts[worker.place], kind
@@ -241,7 +244,7 @@ class Executor:
         op_shares = {at: list(each) for at, each in request.op_shares.items()}
         dropped = self._dropped[worker.place]
         return Step(
-            worker.next_number(), step, key, _told_region(request.region), part.news(is_known), tuple(request.sizes),
+            worker.next_number(), step, key, region, part.news(is_known), tuple(request.sizes),
             inputs, numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
             _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))],
             part.layouts[key].number if key in part.layouts else 0, tensors,
@@ -349,6 +352,7 @@ class Executor:
         return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
 
 
+@functools.lru_cache(maxsize=256)
 def _plain_dim(dim: Any) -> Any:
     """How samples lie, as plain data."""
     return astuple(dim) if isinstance(dim, (Sample, Positions)) else dim

@@ -9,7 +9,7 @@ looks changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -66,9 +66,12 @@ class Leavings:
 
         return run
 
-    @contextmanager
-    def aside(self, model: nn.Module) -> Iterator[None]:
+    def aside(self, model: nn.Module) -> AbstractContextManager[None]:
         """With earlier values in the place of those that were set here; not of what the program has set."""
+        return self._aside(model) if self._given else nullcontext()
+
+    @contextmanager
+    def _aside(self, model: nn.Module) -> Iterator[None]:
         ours = [(left, value) for left, value in self._given.items() if _get(model, left) is value]
         for left, _ in ours:
             _set(model, left, self._earlier[left])
