@@ -25,7 +25,6 @@ from gemini.capture.batches import BatchPlan, knowing
 from gemini.capture.binding import Call, bind
 from gemini.capture.forms import Number, Ref, leaves
 from gemini.capture.graph import Graph
-from gemini.capture.health import asked_of
 from gemini.capture.state import python_randomness, torch_randomness
 from gemini.pipe.undo import Undo
 from gemini.pipe.wiring import Caller, returned
@@ -83,9 +82,10 @@ def whole_batch(
 
 
 def _fault(graph: Graph) -> str:
-    """What a run leaves behind that would stay in a worker, or cannot be foreseen."""
-    from gemini.codegen.reading import unforeseen
+    """What a run leaves behind that would stay in a worker, or cannot be foreseen.
 
+    Other branches on contents are no fault: stages look how they come out, on all samples, as the model does.
+    """
     model = graph.bound_model()
     for node in graph.nodes:
         if node.target == ASSIGN and any(isinstance(leaf, (Ref, Number)) for leaf in leaves(node.args)):
@@ -95,9 +95,7 @@ def _fault(graph: Graph) -> str:
                 return f"{node.name} keeps something of every run ({owner})"
     if random_guards(graph):
         return "a branch depends on random numbers, and the batch may not be split"
-    asked = [guard for guard in unforeseen(graph) if asked_of(graph.nodes, guard.expr, guard.expected) is None]
-    guard = next((guard for guard in asked if guard.data), None)
-    return f"a branch depends on what the model computes ({guard.line})" if guard is not None else ""
+    return ""
 
 
 def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Pattern, ...], ...]:

@@ -156,3 +156,39 @@ def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: Crew)
         square(model(torch.randn(8, 3, 6, 6, dtype=torch.float64))).backward()
     assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
     assert story.steps.get(DISPATCHED, 0) <= 2, str(story)
+
+
+class Asking(nn.Module):
+    """Branches on its inputs, by the size of something that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(108, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm(self.first(x.flatten(1))))
+        wanted = (x[:, 0, 0, 0] > 100).sum() * hidden.shape[-1]
+        if not torch.all(wanted.expand(hidden.shape[0]) == 0):
+            hidden = 2 * hidden
+        return self.second(hidden)
+
+
+def test_a_branch_on_contents_that_goes_another_way_is_no_failure(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Asking().double()
+    reference = copy.deepcopy(model)
+    story, seen = manage(model, crew), []
+    for one in (reference, model):
+        torch.manual_seed(3)
+        for number in range(6):
+            x = torch.randn(8, 3, 6, 6, dtype=torch.float64)
+            x[0, 0, 0, 0] = 200.0 if number == 4 else 0.0
+            one.zero_grad()
+            loss = square(one(x))
+            loss.backward()
+            seen += [loss.detach(), *(p.grad.clone() for p in one.parameters())]
+    for mine, other in zip(seen[len(seen) // 2 :], seen, strict=False):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+    for one, other in zip(model.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)

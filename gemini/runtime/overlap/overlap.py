@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
+from gemini.capture.executor import GuardBroken
 from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError, decode
@@ -281,7 +282,8 @@ class Overlap:
 
     def _demoted(self, kind: Kind, error: Exception) -> None:
         """A step has failed and is made again by dispatch."""
-        self._failed(error)
+        if not isinstance(error, GuardBroken):  # that is about this batch: its numbers go another way
+            self._failed(error)
         kind.failures += 1
         if kind.failures >= _FAILURES:
             kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {of_failure(error)}"
