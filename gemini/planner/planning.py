@@ -35,8 +35,17 @@ from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import ACTION_MS, AUTO, Choice, choose
-from gemini.planner.step_plan import StepPlan, UnplannableError
-from gemini.planner.tails import TailNodes, asked_to_gather, check_backward, forwards_first, tail_for, tail_of
+from gemini.planner.step_plan import MeetingError, StepPlan, UnplannableError
+from gemini.planner.tails import (
+    TailNodes,
+    asked_to_gather,
+    check_backward,
+    forwards_first,
+    gathering,
+    meets_late,
+    tail_for,
+    tail_of,
+)
 from gemini.planner.undivided import asked_why, whole_batch, whole_draws
 from gemini.profiling.device import MB
 from gemini.profiling.result import Profile
@@ -102,16 +111,33 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
             if ways.is_given() or wish.schedule.endswith(".json"):
                 raise
             reason = f"{asked_to_gather()}; {error}" if asked_to_gather() else str(error)
+            found = _gathered(model, args, kwargs, batch, wish, reason) if isinstance(error, MeetingError) else None
+            if found is not None:
+                return found
     try:
         return _planned(*whole_batch(model, args, kwargs, batch, wish), reason, args, kwargs, wish)
     except UnplannableError as error:
         raise UnplannableError(reason if str(error) in reason else f"{reason}; and as one: {error}") from error
 
 
+def _gathered(  # noqa: PLR0917
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish, reason: str
+) -> StepPlan | None:
+    """A plan for a model in whose end samples meet; None where there is none."""
+    if asked_to_gather() or not meets_late(model):
+        return None
+    try:
+        with gathering(reason):
+            return _split(model, args, kwargs, batch, wish)
+    except UnplannableError:
+        return None
+
+
 def _split(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish
 ) -> StepPlan:
-    _check_coupling(model, wish)
+    if not asked_to_gather():
+        _check_coupling(model, wish)
     if batch is None:
         raise UnplannableError("none of its inputs counts samples")
     if batch.size < 2:
@@ -179,7 +205,7 @@ def _check_coupling(model: nn.Module, wish: Wish) -> None:
     found = [name for name, module in model.named_modules() if couples(module)]
     if found and not wish.own_statistics:
         others = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise UnplannableError(
+        raise MeetingError(
             f"batch normalization in training ({found[0]}{others}) takes statistics over the batch; "
             "batch_norm='micro-batch' would let every micro-batch have its own"
         )

@@ -6,7 +6,7 @@ captured on several instead; the plan then has fewer micro-batches, of two sampl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from gemini.errors import GeminiError
 from gemini.planner import ways
 from gemini.planner.keeping import check_joinable
 from gemini.planner.pieces import part_of, piece_sizes
-from gemini.planner.step_plan import UnplannableError
+from gemini.planner.step_plan import MeetingError, UnplannableError
+from gemini.planner.tails import asked_to_gather, freed_for
 from gemini.randomness.branches import random_guards
 from gemini.splitting.rules.layouts import SQUEEZED
 from gemini.splitting.statistics import couples, own_statistics
@@ -123,7 +124,9 @@ def _tried(  # noqa: PLR0917
 
 def _checked(piece: Piece, batch: BatchPlan) -> Piece:
     if piece.forms.reason:
-        raise UnplannableError(piece.forms.reason)
+        if not asked_to_gather():
+            raise (MeetingError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
+        piece = replace(piece, forms=freed_for(piece.forms))
     check_dimensions(piece.graph, piece.call, batch)
     check_joinable(piece.forms)
     return piece
@@ -158,7 +161,7 @@ def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int) ->
     """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
     if not any(couples(module) for module in model.modules()):
         return 1 if least == 1 else 2 * least
-    if min(sizes) < 2:
+    if min(sizes) < 2 and not asked_to_gather():
         raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
     return min(batch.size, 4)
 

@@ -26,6 +26,10 @@ class UnplannableError(Exception):
     """A model cannot run by a plan; the text says why, for its user."""
 
 
+class MeetingError(UnplannableError):
+    """Samples meet in a part of a model, which may be its end."""
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """All that is fixed for calls of one kind.

@@ -15,6 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from gemini.capture.forms import Ref
 from gemini.partition.partition import Partition
 from gemini.planner.step_plan import UnplannableError
@@ -23,7 +25,8 @@ from gemini.randomness.branches import random_guards
 from gemini.randomness.recording import Pattern
 from gemini.schedule.block import FORWARD, Block, Number
 from gemini.schedule.schedplan import SchedPlan
-from gemini.splitting.tails import NoTail, border, find_tail, number_joined, settled
+from gemini.splitting.statistics import couples
+from gemini.splitting.tails import NoTail, border, find_tail, freed, number_joined, settled
 from gemini.step.splitting import Constant, Mean, Partial, Sample
 from gemini.step.tail import Joined, Tail
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from gemini.splitting.graphs import GraphForms
 
 _MOST = 0.5  # of the work: a larger tail is not worth its micro-batches
+_WORTH = 0.25  # of the parameters, at least, are in layers before the first that couples samples
 _INSTANT = 1e-6  # ms: what a node of the tail is taken to cost where stages are laid out
 _AS_IT_COMES = Pattern("", (), (), None)  # drawn once, for all samples
 
@@ -96,6 +100,25 @@ class TailNodes:
     def draws(self, drawn: tuple[tuple[Pattern, ...], ...]) -> tuple[tuple[Pattern, ...], ...]:
         """The draws of all stages: those of the tail are not cut."""
         return (*drawn[:-1], (_AS_IT_COMES,) if drawn[-1] else ()) if self.nodes else drawn
+
+
+def freed_for(forms: GraphForms) -> GraphForms:
+    """What is proven of all that is not in the tail; raises UnplannableError."""
+    try:
+        return freed(forms)
+    except NoTail as error:
+        raise UnplannableError(str(error)) from error
+
+
+def meets_late(model: nn.Module) -> bool:
+    """Whether statistics over the batch may be taken at the end only: else it is not worth a capture to look."""
+    before = total = 0
+    met = False
+    for module in model.modules():
+        met = met or couples(module)
+        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        total, before = total + own, before + (0 if met else own)
+    return before >= _WORTH * total
 
 
 def tail_for(forms: GraphForms) -> TailNodes:

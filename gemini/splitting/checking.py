@@ -6,7 +6,7 @@ double precision with made-up outputs; and the model's own outputs, with the ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,10 +36,11 @@ def check(  # noqa: PLR0917
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     given: Mapping[int, Any] | None = None,
+    but: Collection[int] = (),
 ) -> str:
     """Why a splitting is to be refused after all; '' if nothing speaks against it.
 
-    `given`: what nodes have drawn from other generators than torch's.
+    `given`: what nodes have drawn from other generators than torch's; micro-batches run all nodes `but` these.
     """
     call = Call(args, kwargs)
     sizes = _sizes(call, forms)
@@ -53,7 +54,7 @@ def check(  # noqa: PLR0917
         if found or forms.own_statistics:  # those of other micro-batches are others
             return found
         with undrawn():
-            return _check_graph(forms, splitting, call, sizes, (nodes, given or {}))
+            return _check_graph(forms, splitting, call, sizes, (nodes, given or {}, but))
     except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 
@@ -162,7 +163,7 @@ def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Seq
 def _compare_graph(  # noqa: PLR0917
     forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any, saved: Saved
 ) -> str:
-    graph, model, (weights, foreign) = forms.graph, forms.graph.bound_model(), known
+    graph, model, (weights, foreign, but) = forms.graph, forms.graph.bound_model(), known
     args, kwargs = call.arguments()
     drawn: dict[int, Any] = {}
     if not graph.rolled:
@@ -183,7 +184,7 @@ def _compare_graph(  # noqa: PLR0917
             noise[node] = _part(forms, Ref(node), made, (start, length, sum(sizes)))
         factors = {node: weight[index] for node, weight in weights.items()}
         saved.restore()  # every micro-batch finds buffers as they were
-        found.append(run_graph(graph, bind(model, args, kwargs), factors, noise))
+        found.append(run_graph(graph, bind(model, args, kwargs), factors, noise, but))
     return _differ(graph, splitting, whole, found)
 
 

@@ -90,11 +90,11 @@ def prove_graph(
     if graph.rolled:
         forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     settle_guards(forms.interpreter, graph)
-    _settle_assignments(forms.interpreter, graph)
+    settle_assignments(forms.interpreter, graph)
     return forms
 
 
-def _settle_assignments(interpreter: Interpreter, graph: Graph) -> None:
+def settle_assignments(interpreter: Interpreter, graph: Graph) -> None:
     """Attributes that the glue sets: the last micro-batch must leave what the whole batch would."""
     for node in graph.nodes:
         if node.target != ASSIGN:
@@ -215,7 +215,7 @@ def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Stat
     try:
         return open_leaf(graph, node, interpreter, statement, memo)
     except (Refused, Inherited) as refused:
-        interpreter.blocked = interpreter.blocked or f"{statement.where}: it keeps something of every run; {refused}"
+        interpreter.block(statement, f"{statement.where}: it keeps something of every run; {refused}")
         raise
 
 

@@ -106,6 +106,7 @@ class Interpreter:
     rewritten: bool = False  # a value got another kind by a write in place
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
     blocked: str = ""  # why nothing may be split
+    blockers: dict[Hashable, str] = field(default_factory=dict)  # statements that say so
 
     def copy(self) -> Interpreter:
         """One that goes on from here by itself."""
@@ -113,6 +114,11 @@ class Interpreter:
             name: type(value)(value) for name, value in vars(self).items() if isinstance(value, (dict, list, set))
         }
         return replace(self, **copies)
+
+    def block(self, statement: Statement, reason: str) -> None:
+        """Nothing may be split, because of one statement."""
+        self.blocked = self.blocked or reason
+        self.blockers.setdefault(statement.index, reason)
 
     # ── running ────────────────────────────────────────────────────────────────────────────────────────────────
     def extend(self, statements: Sequence[Statement]) -> None:
@@ -160,6 +166,7 @@ class Interpreter:
         if not self.rewritten:
             return at
         self.blocked = ""  # by a write, which is looked at again
+        self.blockers.clear()
         return 0
 
     def _possible(self, key: Hashable, decision: Any) -> bool:
@@ -387,8 +394,9 @@ class Interpreter:
         if old == kind or (isinstance(kind, Arranged) and maker == "empty_like"):
             return
         self.rewritten = True
-        self.blocked = self.blocked or (
-            kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values"
+        self.block(
+            statement,
+            kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values",
         )
 
     def _write(self, statement: Statement, key: Hashable) -> None:
@@ -407,7 +415,7 @@ class Interpreter:
                 or isinstance(new.kind, Opaque)
             ):
                 reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
-                self.blocked = self.blocked or reason
+                self.block(statement, reason)
         self.values[key] = replace(old, kind=new.kind, known=False, even=None)
 
     def _seen(self, statement: Statement, key: Hashable) -> bool:

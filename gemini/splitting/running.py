@@ -6,14 +6,14 @@ of the micro-batch, operands are taken apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from gemini.capture.executor import Execution
-from gemini.capture.forms import Ref
+from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region, RegionSwitch
 from gemini.capture.values import decode, tensors
@@ -77,16 +77,21 @@ def run_graph(
     bound: dict[str, Any],
     weights: Mapping[int, Any],
     drawn: Mapping[int, Any] | None = None,
+    but: Collection[int] = (),
 ) -> dict[Ref, torch.Tensor]:
     """The outputs of a graph on a micro-batch; `drawn` are the results of nodes that draw random numbers.
 
-    Branches on random numbers are not looked at: the graph is run as it is, whatever was drawn.
+    Branches on random numbers are not looked at: the graph is run as it is, whatever was drawn. All is run `but` for
+    some nodes, which no other needs, and branches on what they make.
     """
     execution = Execution(graph, graph.bound_model(), bound)
     free = random_guards(graph)
     with RegionSwitch() as regions:
         for node in graph.nodes:
-            execution.check([guard for guard in graph.guards_at().get(node.id, ()) if guard not in free])
+            guards = [guard for guard in graph.guards_at().get(node.id, ()) if guard not in free]
+            execution.check([g for g in guards if not any(ref.node in but for ref in expr_refs(g.expr))])
+            if node.id in but:
+                continue
             if not node.is_source and node.region is not None:
                 regions.to(node.region)
             execution.step(node)

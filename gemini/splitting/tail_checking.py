@@ -39,8 +39,9 @@ def check_tail(
     metas = [Meta((), torch.float32, torch.device("cpu"), False)] * len(read)
     kinds = tuple(values[ref].kind for ref in read)
     found = check(
-        replace(forms, graph=seen), Tape(len(read), metas), 0, replace(splitting, outputs=kinds), args, kwargs, given
-    )
+        replace(forms, graph=seen), Tape(len(read), metas), 0, replace(splitting, outputs=kinds), args, kwargs, given,
+        inside,
+    )  # fmt: skip
     return found or ("" if given else _differs(forms, call))
 
 

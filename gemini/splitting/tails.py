@@ -12,13 +12,14 @@ samples, as on one device. What the program does with the model's outputs belong
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from gemini.capture.forms import Ref, expr_refs, refs
 from gemini.capture.graph import Graph
 from gemini.capture.node import Node
 from gemini.codegen.reading import tensor_reads
 from gemini.splitting.calls import Count, Odd
-from gemini.splitting.graphs import GraphForms, settle_guards
+from gemini.splitting.graphs import GraphForms, settle_assignments, settle_guards
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.tapes import outputs_of
@@ -31,14 +32,31 @@ class NoTail(Exception):
     """A graph has none; the text says why."""
 
 
+def freed(forms: GraphForms) -> GraphForms:
+    """The same, where all that keeps a graph from being split is in nodes that a tail can have. Raises NoTail."""
+    interpreter, graph = forms.interpreter.copy(), forms.graph
+    if not forms.reason:
+        return forms
+    if forms.reason not in interpreter.blockers.values():
+        raise NoTail(forms.reason)
+    interpreter.blocked = ""
+    settle_guards(interpreter, graph)
+    settle_assignments(interpreter, graph)
+    if interpreter.blocked:
+        raise NoTail(interpreter.blocked)
+    return replace(forms, interpreter=interpreter)
+
+
 def find_tail(forms: GraphForms) -> tuple[int, ...]:
     """The nodes of the tail; none where every value of the graph is had from micro-batches. Raises NoTail."""
     graph = forms.graph
     found = {node.id for node in graph.compute_nodes if any(isinstance(k, Opaque) for k in _kinds(forms, node))}
+    found |= {at for at in forms.interpreter.blockers if isinstance(at, int)}
     while True:
         _close(graph, found)
         wrong = {ref.node for ref in border(graph, found) if not _can_be_joined(forms.kind(ref))}
-        if not wrong:
+        wrong |= {at for at in _written(graph, found) if not graph.nodes[at].is_source}
+        if wrong <= found:
             break
         found |= wrong
     found |= _of_it_alone(forms, found)
@@ -96,13 +114,23 @@ def _of_it_alone(forms: GraphForms, found: set[int]) -> set[int]:
     return more
 
 
-def _check(graph: Graph, found: set[int]) -> None:
-    """What is written in a tail must be its own, and what it draws must come after all else that is drawn."""
+def _written(graph: Graph, found: set[int]) -> Iterator[int]:
+    """The nodes that have made what is written in a tail."""
     for index in found:
         for ref in graph.nodes[index].mutates:
-            owners = {ref.node, *graph.nodes[ref.node].shares}
-            if not owners <= found:
-                raise NoTail(f"{graph.nodes[index].name} writes to what micro-batches have made")
+            yield from (ref.node, *graph.nodes[ref.node].shares)
+
+
+def _check(graph: Graph, found: set[int]) -> None:
+    """What is written in a tail must be its own, or kept by the model, and it must be the last that draws."""
+    strange = next((at for at in _written(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None)
+    if strange is not None:
+        raise NoTail(f"{graph.nodes[strange].name} is written where samples have met")
+    model = graph.bound_model()
+    for index in found:
+        for owner in graph.nodes[index].changes:
+            if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
+                raise NoTail(f"{graph.nodes[index].name} keeps something of every run ({owner})")
     drawn = [node.id for node in graph.compute_nodes if node.random and node.id not in found]
     early = [index for index in found if graph.nodes[index].random and drawn and index < max(drawn)]
     if early:
@@ -145,6 +173,8 @@ def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int 
         interpreter = settled(forms, [ref for ref in wanted if ref.node not in tail])
     except NoTail as error:
         return Splitting(str(error))
+    if tail.issuperset(interpreter.blockers):  # demands may have had them looked at again
+        interpreter.blocked = ""
     settle_guards(interpreter, forms.graph)
     reason = interpreter.blocked or _other_way(interpreter, forms.graph, tail, samples)
     kinds = [Constant() if ref.node in tail else interpreter.values[ref].kind for ref in outputs]

@@ -78,6 +78,20 @@ class Normed(Tower):
         return self.head(found)
 
 
+class Late(Tower):
+    """Statistics over the batch at the end, and an average of what was seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 4)
+        self.register_buffer("seen", torch.zeros(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.norm(super().forward(x))
+        self.seen.mul_(0.9).add_(found.detach().square().mean(0), alpha=0.1)
+        return self.head(found / (1 + self.seen))
+
+
 def pairs(step: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     chance = torch.Generator().manual_seed(step)
     a, b = (torch.randn(samples, 9, generator=chance, dtype=torch.float64) for _ in range(2))
@@ -153,10 +167,11 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew, sc
         (Pair, also_outside),
         (Balanced, labelled),
         (Normed, plain),
+        (Late, plain),
     ],
 )
 def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
-    story = compare(make(), loss, (8, 8, 8, 7, 7, 8), crew)
+    story = compare(make(), loss, (8, 8, 8, 5, 5, 8), crew)
     assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
     assert UNDIVIDED not in story.steps, str(story)
     assert any("the loss is of the whole batch" in reason for reason in story.reasons), str(story)
@@ -200,7 +215,7 @@ def test_samples_that_meet_early_leave_the_batch_whole(crew: Crew) -> None:
 
 
 class Writing(Tower):
-    """The end writes to what micro-batches have made."""
+    """The end writes to what was made before samples met."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = super().forward(x)
@@ -214,9 +229,9 @@ def both(model: nn.Module, given: Any) -> torch.Tensor:
     return first.square().sum(1).mean() + second.square().sum(1).mean()
 
 
-def test_writes_to_what_micro_batches_have_made(crew: Crew) -> None:
+def test_what_the_end_writes_to_is_made_there(crew: Crew) -> None:
     story = compare(Writing(), both, (8, 8, 8, 8), crew)
-    assert OVERLAPPED not in story.steps, str(story)
+    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
 
 def test_plans_go_forward_with_all_micro_batches_first() -> None:

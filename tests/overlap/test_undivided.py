@@ -26,11 +26,13 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.3))
+        self.enter = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+        self.first = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Dropout(0.3))
         self.second = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3))
         self.head = nn.Linear(8, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
         x = checkpoint(self.first, x, use_reentrant=False) if self.training else self.first(x)
         return self.head(self.second(x).mean((2, 3)))
 
