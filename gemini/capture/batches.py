@@ -161,13 +161,16 @@ def known_places() -> list[tuple[int | None, int]]:
     return [] if plan is None else plan.places()
 
 
-_rolling: ContextVar[int] = ContextVar("rolling", default=0)
+_rolling: ContextVar[tuple[int, bool]] = ContextVar("rolling", default=(0, False))
 
 
 @contextmanager
-def rolling(times: int) -> Iterator[None]:
-    """Inside, what is captured is a micro-batch, and compared with so many of it (`gemini.capture.rolling`)."""
-    before = _rolling.set(times)
+def rolling(times: int, *, opened: bool = False) -> Iterator[None]:
+    """Inside, what is captured is a micro-batch, and compared with so many of it (`gemini.capture.rolling`).
+
+    `opened`: modules without children are looked into, too, but for those of torch.nn.
+    """
+    before = _rolling.set((times, opened))
     try:
         yield
     finally:
@@ -176,7 +179,12 @@ def rolling(times: int) -> Iterator[None]:
 
 def rolled_times() -> int:
     """How many of a micro-batch it is to be compared with; 0: no loops over samples are looked for."""
-    return _rolling.get()
+    return _rolling.get()[0]
+
+
+def opens_leaves() -> bool:
+    """Whether modules without children are looked into."""
+    return _rolling.get()[1]
 
 
 def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from gemini.capture.batches import opens_leaves
 from gemini.capture.binding import Call
 from gemini.capture.granularity import make_granularity
 from gemini.capture.graph import Graph
@@ -41,6 +42,7 @@ def with_variants(graph: Graph, model: nn.Module) -> Graph:
 
 def _capture_once(model: nn.Module, args: Any, kwargs: Any, depth: Any, basic_blocks: Any) -> Graph:
     granularity = make_granularity(model, depth, basic_blocks)
+    granularity.opens_leaves = opens_leaves()
     return Refinement(model, Call(tuple(args), dict(kwargs)), granularity).capture()
 
 

@@ -38,6 +38,7 @@ class Granularity:
     names: frozenset[str] = frozenset()
     blocks: dict[str, str] = field(default_factory=dict)
     call_reasons: dict[str, str] = field(default_factory=dict)
+    opens_leaves: bool = False  # modules without children are opened, but for those of torch.nn
     released: set[str] = field(default_factory=set)  # functions that were kept whole, and are better followed
 
     @property
@@ -68,7 +69,8 @@ class Granularity:
             return "block", self.blocks[name]
         if isinstance(module, self.classes) or type(module).__name__ in self.names or name in self.names:
             return "block", "asked for"
-        if not any(True for _ in module.children()):
+        is_layer = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(module, _OPEN)
+        if not any(True for _ in module.children()) and (is_layer or not self.opens_leaves):
             return "module", ""
         if self.depth is not None and depth >= self.depth:
             return "block", f"depth {self.depth}"
@@ -78,9 +80,7 @@ class Granularity:
             return "block", "compiled"
         if has_hooks(module):
             return "block", "has hooks"
-        if type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(module, _OPEN):
-            return "module", ""
-        return "open", ""
+        return ("module", "") if is_layer else ("open", "")
 
 
 def make_granularity(model: nn.Module, depth: Any, basic_blocks: Any) -> Granularity:

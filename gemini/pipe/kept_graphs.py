@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.batches import known_places, rolled_times
+from gemini.capture.batches import known_places, opens_leaves, rolled_times
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.entry import with_variants
 from gemini.capture.executor import GuardBroken, NodeFailed
@@ -69,7 +69,7 @@ def _key(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settin
         return None
     modules = dict(model.named_modules())
     facts: list[Any] = [versions(), settings, Region.current(), signature_of(bind(model, args, kwargs)), code]
-    facts += [*known_places(), rolled_times()]
+    facts += [*known_places(), rolled_times(), opens_leaves()]
     facts += readable(fingerprint(model, modules))
     for name, module in modules.items():
         plain = sorted((key, repr(value)) for key, value in vars(module).items() if isinstance(value, _PLAIN))

@@ -67,14 +67,39 @@ def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
     times = _times(batch.size, wish.micro_batches)
     if times > 1 and not ways.is_given() and _may_loop(first, batch.size):
         try:
-            looped = _tried(model, call, batch, wish, batch.size // times, times)
-            if not _obstacle(looped, batch.size):
+            looped = _looped(model, call, batch, wish, times)
+            if looped is not None:
                 return _checked(looped, batch)
         except UnplannableError:
             pass
     if isinstance(first, _Failed):
         raise first
     return _checked(first, batch)
+
+
+def _looped(
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, wish: Wish, times: int
+) -> Piece | None:
+    """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
+    for opened in (False, True):
+        found = _tried(model, call, batch, wish, batch.size // times, times, opened=opened)
+        reason = _obstacle(found, batch.size)
+        if not reason:
+            return found
+        if not _is_of_leaf(found, reason):
+            break
+    return None
+
+
+def _is_of_leaf(piece: Piece, reason: str) -> bool:
+    """Whether a reason is about a module without children that is not one of torch.nn."""
+    leaves = [node for node in piece.graph.nodes if node.kind == "module"]
+    own = [node for node in leaves if not _class_of(piece.graph, node.target).__module__.startswith("torch.nn.")]
+    return any(reason.startswith(f"{node.name} (") for node in own)
+
+
+def _class_of(graph: Graph, name: str) -> type:
+    return type(graph.bound_model().get_submodule(name))
 
 
 def _times(samples: int, most: int) -> int:
@@ -89,7 +114,7 @@ def _may_loop(piece: Piece | _Failed, samples: int) -> bool:
     found, graph = _obstacle(piece, samples), piece.graph
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     counts = graph.batch_size is None or any("batch size" in reason or "from data" in reason for reason in reasons)
-    return bool(found) and (counts or "a branch depends" in found)
+    return bool(found) and (counts or "a branch depends" in found or _is_of_leaf(piece, found))
 
 
 class _Failed(UnplannableError):
@@ -103,6 +128,8 @@ def _tried(  # noqa: PLR0917
     wish: Wish,
     least: int,
     times: int = 0,
+    *,
+    opened: bool = False,
 ) -> Piece:
     """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
     from gemini.splitting.graphs import prove_graph
@@ -112,7 +139,7 @@ def _tried(  # noqa: PLR0917
     few = least if times else few
     piece = part_of(*call, batch, 0, few)
     try:
-        with knowing(batch), rolling(times):
+        with knowing(batch), rolling(times, opened=opened):
             graph = _repeatable(model, *piece, wish)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error

@@ -175,3 +175,31 @@ SPLIT = {
 @pytest.mark.parametrize("name", SPLIT)
 def test_loops_whose_bodies_see_a_sample_are_split(name: str) -> None:
     assert reason_of(SPLIT[name]) == ""
+
+
+class Tables(nn.Module):
+    """No children, and a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([one * self.table for one in x])
+
+
+def test_a_loop_in_a_module_without_children_is_split() -> None:
+    tables = Tables().double()
+
+    class Whole(Between):
+        def __init__(self) -> None:
+            super().__init__(None)
+            self.tables = tables
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.tables(self.first(x)))
+
+    model, given = Whole().double(), (torch.randn(4, 5, dtype=torch.float64),)
+    plan = find_samples(model, given, {})
+    assert plan is not None
+    assert prove_piece(model, given, {}, plan, Wish(2, 4, cache=False)).graph.rolled == 4

@@ -151,3 +151,24 @@ def test_casts_by_type_are_followed():
     (output,) = graph.outputs()
     assert not graph.blocks
     assert prove_graph(graph).kind(output) == Sample(0)
+
+
+class Bags(nn.Module):
+    def __init__(self, *, weighed: bool = True, **settings: bool) -> None:
+        super().__init__()
+        self.table, self.fc = nn.Parameter(torch.randn(10, D)), nn.Linear(D, 5)
+        self.weighed, self.settings = weighed, settings
+
+    def forward(self, x, index):
+        weights = self.fc(x).softmax(-1) if self.weighed else None
+        return (
+            F.embedding_bag(index, self.table, mode="sum", per_sample_weights=weights, **self.settings).square().mean()
+        )
+
+
+def test_bags_of_rows_with_weights_of_each():
+    index = torch.arange(N * 5).view(N, 5) % 10
+    split_equals(Step(Bags().double(), (batch(D), index), own))
+    split_equals(Step(Bags(weighed=False).double(), (batch(D), index), own))
+    counted = Step(Bags(weighed=False, scale_grad_by_freq=True).double(), (batch(D), index), own)
+    assert "how often" in counted.splitting.reason

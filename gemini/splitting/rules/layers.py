@@ -201,10 +201,14 @@ def embedding_bag(call: Call) -> list[Kind]:
     index = call.given(0, "input")
     if index.rank != 2 or call.given(2, "offsets") is not None:
         raise Refused("embedding_bag by offsets")
-    kind = call.sample(index)
-    if kind.dim != 0:
+    if call.given(3, "max_norm") is not None:
+        raise Refused("an embedding that renormalizes its table as it reads")
+    if call.given(5, "scale_grad_by_freq", False) is True:
+        raise Refused("an embedding whose gradients depend on how often a row occurs in the batch")
+    kind, weights = call.sample(index), call.given(8, "per_sample_weights")
+    if kind.dim != 0 or (weights is not None and weights.kind != kind):
         raise Refused("embedding_bag over the samples")
-    call.only(index)
+    call.only(index, weights)
     return [kind] * len(call.results)
 
 
