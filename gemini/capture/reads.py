@@ -209,6 +209,11 @@ def holds_decision(value: Any) -> bool:
     return any(isinstance(leaf, (bool, float)) for _, leaf in walk(value))
 
 
+def holds_number(value: Any) -> bool:
+    """Whether a result holds a plain number."""
+    return any(isinstance(leaf, (bool, int, float)) for _, leaf in walk(value))
+
+
 def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any) -> Any:
     """A size, as traced numbers."""
     value = func(*strip(args), **strip(kwargs))

@@ -164,8 +164,9 @@ class WholeCalls(Recording):
         finally:
             self.leaf, self.recording = None, True
         self.busy = True
-        if job.kind == "call" and reads.holds_decision(output):
+        if job.kind == "call" and reads.holds_number(output):
             self._release(job.target)
+        if job.kind == "call" and reads.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
         node.random = random != torch_randomness() or self.drawn != python_randomness()
         self.drawn = python_randomness()
