@@ -52,7 +52,7 @@ def rows(
     parameters = " / ".join(f"{share / total:.0%}" for share in shares)
     return [
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
-        ("stages", f"{plan.partition.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
+        ("stages", f"{plan.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
                    f"parameters {parameters}"),
         ("schedule", f"{plan.name}, {plan.pieces}, {analysis.bubble:.0%} idle"
                      + (", plan from cache" if plan.is_kept else "")),

@@ -92,6 +92,25 @@ class Late(Tower):
         return self.head(found / (1 + self.seen))
 
 
+class Sized(Tower):
+    """Numbers of samples, from arguments and from what only micro-batches see; samples in the second dimension."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        found = F.normalize(self.second(hidden), dim=-1).t()
+        table = found.t() @ found * (hidden.shape[0] / 8)
+        return table.log_softmax(-1)[torch.arange(x.shape[0]), torch.arange(x.shape[0]).flip(0)]
+
+
+class Frozen(Normed):
+    """Only what follows the meeting is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.second.requires_grad_(False)
+
+
 def pairs(step: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     chance = torch.Generator().manual_seed(step)
     a, b = (torch.randn(samples, 9, generator=chance, dtype=torch.float64) for _ in range(2))
@@ -131,6 +150,10 @@ def plain(model: nn.Module, given: Any) -> torch.Tensor:
     return model(given[0]).square().sum(1).mean()
 
 
+def summed(model: nn.Module, given: Any) -> torch.Tensor:
+    return -model(given[0]).sum() / 3
+
+
 def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
     torch.manual_seed(3)
     optimizer, seen = torch.optim.AdamW(model.parameters(), lr=1e-2), []
@@ -139,7 +162,12 @@ def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
         found = loss(model, given)
         optimizer.zero_grad()
         found.backward()
-        seen += [found.detach(), given[0].grad, torch.rand(1), *(p.grad.clone() for p in model.parameters())]
+        seen += [
+            found.detach(),
+            given[0].grad,
+            torch.rand(1),
+            *(p.grad.clone() for p in model.parameters() if p.requires_grad),
+        ]
         optimizer.step()
     return seen
 
@@ -168,6 +196,8 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew, sc
         (Balanced, labelled),
         (Normed, plain),
         (Late, plain),
+        (Sized, summed),
+        (Frozen, plain),
     ],
 )
 def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
@@ -285,4 +315,28 @@ def test_evaluation(make: type[nn.Module], crew: Crew) -> None:
                 seen.append((found, torch.rand(1)))
     for one, other in zip(seen[:4], seen[4:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+
+
+class Picky(Pair):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        found = super().forward(a, b)
+        found["loss"] = F.cross_entropy(found["table"], b[:, 0].abs().long() * 1000)
+        return found
+
+
+def test_what_the_end_raises_is_raised(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Picky().double()
+    story = manage(model, crew)
+    for step in range(4):
+        a, b = pairs(step, 8)
+        with torch.no_grad():
+            b.clamp_(-0.9, 0.9)
+        model(a, b)["loss"].backward()
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    with pytest.raises(IndexError):
+        model(a, b * 5)["loss"].backward()
+    for one, other in zip(model.parameters(), before, strict=True):
+        assert torch.equal(one.grad, other)
     assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)

@@ -16,6 +16,7 @@ from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
 from gemini.runtime.executor.joining import PARTS, combined
 from gemini.runtime.executor.lending import borrowed
+from gemini.runtime.executor.lowering import TAIL
 from gemini.runtime.executor.messages import (
     ABANDONED,
     Abandon,
@@ -165,8 +166,9 @@ class Steps:
 def _place_of(raised: StageRaised) -> str:
     """Where code raised, in words: stage, micro-batch, module, and the generated line."""
     task = raised.task
-    what = "forward" if task.kind == FORWARD else "backward"
-    text = f"{raised.what or what} of stage {task.stage}, micro-batch {task.mid}"
+    what = "forward" if task.kind == FORWARD else "the end" if task.kind == TAIL else "backward"
+    where = "all samples" if task.kind == TAIL else f"micro-batch {task.mid}"
+    text = f"{raised.what or what} of stage {task.stage}, {where}"
     scope = raised.stage.scope_of(raised.error) if not raised.what else ""
     if scope:
         text += f", in {scope}"
