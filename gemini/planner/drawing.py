@@ -61,7 +61,7 @@ def _of_rolled(piped: Piped, call: Arguments, batch: BatchPlan) -> Drawn:
     if random_guards(piped.graph):
         raise UnplannableError("a branch depends on random numbers, in a model that loops over samples")
     try:
-        few = _draws_of_nodes(piped, part_of(*call, batch, 0, samples))
+        few = draws_of_nodes(piped, part_of(*call, batch, 0, samples))
         every = iter(_draws_of_model(piped, call))
         many = {at: list(islice(every, len(found))) for at, found in sorted(few.items())}
         if next(every, None) is not None:
@@ -84,7 +84,7 @@ def _draws_of_model(piped: Piped, call: Arguments) -> list[Draw]:
 
 def _by_node(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, Branches]:
     """The draws of every node: which way random numbers went in these runs does not matter."""
-    first, second = (_draws_of_nodes(piped, call) for call in calls)
+    first, second = (draws_of_nodes(piped, call) for call in calls)
     made = {
         at: [
             Made(pattern, one)
@@ -98,7 +98,8 @@ def _by_node(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tu
     )
 
 
-def _draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
+def draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
+    """The draws of every node that makes some, whichever way random numbers go; nothing is left changed."""
     graph, bound = piped.graph, bind(piped.model, *call)
     undo, execution, free = Undo(piped._changeable, bound), Execution(graph, piped.model, bound), random_guards(graph)
     found = {}

@@ -46,7 +46,7 @@ from gemini.planner.tails import (
     tail_for,
     tail_of,
 )
-from gemini.planner.undivided import asked_why, whole_batch, whole_draws
+from gemini.planner.undivided import asked_why, whole_batch, whole_branches, whole_draws
 from gemini.profiling.device import MB
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
@@ -195,7 +195,8 @@ def _planned(  # noqa: PLR0917
     if wish.rng == "fast" and not random_guards(graph):
         return plan
     if unsplit:
-        return replace(plan, draws=whole_draws(plan.build(), args, kwargs))
+        piped = plan.build()
+        return replace(plan, draws=whole_draws(piped, args, kwargs), branches=whole_branches(piped, args, kwargs))
     draws, branches = record_draws(plan.build(), args, kwargs, batch)
     return replace(plan, draws=draws if tail is None else tail.draws(draws), branches=branches)
 

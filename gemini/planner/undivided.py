@@ -23,15 +23,18 @@ from torch import nn
 from gemini.capture.assignments import TARGET as ASSIGN
 from gemini.capture.batches import BatchPlan, knowing
 from gemini.capture.binding import Call, bind
+from gemini.capture.executor import GuardBroken
 from gemini.capture.forms import Number, Ref, leaves
 from gemini.capture.graph import Graph
 from gemini.capture.state import python_randomness, torch_randomness
 from gemini.pipe.undo import Undo
 from gemini.pipe.wiring import Caller, returned
+from gemini.planner.drawing import draws_of_nodes
 from gemini.planner.proving import Piece, captured, check_dimensions
 from gemini.planner.step_plan import UnplannableError
-from gemini.randomness.branches import random_guards
-from gemini.randomness.recording import Pattern
+from gemini.randomness.branches import Branches, Made, Unforeseeable, random_guards
+from gemini.randomness.fills import UnsliceableDraw
+from gemini.randomness.recording import Pattern, patterns
 from gemini.splitting.effects import obstacle
 
 if TYPE_CHECKING:
@@ -76,7 +79,7 @@ def whole_batch(
             check_dimensions(graph, (args, kwargs), batch)
         except UnplannableError:
             batch = None
-    if batch is None or graph.batch_size is None:
+    if batch is None or graph.batch_size is None or random_guards(graph):  # what is drawn is known for this size
         batch = BatchPlan((None,) * len(Call(args, kwargs).tensors), 1)
     return Piece(graph, GraphForms(graph, Interpreter()), (args, kwargs), [batch.size], 1.0), batch
 
@@ -93,9 +96,19 @@ def _fault(graph: Graph) -> str:
         for owner in node.changes if node.target != ASSIGN else ():
             if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
                 return f"{node.name} keeps something of every run ({owner})"
-    if random_guards(graph):
-        return "a branch depends on random numbers, and the batch may not be split"
     return ""
+
+
+def whole_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Branches | None:
+    """The branches on random numbers: the plan is for the way that the generator says now."""
+    if not random_guards(piped.graph):
+        return None
+    try:
+        found = draws_of_nodes(piped, (args, kwargs))
+        made = {at: [*map(Made, patterns(one, 1, one, 1), one)] for at, one in found.items()}
+        return Branches(piped.graph, made)
+    except (UnsliceableDraw, Unforeseeable, GuardBroken) as error:
+        raise UnplannableError(f"a branch on random numbers cannot be foreseen: {error}") from error
 
 
 def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Pattern, ...], ...]:
@@ -111,7 +124,10 @@ def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
                 before, others = torch_randomness(), python_randomness()
-                made = stage(*[values[port.name] for port in interface.inputs])
+                try:
+                    made = stage(*[values[port.name] for port in interface.inputs])
+                except GuardBroken as broken:
+                    raise UnplannableError(f"a branch does not repeat itself: {broken}") from broken
                 values.update(returned(interface, made))
                 if python_randomness() != others:
                     raise UnplannableError("it draws from Python's or NumPy's random numbers")

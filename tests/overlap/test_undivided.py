@@ -194,3 +194,25 @@ def test_a_branch_on_contents_that_goes_another_way_is_no_failure(crew: Crew) ->
     for one, other in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
+
+
+class Dropping(nn.Module):
+    """Statistics over the batch, and layers that are left out at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(108, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.dropout(self.norm(self.first(x.flatten(1))), 0.2, self.training)
+        for layer in self.layers:
+            if torch.rand([]) < 0.5:
+                hidden = torch.dropout(torch.tanh(layer(hidden)), 0.2, self.training)
+        return self.second(hidden)
+
+
+def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(crew: Crew) -> None:
+    story = compare(Dropping(), square, (8, 8, 8, 8, 8, 8, 8), crew)
+    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
+    assert OVERLAPPED not in story.steps, str(story)

@@ -189,7 +189,7 @@ class Overlap:
         bound = bind(model, args, kwargs)
         found = kind.going(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
-            with this_way():
+            with this_way(), undivided(kind.plan.unsplit):
                 kind.variants.append(self._planned(model, Call(args, kwargs)))
             found = kind.going(model, bound, samples)
         if found is not None:
@@ -405,10 +405,13 @@ class Overlap:
             with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
                 kind.undivided = self._planned(model, call)
         plan = kind.undivided.plan
-        if plan is None or kind.undivided.samples(call.tensors) is None:
+        samples = None if plan is None else kind.undivided.samples(call.tensors)
+        if plan is None or samples is None:
             return None
-        fits = plan.build()._fitting.misfit(bind(model, *call.arguments())) is None
-        return kind.undivided if fits else None
+        bound = bind(model, *call.arguments())
+        fits = plan.build()._fitting.misfit(bound) is None
+        goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
+        return kind.undivided if fits and goes else None
 
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
         known = (one for kinds in self.kinds.values() for one in kinds)
