@@ -7,7 +7,6 @@ look at what modules return, are checked where they stand.
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.forms import expr_refs
+from gemini.capture.pinning import inputs_of
 from gemini.capture.regions import RegionSwitch
 from gemini.capture.scaling import REASON
 
@@ -37,6 +37,7 @@ class Foresight:
                 self.guards.append(guard)
                 needed |= ancestors
         self.nodes = sorted(needed)
+        self._open: dict[bool, tuple[list[Guard], list[int]]] = {}
 
     def _ancestors(self, nodes: set[int]) -> set[int] | None:
         """All nodes these depend on; None if one of them does more than compute."""
@@ -72,19 +73,26 @@ class Foresight:
 
     def broken_in_pieces(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
         """The first guard of a rolled graph that a batch breaks, in one of its micro-batches or, if need be, as one."""
-        whole = Execution(self.graph, model, bound)
-        found = self._broken(whole, *self._of_whole)
+        wholes = {id(self.graph.guards[at]) for at in self.graph.wholes}
+        found = self._broken(Execution(self.graph, model, bound), *self._needed(wholes))
         for number in range(self.graph.rolled):
-            found = found or self._broken(_OfPiece(self.graph, model, bound, number), self.guards, self.nodes)
+            found = found or self._broken(_OfPiece(self.graph, model, bound, number), *self._needed(None))
         return found
 
-    @cached_property
-    def _of_whole(self) -> tuple[list[Guard], list[int]]:
-        """The guards that the whole batch has too, and the nodes they take."""
-        wholes = {id(self.graph.guards[at]) for at in self.graph.wholes}
-        guards = [guard for guard in self.guards if id(guard) in wholes]
-        needed = [self._ancestors({ref.node for ref in expr_refs(guard.expr)}) or set() for guard in guards]
-        return guards, sorted(set().union(*needed))
+    def _needed(self, wanted: set[int] | None) -> tuple[list[Guard], list[int]]:
+        """Guards of these identities, or all, and the nodes they take: not where all they depend on is pinned."""
+        key = wanted is None
+        if key not in self._open:
+            pinned = set(self.graph.pins)
+            guards, nodes = [], set()
+            for guard in self.guards:
+                refs = list(expr_refs(guard.expr))
+                causes = inputs_of(self.graph.nodes, refs)
+                if (key or id(guard) in (wanted or ())) and (causes is None or not causes <= pinned):
+                    guards.append(guard)
+                    nodes |= self._ancestors({ref.node for ref in refs}) or set()
+            self._open[key] = guards, sorted(nodes)
+        return self._open[key]
 
     def _broken(self, execution: Execution, guards: list[Guard], nodes: list[int]) -> Guard | None:
         with RegionSwitch() as regions:

@@ -32,10 +32,10 @@ def causes_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int]:
 
 
 def inputs_of(nodes: Sequence[Node], refs: Iterable[Ref]) -> set[int] | None:
-    """The inputs that some values follow from, by ops and functions alone; None where more is needed."""
+    """The inputs that some values follow from, by ops and functions alone; None where more is needed: a buffer, say."""
     causes = [nodes[index] for index in causes_of(nodes, refs)]
     written = {root for node in causes for ref in node.mutates for root in memory_of(nodes, ref.node)}
-    if any(node.kind == "parameter" or (node.is_source and node.id in written) for node in causes):
+    if any(node.is_source and (node.kind != "input" or node.id in written) for node in causes):
         return None
     if not all(node.is_source or _computes(node) for node in causes):
         return None

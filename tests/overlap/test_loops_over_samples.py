@@ -203,3 +203,28 @@ def test_a_loop_in_a_module_without_children_is_split() -> None:
     plan = find_samples(model, given, {})
     assert plan is not None
     assert prove_piece(model, given, {}, plan, Wish(2, 4, cache=False)).graph.rolled == 4
+
+
+class Switched(Tower):
+    """A buffer decides, beside the sizes of pictures."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 0.0)
+        self.register_buffer("least", torch.tensor(0))
+
+    def forward(self, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
+        found = super().forward(patches, grids)
+        return found * 3 if bool((grids.sum() > self.least).all()) else found
+
+
+def test_a_buffer_that_decides_is_looked_at(crew: Crew) -> None:
+    torch.manual_seed(0)
+    model = Switched().double()
+    reference = copy.deepcopy(model)
+    batches, story = [batch(8) for _ in range(4)], manage(model, crew)
+    for least in (0, 10_000):
+        with torch.no_grad():
+            model.least.fill_(least)
+            reference.least.fill_(least)
+        for one, other in zip(train(model, batches), train(reference, batches), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11, msg=str(story))
