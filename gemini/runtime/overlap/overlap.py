@@ -350,10 +350,8 @@ class Overlap:
                 except SplittingError as error:  # another batch may be what the proof was about
                     return self._as_one(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
-            if prepared.reason:
-                self.managed.record.say(f"{self.managed.name} runs a batch as one: {prepared.reason}", prepared.reason)
         if prepared.reason:
-            return self._as_one(kind, pending, tape, root, prepared.reason)
+            return self._as_one(kind, pending, tape, root, prepared.reason, of_batch=False)
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
         with Held(), self._leavings.aside(pending.work.model):
@@ -373,15 +371,21 @@ class Overlap:
         follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran)
 
-    def _as_one(self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str) -> StepResult | None:
+    def _as_one(
+        self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str, *, of_batch: bool = True
+    ) -> StepResult | None:
         """A step that does not split: by micro-batches up to a loss on the whole batch, else with the batch as one.
 
-        None where that cannot be either.
+        None where that cannot be either. The user is told, unless the reason is `of_batch`, and another with the next.
         """
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
             whole = self._undivided(kind, pending.work.model, Call(args, kwargs), reason)
+        tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
+        how = "goes forward with all micro-batches first" if tailed else "runs a batch as one"
+        if not of_batch:
+            self.managed.record.say(f"{self.managed.name} {how}: {reason}", once=reason)
         if whole is not None:
             try:
                 return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
