@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 _ROWS = 192  # of square matrices: three of them fit into the second cache of a core
-_COPIED = 32 << 20  # bytes
+_COPIED = 16 << 20  # bytes, twice: together more than the caches of a core, and not much for a worker
 _MB = float(1 << 20)
 _COMPUTING, _COPYING, _PAUSE = 0.02, 0.04, 0.03  # seconds: of one reading each, and until the next
 _ROUNDS = 3
