@@ -19,6 +19,7 @@ from gemini.capture.fingerprint import differing, fingerprint, readable
 from gemini.capture.graph import Graph
 from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
+from gemini.pipe.learning import Learning
 from gemini.pipe.watch import Watch
 
 _MOST = 64  # kinds of arguments that are remembered
@@ -42,6 +43,7 @@ class Fitting:
         self._watch: Watch | None = None
         self._state: object = None
         self._fitted: set[Hashable] = set()
+        self._learning = Learning(graph)
 
     def misfit(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Misfit | None:
         """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs.
@@ -55,6 +57,8 @@ class Fitting:
                 return _explain(validity, bound)
             if not self._is_as_before(state) and not self._is_in_state(validity):
                 return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
+        if learner := self._learning.begun(self._watch, state):
+            return Misfit("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
         foresight = self.graph.foresight()
         broken = foresight.broken(model, bound) if foresight.guards else None
         if broken is not None:

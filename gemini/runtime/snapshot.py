@@ -9,6 +9,7 @@ a module, which for unchanged values compares identities.
 from __future__ import annotations
 
 import random
+from collections.abc import Container, Iterator
 from itertools import chain
 from operator import is_, methodcaller, ne
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from gemini.capture.values import walk
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -52,10 +55,17 @@ class Snapshot:
         self.sizes = [*map(len, self.containers)]
         self._hooks = [value for name, value in held if _is_container(value) and name in _EVERY]
         self._hooked = [*map(len, self._hooks)]
-        registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())}
+        registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())} | internal
+        self._holders = [
+            (own, key)
+            for own, *_ in self.states
+            for key, value in own.items()
+            if any(id(one) not in registered for one in _loose(value, internal))
+        ]
+        self._found = [*self._loose_now()]
         self.loose = [
-            (tensor, tensor._version)
-            for tensor in _loose(values)
+            (tensor, tensor._version, tensor.requires_grad)
+            for tensor in self._found
             if not tensor.is_inference() and id(tensor) not in registered
         ]
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
@@ -76,13 +86,23 @@ class Snapshot:
                     return f"a {type(module).__name__} has other tensors"
         if [*map(len, self.containers)] != self.sizes:
             return "a list or dict in an attribute has changed"
-        if self.loose and any(tensor._version != version for tensor, version in self.loose):
+        if self._holders and not self._are_loose_alike():
             return "a tensor in an attribute has changed"
         if self.sources and any(source_state(value) != state for value, state in self.sources):
             return "a generator in an attribute has been drawn from"
         if self.objects and not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
         return ""
+
+    def _loose_now(self) -> Iterator[torch.Tensor]:
+        return chain.from_iterable(_loose(own.get(key)) for own, key in self._holders)
+
+    def _are_loose_alike(self) -> bool:
+        """Whether tensors in attributes are the very ones, for equal ones are not; unwritten, and trained or not."""
+        now = [*self._loose_now()]
+        if len(now) != len(self._found) or not all(map(is_, now, self._found)):
+            return False
+        return all(one._version == version and one.requires_grad == learns for one, version, learns in self.loose)
 
     def _are_modules_alike(self) -> bool:
         """Whether attributes, parameters and buffers are what they were, for certain."""
@@ -123,13 +143,13 @@ def _is_object(value: Any) -> bool:
     return not isinstance(value, (*_PLAIN, *_CONTAINERS)) and not callable(value) and hasattr(value, "__dict__")
 
 
-def _loose(values: list[Any]) -> list[torch.Tensor]:
-    """Tensors in attributes, or one level deep in containers, that are not registered."""
-    found = [value for value in values if isinstance(value, torch.Tensor)]
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            found += [part for part in value if isinstance(part, torch.Tensor)]
-    return found
+def _loose(value: Any, internal: Container[int] = ()) -> list[torch.Tensor]:
+    """The tensors that an attribute holds, itself or in containers."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (list, tuple, dict)) or not value or id(value) in internal:
+        return []
+    return [leaf for _, leaf in walk(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:

@@ -56,8 +56,8 @@ class Unit:
         except Astray as astray:
             return str(astray)
         loose = Snapshot(self.module).loose
-        if any(tensor.requires_grad for tensor, _ in loose):
-            return "it holds a computed tensor in an attribute"
+        if any(learns for _, _, learns in loose):
+            return "it holds a tensor in an attribute that is computed, or trained"
         if any(tensor.requires_grad for tensor in self.buffers):
             return "it holds a buffer that wants a gradient"
         try:
