@@ -87,10 +87,10 @@ def prove_graph(
             statement.known, statement.pure = node.id in ahead and makes, makes
     forms.interpreter.is_rolled = bool(graph.rolled)
     forms.interpreter.extend(statements)
-    if graph.rolled:
-        forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     settle_guards(forms.interpreter, graph)
     settle_assignments(forms.interpreter, graph)
+    if graph.rolled:  # at last: a write that is looked at again takes back what it has blocked
+        forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
     return forms
 
 
