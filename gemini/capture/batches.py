@@ -114,8 +114,10 @@ def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
     counted = Counter(count for count in rows if count > 1)
     sizes = [size for size, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
     for size in dict.fromkeys((*sizes[:_PACKED], gcd(*counted))):
+        if size < 2:  # 0 where no input has several rows
+            continue
         factors = tuple(count // size if count % size == 0 and count else 0 for count in rows)
-        if size > 1 and max(factors) > 1:
+        if max(factors) > 1:
             yield BatchPlan(tuple(0 if factor else None for factor in factors), size, tuple(f or 1 for f in factors))
 
 
