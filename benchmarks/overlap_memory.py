@@ -71,7 +71,7 @@ def _measured(  # noqa: PLR0917
             _forget_peak(pid)
         for _ in range(STEPS):
             step()
-        ((kind,),) = managed.overlap.kinds.values()
+        ((kind,),) = managed.overlap.catalogue.kinds.values()
         if kind.plan is None or not managed.overlap.steps:
             raise RuntimeError(f"not overlapped: {kind.reason or '; '.join(managed.overlap.story.reasons)}")
         return [

@@ -19,7 +19,8 @@ from gemini.capture.recording import Coarsen
 from gemini.capture.symbols import Symbol
 from gemini.splitting.calls import Count, Odd, Refused, Value, leaves
 from gemini.splitting.inside import trace_inside
-from gemini.splitting.interpreter import Inherited, Interpreter, Statement
+from gemini.splitting.interpreter import Interpreter
+from gemini.splitting.statements import Inherited, Statement
 from gemini.step.splitting import Constant, Kind, Opaque, Partial, Sample
 
 

@@ -18,10 +18,11 @@ from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.splitting.effects import obstacle
 from gemini.splitting.foreseeing import foreseeable
-from gemini.splitting.interpreter import Inherited, Interpreter, Statement
+from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.rolled import settle_branches
 from gemini.splitting.rules.registry import short_name
+from gemini.splitting.statements import Inherited, Statement
 from gemini.splitting.statistics import may_be_own
 from gemini.step.splitting import Apart, Arranged, Constant, Kind, Opaque, Sample
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gemini.capture.forms import refs
 from gemini.capture.values import decode
 from gemini.splitting.calls import (
     REPEATING,
@@ -39,9 +38,17 @@ from gemini.splitting.handing import handed_out, is_divisible
 from gemini.splitting.rolled import kind_of_role, refuse_apart
 from gemini.splitting.rules.experts import arranged, concerns_order
 from gemini.splitting.rules.registry import COUNTING, find_rule
+from gemini.splitting.statements import (
+    Inherited,
+    Statement,
+    form_refs,
+    held_against_sizes,
+    refuse_draws_apart,
+    spread,
+)
+from gemini.splitting.writing import is_as_left, overwrite, write
 from gemini.step.splitting import (
     Apart,
-    Arranged,
     Condition,
     Constant,
     Kind,
@@ -57,32 +64,7 @@ from gemini.step.splitting import (
     Written,
 )
 
-_VIEWS = (
-    "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
-)  # fmt: skip
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
-
-
-@dataclass
-class Statement:
-    """One step of a program: a node of a graph or an op of a tape."""
-
-    index: Hashable
-    name: str  # of its rule
-    form: Any  # of (args, kwargs), or one form of each
-    results: list[tuple[Any, Result]]
-    samples: int
-    traced: bool
-    where: str = ""
-    pure: bool = True  # does nothing but compute its results
-    known: bool | None = None  # given, for what has no arguments
-    random: bool = False
-    flaggable: bool = True  # its one result can be multiplied
-    spread: bool = False  # it returns several tensors, which can be replaced
-    writes: tuple[Hashable, ...] = ()
-    role: str = ""  # of its node, in a rolled graph
-    late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
-    run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
 
 
 @dataclass
@@ -195,9 +177,9 @@ class Interpreter:
         known = statement.pure and not statement.random and self._knows(statement)
         for (key, result), kind in zip(statement.results, kinds, strict=True):
             if key in statement.writes:
-                self._overwrite(statement, key, kind)
+                overwrite(self, statement, key, kind)
             self.origin[key] = at
-            checked = _checked(kind, result, statement)
+            checked = held_against_sizes(kind, result, statement)
             if isinstance(checked, Apart) and not statement.traced:  # an output
                 checked = Opaque("an output for every sample")
             name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
@@ -211,7 +193,7 @@ class Interpreter:
             self._decided(statement, value, result)
         self._hand_out(statement)
         for key in statement.writes:
-            self._write(statement, key)
+            write(self, statement, key)
         if statement.writes and not statement.traced:  # a tape does not say what looks at the same memory
             for key, value in self.values.items():
                 self.values[key] = replace(value, known=False, repeats=None)
@@ -293,20 +275,12 @@ class Interpreter:
         writes = tuple(write for write in late if isinstance(value, Value) and write > form.node)
         if not writes:
             return value
-        if not self._is_as_left(value, self.key(form), writes):
+        if not is_as_left(self, value, self.key(form), writes):
             value = replace(value, even=None)
         ahead = form.node in self.ahead and all(write in self.ahead for write in writes)
         if ahead and isinstance(value.kind, Sample) and not value.grad:
             return replace(value, key=Written(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)
-
-    def _is_as_left(self, value: Value, key: Hashable, writes: tuple[int, ...]) -> bool:
-        """Whether a value is after some writes as it is known: the last made it so, or none can reach it."""
-        if self.statements[self.origin[key]].index == max(writes):
-            return True
-        makers = [one for one in self.statements if one.index in writes]
-        written = [self.values.get(one) for maker in makers for one in maker.writes]
-        return all(one is not None and one.dtype != value.dtype for one in written)
 
     def read(self, form: Any) -> Any:
         """The value of a reference or a number."""
@@ -325,11 +299,11 @@ class Interpreter:
     def _kinds(self, statement: Statement) -> Sequence[Kind]:
         found: Any
         if statement.role:
-            return _spread(kind_of_role(statement, *self.arguments(statement)), len(statement.results))
+            return spread(kind_of_role(statement, *self.arguments(statement)), len(statement.results))
         if statement.run is not None:
             if statement.form is not None and self.is_rolled:
                 refuse_apart(*self.arguments(statement))
-            return _spread(statement.run(self, statement), len(statement.results))
+            return spread(statement.run(self, statement), len(statement.results))
         args, kwargs = self.arguments(statement)
         if self.is_rolled:
             refuse_apart(args, kwargs)
@@ -345,7 +319,7 @@ class Interpreter:
             self.sizes[statement.index] = call.sizes
         else:
             self.sizes.pop(statement.index, None)
-        return _spread(found, len(statement.results))
+        return spread(found, len(statement.results))
 
     def _judged(self, statement: Statement, call: Call) -> Any:
         numbers = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, (Count, Odd))]
@@ -362,7 +336,7 @@ class Interpreter:
             if numbers and statement.name not in COUNTING:
                 raise Refused("it uses the number of samples")
             found = arranged(call, rule) if rule is None or concerns_order(call) else rule(call)
-            _no_draws_apart(call, found)
+            refuse_draws_apart(call, found)
             return found
         except Demand as demand:
             nearest = self._reach(demand.key, demand.decision)
@@ -387,83 +361,3 @@ class Interpreter:
             if value.is_sum and self._possible(value.key, "whole"):
                 return Demand(value.key, "whole")
         return None
-
-    def _overwrite(self, statement: Statement, key: Hashable, kind: Kind) -> None:
-        """`x[i] = y`: x must stay of its kind, for views of it were followed; one just made has none."""
-        old, maker = self.values[key].kind, self.statements[self.origin[key]].name
-        if old == kind or (isinstance(kind, Arranged) and maker == "empty_like"):
-            return
-        self.rewritten = True
-        self.block(
-            statement,
-            kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values",
-        )
-
-    def _write(self, statement: Statement, key: Hashable) -> None:
-        """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
-        if not statement.results or key == statement.results[0][0] or key not in self.values:
-            return
-        old, new = self.values[key], self.values[statement.results[0][0]]
-        maker = self.statements[self.origin[key]]
-        if old.kind != new.kind and not self._loses_keys(old, new):
-            self.rewritten = True
-            if (
-                maker.name in _VIEWS
-                or maker.form is None
-                or old.rank
-                or self._seen(statement, key)
-                or isinstance(new.kind, Opaque)
-            ):
-                reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
-                self.block(statement, reason)
-        self.values[key] = replace(old, kind=new.kind, known=False, even=None)
-
-    def _seen(self, statement: Statement, key: Hashable) -> bool:
-        """Whether something but a write has read a value before: it may be a view, which shows the write."""
-        made, now = self.origin[key], self.origin[statement.results[0][0]]
-        between = self.statements[made + 1 : now]
-        return any(
-            key not in one.writes and key in map(self.key, form_refs(one.form))
-            for one in between
-            if one.form is not None
-        )
-
-    def _loses_keys(self, old: Value, new: Value) -> bool:
-        """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""
-        before, after = old.kind, new.kind
-        if not isinstance(before, Arranged) or before.role != "keys" or after != replace(before, role="rows"):
-            return False
-        others = [value for value in self.values.values() if value.kind == before and value.key != old.key]
-        return all(value.dtype != old.dtype for value in others)
-
-
-def form_refs(form: Any) -> list[Any]:
-    """The values that a statement reads, those inside numbers included."""
-    return [ref for part in (form if isinstance(form, tuple) else (form,)) for ref in refs(part)]
-
-
-def _spread(found: Any, count: int) -> list[Kind]:
-    """One kind for every result."""
-    return list(found) if isinstance(found, (list, tuple)) else [found] * count
-
-
-class Inherited(Refused):
-    """Opaque because an argument is; keeps the first reason."""
-
-
-def _checked(kind: Kind, result: Result, statement: Statement) -> Kind:
-    """A kind held against the sizes that were seen; a contradiction is no proof."""
-    if isinstance(kind, Sample):
-        size = result.shape[kind.dim] if kind.dim < len(result.shape) else -1
-        if size != kind.entries * statement.samples or result.batch not in (kind.dim, "?"):
-            return Opaque(f"{statement.where}: sizes contradict what its rule says")
-    elif isinstance(kind, (Constant, Partial, Mean)) and result.batch not in (None, "?"):
-        return Opaque(f"{statement.where}: its size depends on the batch, against its rule")
-    return kind
-
-
-def _no_draws_apart(call: Call, found: Any) -> None:
-    """Random numbers are drawn for the whole batch and handed out by sample, which must lie together."""
-    for kind in found if isinstance(found, (list, tuple)) else (found,):
-        if call.random and isinstance(kind, Sample) and kind.outer != 1:
-            raise Refused("random numbers of samples that do not lie together")

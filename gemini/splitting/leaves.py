@@ -20,10 +20,11 @@ from gemini.capture.recording import BRANCHES, Coarsen
 from gemini.capture.signatures import node_signature
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, leaves
 from gemini.splitting.inside import lent, trace_inside
-from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.loops import follow_loops
 from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
+from gemini.splitting.statements import Statement
 from gemini.splitting.statistics import may_be_own
 from gemini.step.splitting import Arranged, Constant, Counted, Kind, Mean, Opaque, Sample
 
@@ -90,7 +91,7 @@ def _row_by_row(
 
 
 def _inherited(reason: str) -> Exception:
-    from gemini.splitting.interpreter import Inherited
+    from gemini.splitting.statements import Inherited
 
     return Inherited(reason)
 

@@ -17,7 +17,8 @@ from gemini.step.splitting import Apart, Constant, Kind, Opaque, Recorded, Repea
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
-    from gemini.splitting.interpreter import Interpreter, Statement
+    from gemini.splitting.interpreter import Interpreter
+    from gemini.splitting.statements import Statement
 
 _JOINS = ("cat", "stack", "hstack", "vstack", "dstack", "tensor", "as_tensor", "pad_sequence")
 _MOST = 1 << 12  # entries of a micro-batch's input that is compared with the captured one before every step

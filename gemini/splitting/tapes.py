@@ -17,8 +17,9 @@ from gemini.capture.forms import leaves as form_leaves
 from gemini.capture.targets import op_name
 from gemini.splitting.calls import Refused, Result, Value, leaves
 from gemini.splitting.graphs import GraphForms, other_way, settle_guards
-from gemini.splitting.interpreter import Interpreter, Statement
+from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.rules.registry import short_name
+from gemini.splitting.statements import Statement
 from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
 from gemini.step.tape import Meta, Op, Tape
 

@@ -23,7 +23,7 @@ def test_six_lengths_share_one_plan_and_its_stages(crew: Crew) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):
         six_lengths(model, optimizer, step)
-    kinds = [kind for found in overlap.kinds.values() for kind in found]
+    kinds = [kind for found in overlap.catalogue.kinds.values() for kind in found]
     assert len(kinds) == 6
     assert len({id(kind.plan.partition) for kind in kinds if kind.plan is not None}) == 1
     assert len({id(kind.executor) for kind in kinds}) == 1

@@ -24,33 +24,25 @@ from gemini.capture.binding import Call, bind
 from gemini.capture.executor import GuardBroken
 from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
-from gemini.capture.values import UnsupportedValueError, decode
-from gemini.errors import GeminiError, ScheduleError, WorkerError
-from gemini.planner.contention import among
+from gemini.capture.values import decode
+from gemini.errors import WorkerError
 from gemini.planner.pieces import piece_sizes
-from gemini.planner.reuse import reusing
-from gemini.planner.step_plan import UnplannableError
-from gemini.planner.tails import gathering
-from gemini.planner.undivided import undivided
-from gemini.planner.ways import this_way
 from gemini.randomness.foreign import ForeignDraws
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
 from gemini.runtime.controller.interrupts import Held
-from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
-from gemini.runtime.deferred import Outline, Pending, StepResult, Work, defer, placed
-from gemini.runtime.deferred.watching import before_drawing
+from gemini.runtime.deferred import Pending, StepResult, Work, defer, placed
 from gemini.runtime.executor.request import StepResult as Ran
+from gemini.runtime.overlap.catalogue import Catalogue
 from gemini.runtime.overlap.checked import checked
 from gemini.runtime.overlap.evaluation import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.overlap.generators import follow, states_for
-from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.installing import executor_for
-from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of, short_of
+from gemini.runtime.overlap.kinds import Kind, Planner
 from gemini.runtime.overlap.leaving import Leavings, passed
-from gemini.runtime.overlap.losses import Prepared, port_names, prepare, request_of
+from gemini.runtime.overlap.losses import Prepared, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
-from gemini.runtime.overlap.reasons import of_failure, of_plan
+from gemini.runtime.overlap.reasons import of_failure
 from gemini.runtime.overlap.results import result_of
 from gemini.runtime.overlap.roster import Roster, roster_of
 from gemini.runtime.overlap.swapped import has_swapped
@@ -62,12 +54,7 @@ if TYPE_CHECKING:
     from gemini.runtime.controller.managed import Managed
     from gemini.runtime.executor.executor import Executor
 
-_KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
-_SHAPES = 64  # and so many with those that are served by the plan of another
-_CHANGES = 8  # times that plans are made again for a model that the program changes
-_FLEETING = 3  # kinds that were planned for and did not come again: no more are planned for meanwhile
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
-_WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
 _EARLY = "what it returned was read, or given to another model, before there was a loss"
 _SLOW = 10  # times what a step is expected to take: then it hangs
@@ -88,13 +75,12 @@ class Overlap:
     """Plans, and how calls come to run by them."""
 
     def __init__(self, managed: Managed, planner: Planner, story: Story, trace: Path | None = None) -> None:
-        self.managed, self.planner, self.story, self.trace = managed, planner, story, trace
+        self.managed, self.story, self.trace = managed, story, trace
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
-        self.kinds: dict[Any, list[Kind]] = {}
-        self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.steps = 0
         self._roster: Roster | None = None
         self._leavings = Leavings()
+        self.catalogue = Catalogue(managed, planner, story, self._leavings)
 
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         """A call of the model; `eager` makes it by dispatch."""
@@ -103,7 +89,7 @@ class Overlap:
         if reason := _watched(roster.parameters):
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
-        kind, samples = self._kind(model, roster, call)
+        kind, samples = self.catalogue.find(model, roster, call)
         reason = kind.reason
         if not reason and samples is None:
             reason = "its inputs have other sizes than those it was planned for"
@@ -112,12 +98,12 @@ class Overlap:
             fitting = kind.plan.build(kind.shares)._fitting
             with self._leavings.aside(model):
                 misfit = fitting.misfit(bind(model, args, kwargs), roster.state, call.like)
-            if misfit is not None and misfit.kind == "model" and self._drop(kind):
+            if misfit is not None and misfit.kind == "model" and self.catalogue.drop(kind):
                 return self.call(model, eager, args, kwargs)
             reason = "" if misfit is None else misfit.text
         if reason or samples is None:
             return self._dispatched(eager, args, kwargs, reason)
-        going = self._going(model, kind, samples, args, kwargs)
+        going = self.catalogue.going(model, kind, samples, args, kwargs)
         if going is None:
             return self._dispatched(eager, args, kwargs, _ANOTHER_WAY)
         kind = going
@@ -127,7 +113,7 @@ class Overlap:
             eager = partial(in_pieces, kind.plan, model)
         if samples not in kind.outlines:
             output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
-            self._learn(kind, model, samples, output)
+            self.catalogue.learn(kind, model, samples, output)
             return output
         try:
             foreign = _drawn(kind, model, args, kwargs)
@@ -146,112 +132,6 @@ class Overlap:
         if self._roster is not None:
             self._leavings.settle(self._roster.model)
         return eager(args, kwargs)
-
-    # ── kinds ──────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _kind(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
-        short = short_of(call)
-        state = roster.state
-        found = state.kinds.get(short) if state is not None else None
-        if found is None:
-            found = self.kinds.get(kind_of(roster, call), [])
-            if state is not None and found:
-                state.kinds[short] = found
-        for kind in found:
-            if kind.plan is None:
-                return kind, None
-            samples = kind.samples(call.tensors)
-            if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
-                return kind, samples
-        key = kind_of(roster, call)
-        if self._is_fleeting(key):
-            return Kind(reason="its plain arguments are others in every call"), None
-        known = [kind for kinds in self.kinds.values() for kind in kinds]
-        planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
-        if len(planned) >= _KINDS or len(known) >= _SHAPES:
-            return Kind(reason=f"it is called in more than {len(known)} ways"), None
-        with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
-            made = self._planned(model, call)
-        self.kinds.setdefault(key, []).append(made)
-        return made, None if made.plan is None else made.samples(call.tensors)
-
-    def _is_fleeting(self, key: Any) -> bool:
-        """Whether calls that differ from this one in plain values only never came again after a plan was made."""
-        alike = [kinds for other, kinds in self.kinds.items() if differ_in_values(other, key)]
-        unused = [kind for kinds in alike for kind in kinds if kind.plan is not None and not kind.is_used]
-        return len(unused) >= _FLEETING
-
-    def _going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
-        """The kind for the way that random numbers send a call; None where there is no plan for it."""
-        assert kind.plan is not None
-        if kind.plan.branches is None:
-            return kind
-        before_drawing()  # from now on nobody draws before this call does
-        bound = bind(model, args, kwargs)
-        found = kind.going(model, bound, samples)
-        if found is None and len(kind.variants) < _WAYS:
-            with this_way(), undivided(kind.plan.unsplit):
-                kind.variants.append(self._planned(model, Call(args, kwargs)))
-            found = kind.going(model, bound, samples)
-        if found is not None:
-            found.see_others((kind, *kind.variants), samples)
-        return found
-
-    def _drop(self, kind: Kind) -> bool:
-        """The program has changed the model: plan again for what it is now; False where it does so ever again."""
-        if len(self.former) >= _CHANGES or kind.plan is None:
-            return False
-        self.former.append(kind.plan)
-        for found in self.kinds.values():
-            found[:] = [one for one in found if one is not kind]
-        return True
-
-    def _planned(self, model: nn.Module, call: Call) -> Kind:
-        from gemini.runtime.controller.dispatch import here
-
-        shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
-        began = time.perf_counter()
-        self._leavings.settle(model)
-        try:
-            with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
-                plan = self.planner(model, *call.arguments())
-            self._check(plan)
-        except ScheduleError:  # what was asked for cannot be: the user is to know
-            raise
-        except (UnplannableError, GeminiError) as error:
-            reason = of_plan(error)
-        except Exception as error:
-            self.managed.record.demote(f"planning {self.managed.name}", error)
-            reason = f"planning failed: {of_failure(error)}"
-        else:
-            if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
-                self.story.plan = str(plan)
-            if plan.unsplit:
-                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
-                self.managed.record.say(text, once=plan.unsplit)
-            self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
-            return Kind(plan, "", shapes)
-        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=reason)
-        return Kind(None, reason, shapes)
-
-    def _check(self, plan: Any) -> None:
-        sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
-        if plan.writes and any(node.kind == "buffer" for node in sources):
-            raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
-        if plan.micro_batches < 2 and not plan.unsplit:
-            raise UnplannableError("there is only one sample")
-        port_names(plan)
-
-    def _learn(self, kind: Kind, model: nn.Module, samples: int, output: Any) -> None:
-        assert kind.plan is not None
-        try:
-            outline = Outline.of(self._leavings.seen(kind.plan, model, output))
-        except UnsupportedValueError as error:
-            kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
-            return
-        if len(outline.metas) != len(kind.plan.graph.outputs()):
-            kind.plan, kind.reason = None, "it returns other tensors than its graph"
-            return
-        kind.outlines[samples] = outline
 
     def _work(
         self, model: nn.Module, roster: Roster, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
@@ -307,7 +187,7 @@ class Overlap:
             prepared = kind.prepared[samples] = prepare_outputs(plan, outline.metas, sizes)
         if prepared.reason:
             with self._leavings.aside(asked.model):
-                whole = self._undivided(kind, asked.model, asked.call, prepared.reason)
+                whole = self.catalogue.undivided_like(kind, asked.model, asked.call, prepared.reason)
             if whole is not None:
                 whole.outlines[samples] = outline
                 return self._evaluated(asked, whole, samples)
@@ -381,7 +261,7 @@ class Overlap:
         args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
         with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
-            whole = self._undivided(kind, pending.work.model, Call(args, kwargs), reason)
+            whole = self.catalogue.undivided_like(kind, pending.work.model, Call(args, kwargs), reason)
         tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
         how = "goes forward with all micro-batches first" if tailed else "runs a batch as one"
         if not of_batch:
@@ -399,26 +279,8 @@ class Overlap:
         whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
         self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit or whole)
 
-    def _undivided(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
-        """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
-        if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
-            return None
-        tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
-        if kind.undivided is None or (tailed and kind.undivided.failures > 1):
-            as_one = tailed or kind.plan.tail is not None
-            with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
-                kind.undivided = self._planned(model, call)
-        plan = kind.undivided.plan
-        samples = None if plan is None else kind.undivided.samples(call.tensors)
-        if plan is None or samples is None:
-            return None
-        bound = bind(model, *call.arguments())
-        fits = plan.build()._fitting.misfit(bound) is None
-        goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
-        return kind.undivided if fits and goes else None
-
     def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
-        known = (one for kinds in self.kinds.values() for one in kinds)
+        known = (one for kinds in self.catalogue.kinds.values() for one in kinds)
         return executor_for(kind, prepared, known, self.managed)
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:

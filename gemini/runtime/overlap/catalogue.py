@@ -1,0 +1,175 @@
+"""The catalogue of a model: the kinds of calls that it gets, and the plan of each."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.binding import Call, bind
+from gemini.capture.state import undrawn
+from gemini.capture.values import UnsupportedValueError
+from gemini.errors import GeminiError, ScheduleError
+from gemini.planner.contention import among
+from gemini.planner.reuse import reusing
+from gemini.planner.step_plan import UnplannableError
+from gemini.planner.tails import gathering
+from gemini.planner.undivided import undivided
+from gemini.planner.ways import this_way
+from gemini.report.journal import Story
+from gemini.runtime.controller.probing import speeds_of
+from gemini.runtime.deferred import Outline
+from gemini.runtime.deferred.watching import before_drawing
+from gemini.runtime.overlap.hookless import hookless
+from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of, short_of
+from gemini.runtime.overlap.leaving import Leavings
+from gemini.runtime.overlap.losses import port_names
+from gemini.runtime.overlap.reasons import of_failure, of_plan
+from gemini.runtime.overlap.roster import Roster
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.controller.managed import Managed
+
+_KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
+_SHAPES = 64  # and so many with those that are served by the plan of another
+_CHANGES = 8  # times that plans are made again for a model that the program changes
+_FLEETING = 3  # kinds that were planned for and did not come again: no more are planned for meanwhile
+_WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
+
+
+class Catalogue:
+    """Kinds of calls, planned for as they come."""
+
+    def __init__(self, managed: Managed, planner: Planner, story: Story, leavings: Leavings) -> None:
+        self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
+        self.kinds: dict[Any, list[Kind]] = {}
+        self.former: list[StepPlan] = []  # for states that the model is not in any more
+
+    def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
+        """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
+        short = short_of(call)
+        state = roster.state
+        found = state.kinds.get(short) if state is not None else None
+        if found is None:
+            found = self.kinds.get(kind_of(roster, call), [])
+            if state is not None and found:
+                state.kinds[short] = found
+        for kind in found:
+            if kind.plan is None:
+                return kind, None
+            samples = kind.samples(call.tensors)
+            if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
+                return kind, samples
+        key = kind_of(roster, call)
+        if self._is_fleeting(key):
+            return Kind(reason="its plain arguments are others in every call"), None
+        known = [kind for kinds in self.kinds.values() for kind in kinds]
+        planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
+        if len(planned) >= _KINDS or len(known) >= _SHAPES:
+            return Kind(reason=f"it is called in more than {len(known)} ways"), None
+        with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
+            made = self._planned(model, call)
+        self.kinds.setdefault(key, []).append(made)
+        return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _is_fleeting(self, key: Any) -> bool:
+        """Whether calls that differ from this one in plain values only never came again after a plan was made."""
+        alike = [kinds for other, kinds in self.kinds.items() if differ_in_values(other, key)]
+        unused = [kind for kinds in alike for kind in kinds if kind.plan is not None and not kind.is_used]
+        return len(unused) >= _FLEETING
+
+    def going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
+        """The kind for the way that random numbers send a call; None where there is no plan for it."""
+        assert kind.plan is not None
+        if kind.plan.branches is None:
+            return kind
+        before_drawing()  # from now on nobody draws before this call does
+        bound = bind(model, args, kwargs)
+        found = kind.going(model, bound, samples)
+        if found is None and len(kind.variants) < _WAYS:
+            with this_way(), undivided(kind.plan.unsplit):
+                kind.variants.append(self._planned(model, Call(args, kwargs)))
+            found = kind.going(model, bound, samples)
+        if found is not None:
+            found.see_others((kind, *kind.variants), samples)
+        return found
+
+    def drop(self, kind: Kind) -> bool:
+        """The program has changed the model: plan again for what it is now; False where it does so ever again."""
+        if len(self.former) >= _CHANGES or kind.plan is None:
+            return False
+        self.former.append(kind.plan)
+        for found in self.kinds.values():
+            found[:] = [one for one in found if one is not kind]
+        return True
+
+    def undivided_like(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
+        """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
+        if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
+            return None
+        tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
+        if kind.undivided is None or (tailed and kind.undivided.failures > 1):
+            as_one = tailed or kind.plan.tail is not None
+            with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
+                kind.undivided = self._planned(model, call)
+        plan = kind.undivided.plan
+        samples = None if plan is None else kind.undivided.samples(call.tensors)
+        if plan is None or samples is None:
+            return None
+        bound = bind(model, *call.arguments())
+        fits = plan.build()._fitting.misfit(bound) is None
+        goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
+        return kind.undivided if fits and goes else None
+
+    def learn(self, kind: Kind, model: nn.Module, samples: int, output: Any) -> None:
+        """See what calls of a kind return."""
+        assert kind.plan is not None
+        try:
+            outline = Outline.of(self.leavings.seen(kind.plan, model, output))
+        except UnsupportedValueError as error:
+            kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
+            return
+        if len(outline.metas) != len(kind.plan.graph.outputs()):
+            kind.plan, kind.reason = None, "it returns other tensors than its graph"
+            return
+        kind.outlines[samples] = outline
+
+    def _planned(self, model: nn.Module, call: Call) -> Kind:
+        from gemini.runtime.controller.dispatch import here
+
+        shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
+        began = time.perf_counter()
+        self.leavings.settle(model)
+        try:
+            with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
+                plan = self.planner(model, *call.arguments())
+            self._check(plan)
+        except ScheduleError:  # what was asked for cannot be: the user is to know
+            raise
+        except (UnplannableError, GeminiError) as error:
+            reason = of_plan(error)
+        except Exception as error:
+            self.managed.record.demote(f"planning {self.managed.name}", error)
+            reason = f"planning failed: {of_failure(error)}"
+        else:
+            if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
+                self.story.plan = str(plan)
+            if plan.unsplit:
+                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
+                self.managed.record.say(text, once=plan.unsplit)
+            self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
+            return Kind(plan, "", shapes)
+        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=reason)
+        return Kind(None, reason, shapes)
+
+    def _check(self, plan: Any) -> None:
+        sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
+        if plan.writes and any(node.kind == "buffer" for node in sources):
+            raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
+        if plan.micro_batches < 2 and not plan.unsplit:
+            raise UnplannableError("there is only one sample")
+        port_names(plan)
