@@ -83,6 +83,8 @@ def _looped(
     """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
     for opened in (False, True):
         found = _tried(model, call, batch, wish, batch.size // times, times, opened=opened)
+        if random_guards(found.graph):  # ways through them are not known of loops
+            return None
         reason = _obstacle(found, batch.size)
         if not reason:
             return found
