@@ -1,13 +1,13 @@
-"""Hooked: models with hooks of the program's on modules inside them.
+"""Hooked: models with hooks on modules inside them.
 
-Such a hook keeps what it sees in lists and dicts of the program, or changes what flows: it has to run in the program's
-process, once a call. So there is no plan for such a model, and it is not run to look at it either. Hooks of torch's own
-that only make a weight (weight and spectral normalization, pruning) may run anywhere.
+A hook of the program keeps what it sees in lists and dicts of the program, or changes what flows: it has to run in the
+program's process, once a call. Hooks of torch's own that make a weight (old weight and spectral normalization, pruning)
+leave it in an attribute, which the program may read after the call. So there is no plan for such a model, and it is not
+run to look at it either. Parametrizations, which took the place of those, have no hooks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -20,17 +20,21 @@ _WEIGHTS = "torch.nn.utils."
 
 def check_hooks(model: nn.Module) -> None:
     """Raises UnplannableError where one hangs on a module inside; those on the model itself run around its call."""
-    names = [name for name, module in model.named_modules() if name and has_hooks(module) and any(_own(module))]
+    hooked = {name: _hooks(module) for name, module in model.named_modules() if name and has_hooks(module)}
+    names = [name for name, hooks in hooked.items() if not all(map(_makes_weights, hooks))]
     if names:
-        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise UnplannableError(f"hooks of the program hang on {names[0]}{others}")
+        raise UnplannableError(f"hooks of the program hang on {_listed(names)}")
+    names = [name for name, hooks in hooked.items() if hooks]
+    if names:
+        raise UnplannableError(f"a hook of torch.nn.utils makes a weight in every call of {_listed(names)}")
 
 
-def _own(module: nn.Module) -> Iterator[bool]:
-    """Of each hook, whether it is the program's own."""
-    for table in hook_tables(module):
-        for hook in (table or {}).values():
-            yield not _makes_weights(hook)
+def _listed(names: list[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [hook for table in hook_tables(module) for hook in (table or {}).values()]
 
 
 def _makes_weights(hook: Any) -> bool:

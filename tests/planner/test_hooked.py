@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune, spectral_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from gemini.planner.planning import Wish, plan_step
 from gemini.planner.step_plan import UnplannableError
@@ -46,10 +46,23 @@ def test_there_is_no_plan_and_no_call(register: Register) -> None:
     assert not seen
 
 
-@pytest.mark.filterwarnings("ignore:.*spectral_norm.*")
-def test_hooks_that_make_weights_do_not_matter() -> None:
+MAKE_WEIGHTS: dict[str, Register] = {
+    "spectral_norm": spectral_norm,
+    "weight_norm": weight_norm,
+    "pruning": lambda module: prune.l1_unstructured(module, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*_norm.*")
+@pytest.mark.parametrize("make", MAKE_WEIGHTS.values(), ids=MAKE_WEIGHTS.keys())
+def test_weights_that_hooks_leave_in_attributes_stay_with_the_program(make: Register) -> None:
     model = net()
-    spectral_norm(model[0])
+    make(model[2])
+    with pytest.raises(UnplannableError, match=r"a hook of torch\.nn\.utils makes a weight in every call of 2"):
+        plan_step(model, (torch.randn(8, 6),), {}, WISH)
+
+
+def test_parametrizations_are_planned_for() -> None:
+    model = net()
     parametrizations.weight_norm(model[2])
-    prune.l1_unstructured(model[4], "weight", 0.5)
     assert plan_step(model, (torch.randn(8, 6),), {}, WISH).micro_batches >= 1
