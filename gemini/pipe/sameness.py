@@ -10,7 +10,7 @@ from itertools import chain
 from operator import is_, methodcaller
 from typing import Any
 
-_VALUES = methodcaller("values")
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have tables like dictionaries
 
 
 class Sameness:
@@ -20,7 +20,7 @@ class Sameness:
         watched = list(spaces)
         self._empty = [space for space in watched if not space]
         self._full = [space for space in watched if space]
-        self._sizes, self._names = [*map(len, self._full)], [*chain.from_iterable(self._full)]
+        self._sizes, self._names = [*map(len, self._full)], [*chain.from_iterable(map(_KEYS, self._full))]
         self._values = [*chain.from_iterable(map(_VALUES, self._full))]
 
     def holds(self) -> bool:
@@ -28,6 +28,6 @@ class Sameness:
         return (
             not any(self._empty)
             and [*map(len, self._full)] == self._sizes
-            and [*chain.from_iterable(self._full)] == self._names
+            and [*chain.from_iterable(map(_KEYS, self._full))] == self._names
             and all(map(is_, chain.from_iterable(map(_VALUES, self._full)), self._values))
         )

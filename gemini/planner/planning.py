@@ -35,6 +35,7 @@ from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
 from gemini.planner.scheduling import ACTION_MS, AUTO, Choice, choose
+from gemini.planner.scripted import check_scripted
 from gemini.planner.step_plan import MeetingError, StepPlan, UnplannableError
 from gemini.planner.tails import (
     TailNodes,
@@ -94,6 +95,7 @@ class Wish:
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
     check_hooks(model)
+    check_scripted(model)
     check_held(model)
     with keeping_memory(model) as moved:
         plan = _plan(model, args, kwargs, wish)

@@ -22,7 +22,7 @@ from gemini.capture.values import walk
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-_VALUES = methodcaller("values")
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have tables like dictionaries
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
@@ -46,7 +46,7 @@ class Snapshot:
         self._own = [own for own, *_ in self.states]
         self._before = [before for _, before, *_ in self.states]
         self._tables = [table for state in self.states for table in (state[2], state[4])]
-        self._lengths, self._names = [*map(len, self._tables)], [*chain.from_iterable(self._tables)]
+        self._lengths, self._names = [*map(len, self._tables)], [*chain.from_iterable(map(_KEYS, self._tables))]
         self._tensors = [*chain.from_iterable(map(_VALUES, self._tables))]
         values = [value for own, *_ in self.states for value in own.values()]
         internal = {id(part) for module in self.modules for part in _internal(module)}
@@ -111,7 +111,9 @@ class Snapshot:
                 return False
         except Exception:  # see _equal
             return False
-        if [*map(len, self._tables)] != self._lengths or [*chain.from_iterable(self._tables)] != self._names:
+        if [*map(len, self._tables)] != self._lengths or [
+            *chain.from_iterable(map(_KEYS, self._tables))
+        ] != self._names:
             return False
         return all(map(is_, chain.from_iterable(map(_VALUES, self._tables)), self._tensors))
 

@@ -25,7 +25,7 @@ from gemini.capture.executor import GuardBroken
 from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
 from gemini.capture.values import decode
-from gemini.errors import WorkerError
+from gemini.errors import GeminiError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.randomness.foreign import ForeignDraws
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
@@ -83,7 +83,25 @@ class Overlap:
         self.catalogue = Catalogue(managed, planner, story, self._leavings)
 
     def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """A call of the model; `eager` makes it by dispatch."""
+        """A call of the model; `eager` makes it by dispatch, also where something here fails before it has."""
+        has_begun = False
+
+        def begun(given: Any, named: Any) -> Any:
+            nonlocal has_begun
+            has_begun = True
+            return eager(given, named)
+
+        try:
+            return self._called(model, begun, args, kwargs)
+        except GeminiError:
+            raise
+        except Exception as error:
+            if has_begun:  # it may be the program's own
+                raise
+            self.managed.record.demote(f"a call of {self.managed.name}", error)
+            return self._dispatched(eager, args, kwargs, of_failure(error))
+
+    def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
         self._roster = roster = roster_of(model, self._roster)
         if reason := _watched(roster.parameters):
@@ -99,7 +117,7 @@ class Overlap:
             with self._leavings.aside(model):
                 misfit = fitting.misfit(bind(model, args, kwargs), roster.state, call.like)
             if misfit is not None and misfit.kind == "model" and self.catalogue.drop(kind):
-                return self.call(model, eager, args, kwargs)
+                return self._called(model, eager, args, kwargs)
             reason = "" if misfit is None else misfit.text
         if reason or samples is None:
             return self._dispatched(eager, args, kwargs, reason)

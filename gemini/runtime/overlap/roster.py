@@ -28,6 +28,7 @@ _IDLE = frozenset(vars(nn.Module())) - {
     "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
 }  # fmt: skip
+_PLAIN = ("_modules", "_parameters", "_buffers")
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
 
@@ -37,7 +38,9 @@ def _walks_as_usual(module: nn.Module) -> bool:
     cls = type(module)
     if cls not in _usual:
         _usual[cls] = all(getattr(cls, name) is getattr(nn.Module, name) for name in _WALKS)
-    return _usual[cls] and vars(module).keys().isdisjoint(_WALKS)
+    own = vars(module)
+    has_tables = all(isinstance(own.get(name), dict) for name in _PLAIN)  # scripted modules have something like them
+    return has_tables and _usual[cls] and own.keys().isdisjoint(_WALKS)
 
 
 class _Attributes:

@@ -1,0 +1,84 @@
+"""A call that the overlapped path cannot make is made by dispatch: nothing that works in one process fails."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller import dispatch
+from gemini.runtime.overlap import overlap
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.lin(x))
+
+
+def train(model: nn.Module) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    told = []
+    for _ in range(5):
+        x, y = torch.randn(8, 8, generator=generator), torch.randint(3, (8,), generator=generator)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told.append(loss.item())
+    return told
+
+
+def compiled(model: nn.Module, folder: Path) -> nn.Module:
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(folder))
+    return GeminiCompiler().compiler(model, config=config)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")
+def test_a_scripted_module_inside_is_no_failure(tmp_path: Path) -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 8), torch.jit.script(Inner()), nn.Linear(8, 3))
+
+    expected, model = train(made()), made()
+    parallel = compiled(model, tmp_path)
+    assert train(parallel) == pytest.approx(expected, rel=1e-6)
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    ((kind,),) = managed.overlap.catalogue.kinds.values()
+    assert "compiled by torch.jit" in kind.reason
+
+
+def test_a_failure_before_a_call_is_made_leads_to_dispatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    expected = train(copy.deepcopy(model))
+    parallel = compiled(model, tmp_path)
+
+    def fail(*_: object) -> None:
+        raise KeyError("something that nobody thought of")
+
+    monkeypatch.setattr(overlap, "roster_of", fail)
+    assert train(parallel) == pytest.approx(expected, rel=1e-6)
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert OVERLAPPED not in managed.overlap.story.steps
+
+
+def test_what_the_model_raises_is_raised_once(tmp_path: Path) -> None:
+    parallel = compiled(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), tmp_path)
+    train(parallel)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        parallel(torch.randn(8, 5))
