@@ -194,7 +194,7 @@ class Statements:
     def _call(self, node: Node) -> Text:
         text = self._called(node)
         if node.id in self.shares:
-            weigh = self.imports.name("gemini.step.splitting", "weigh")
+            weigh = self.imports.name("gemini.step.shares", "weigh")
             text = Text(f"{weigh}({text}, self.shares[{self.shares[node.id]}])")
         self.lengths[node.id] = len(text.code)
         return text

@@ -16,7 +16,7 @@ from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.schedule.block import FORWARD
 from gemini.splitting.effects import written_buffers
 from gemini.splitting.graphs import GraphForms
-from gemini.step.splitting import Constant, Opaque, Partial, Sample
+from gemini.step.kinds import Constant, Opaque, Partial, Sample
 
 Once = tuple[tuple[int, ...], ...]
 

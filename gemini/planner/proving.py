@@ -27,7 +27,7 @@ from gemini.planner.tails import asked_to_gather, freed_for
 from gemini.randomness.branches import random_guards
 from gemini.splitting.rules.layouts import SQUEEZED
 from gemini.splitting.statistics import couples, own_statistics
-from gemini.step.splitting import Opaque
+from gemini.step.kinds import Opaque
 
 if TYPE_CHECKING:
     from gemini.planner.planning import Wish

@@ -27,7 +27,7 @@ from gemini.schedule.block import FORWARD, Block, Number
 from gemini.schedule.schedplan import SchedPlan
 from gemini.splitting.statistics import couples
 from gemini.splitting.tails import NoTail, border, find_tail, freed, number_joined, settled
-from gemini.step.splitting import Constant, Mean, Partial, Sample
+from gemini.step.kinds import Constant, Mean, Partial, Sample
 from gemini.step.tail import Joined, Tail
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import nn
 
 from gemini.capture.graph import Graph
 from gemini.splitting.foreseeing import Foreseen, is_foreign
-from gemini.step.splitting import SplittingError
+from gemini.step.kinds import SplittingError
 from gemini.step.tape import Tape
 
 States = tuple[Any, Any]

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import Condition, Constant, Each, Kind, Mean, Opaque, Partial, Positions, Sample
+from gemini.step.conditions import Condition, Each
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Partial, Positions, Sample
 
 # The number of samples that sizes of a graph are written with: a prime that no other size has.
 SAMPLES = 1_000_003

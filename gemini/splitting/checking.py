@@ -21,7 +21,9 @@ from gemini.capture.values import tensors
 from gemini.splitting.foreseeing import Foreseen
 from gemini.splitting.graphs import GraphForms
 from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
-from gemini.step.splitting import Constant, Kind, Known, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.step.shares import Known
+from gemini.step.splitting import Splitting
 from gemini.step.tape import Meta, Tape
 
 _EXACT = 1e-7  # in double precision

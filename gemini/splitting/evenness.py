@@ -18,7 +18,7 @@ from typing import Any
 
 from gemini.splitting.calls import Value, axis
 from gemini.splitting.rules.pointwise import NAMES
-from gemini.step.splitting import Constant, Kind, Partial, Sample
+from gemini.step.kinds import Constant, Kind, Partial, Sample
 
 Part = tuple[int, int, int]  # dimension, first place, place behind the last
 

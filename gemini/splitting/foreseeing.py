@@ -23,7 +23,8 @@ from gemini.capture.regions import RegionSwitch
 from gemini.capture.state import undrawn
 from gemini.capture.values import follow
 from gemini.splitting.rules.registry import short_name
-from gemini.step.splitting import SplittingError, Written
+from gemini.step.kinds import SplittingError
+from gemini.step.shares import Written
 from gemini.step.tape import Tape
 
 _SIZES = ("size", "numel")

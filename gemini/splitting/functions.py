@@ -21,7 +21,7 @@ from gemini.splitting.calls import Count, Odd, Refused, Value, leaves
 from gemini.splitting.inside import trace_inside
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.statements import Inherited, Statement
-from gemini.step.splitting import Constant, Kind, Opaque, Partial, Sample
+from gemini.step.kinds import Constant, Kind, Opaque, Partial, Sample
 
 
 def open_function(node: Node, interpreter: Interpreter, statement: Statement) -> list[Kind]:

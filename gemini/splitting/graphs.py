@@ -24,7 +24,7 @@ from gemini.splitting.rolled import settle_branches
 from gemini.splitting.rules.registry import short_name
 from gemini.splitting.statements import Inherited, Statement
 from gemini.splitting.statistics import may_be_own
-from gemini.step.splitting import Apart, Arranged, Constant, Kind, Opaque, Sample
+from gemini.step.kinds import Apart, Arranged, Constant, Kind, Opaque, Sample
 
 
 @dataclass

@@ -7,7 +7,8 @@ from math import prod
 from typing import Any
 
 from gemini.splitting.calls import Result, Value
-from gemini.step.splitting import Constant, Kind, Opaque, Own, Part, Pointers, Sample, Several, Share, Whole
+from gemini.step.kinds import Constant, Kind, Opaque, Pointers, Sample
+from gemini.step.shares import Own, Part, Several, Share, Whole
 
 _MOST = 1 << 14  # entries a sample of a value that is put in from outside
 

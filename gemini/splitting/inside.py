@@ -28,7 +28,8 @@ from gemini.capture.values import decode, follow
 from gemini.splitting.calls import SAMPLES, Count, Odd, Refused, Value, leaves
 from gemini.splitting.effects import obstacle
 from gemini.splitting.interpreter import Interpreter
-from gemini.step.splitting import Constant, Counted, Kind, Mean, Opaque, Sample
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Sample
+from gemini.step.shares import Counted
 
 _SIZES = (2, 3)
 

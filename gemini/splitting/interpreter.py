@@ -47,22 +47,9 @@ from gemini.splitting.statements import (
     spread,
 )
 from gemini.splitting.writing import is_as_left, overwrite, write
-from gemini.step.splitting import (
-    Apart,
-    Condition,
-    Constant,
-    Kind,
-    Mean,
-    Opaque,
-    Part,
-    Partial,
-    Sample,
-    Share,
-    Times,
-    Uniform,
-    Whole,
-    Written,
-)
+from gemini.step.conditions import Condition
+from gemini.step.kinds import Apart, Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.step.shares import Part, Share, Times, Uniform, Whole, Written
 
 _BUGS = (TypeError, ValueError, IndexError, KeyError, AttributeError, ZeroDivisionError, StopIteration)
 

@@ -26,7 +26,8 @@ from gemini.splitting.rules.experts import as_rows, back, row_result, row_value
 from gemini.splitting.rules.registry import find_rule
 from gemini.splitting.statements import Statement
 from gemini.splitting.statistics import may_be_own
-from gemini.step.splitting import Arranged, Constant, Counted, Kind, Mean, Opaque, Sample
+from gemini.step.kinds import Arranged, Constant, Kind, Mean, Opaque, Sample
+from gemini.step.shares import Counted
 
 _POINTWISE = (
     nn.Dropout, nn.ReLU, nn.ReLU6, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.ELU, nn.SELU, nn.CELU,

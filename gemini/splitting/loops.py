@@ -40,7 +40,7 @@ from gemini.splitting.calls import Refused
 from gemini.splitting.inside import Inside, settled
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.segments import check_lists, is_without
-from gemini.step.splitting import Kind
+from gemini.step.kinds import Kind
 
 _LENGTH = 2  # rows of a choice, in a trace
 _EMPTY = {("eq", 0), ("ne", 0), ("gt", 0), ("le", 0), ("lt", 1), ("ge", 1)}

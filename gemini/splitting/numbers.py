@@ -9,7 +9,7 @@ from typing import Any
 from gemini.capture.forms import refs
 from gemini.capture.numbers import ARITHMETIC, Expr
 from gemini.splitting.calls import SAMPLES, Count, Fixed, Odd, Value
-from gemini.step.splitting import Arranged, Constant, Positions, Sample
+from gemini.step.kinds import Arranged, Constant, Positions, Sample
 
 UNKNOWN = "how many rows were chosen"
 _LINEAR = ("add", "sub")

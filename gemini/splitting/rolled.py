@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gemini.capture.forms import Ref, expr_refs
 from gemini.capture.pinning import inputs_of
 from gemini.splitting.calls import Count, Odd, Refused, Value, leaves
-from gemini.step.splitting import Apart, Constant, Kind, Opaque, Recorded, Repeated, Sample
+from gemini.step.conditions import Recorded, Repeated
+from gemini.step.kinds import Apart, Constant, Kind, Opaque, Sample
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph

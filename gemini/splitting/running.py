@@ -18,7 +18,9 @@ from gemini.capture.graph import Graph
 from gemini.capture.regions import Region, RegionSwitch
 from gemini.capture.values import decode, tensors
 from gemini.randomness.branches import random_guards
-from gemini.step.splitting import Sample, Splitting, weigh
+from gemini.step.kinds import Sample
+from gemini.step.shares import weigh
+from gemini.step.splitting import Splitting
 from gemini.step.tape import Tape
 
 

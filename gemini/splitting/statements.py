@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemini.capture.forms import refs
 from gemini.splitting.calls import Call, Refused, Result
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Partial, Sample
 
 if TYPE_CHECKING:
     from gemini.splitting.interpreter import Interpreter

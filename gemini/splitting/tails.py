@@ -23,7 +23,8 @@ from gemini.splitting.graphs import GraphForms, settle_assignments, settle_guard
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.numbers import number_at, number_kind
 from gemini.splitting.tapes import outputs_of
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.step.splitting import Splitting
 from gemini.step.tail import Joined
 from gemini.step.tape import Tape
 

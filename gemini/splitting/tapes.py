@@ -20,7 +20,8 @@ from gemini.splitting.graphs import GraphForms, other_way, settle_guards
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.rules.registry import short_name
 from gemini.splitting.statements import Statement
-from gemini.step.splitting import Constant, Kind, Mean, Opaque, Partial, Sample, Splitting
+from gemini.step.kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.step.splitting import Splitting
 from gemini.step.tape import Meta, Op, Tape
 
 

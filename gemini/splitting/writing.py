@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gemini.splitting.calls import Value
 from gemini.splitting.statements import Statement, form_refs
-from gemini.step.splitting import Arranged, Kind, Opaque
+from gemini.step.kinds import Arranged, Kind, Opaque
 
 if TYPE_CHECKING:
     from gemini.splitting.interpreter import Interpreter

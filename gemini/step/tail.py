@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import Constant, Partial, Sample
+from gemini.step.kinds import Constant, Partial, Sample
 
 Joined = Sample | Constant | Partial
 

@@ -20,8 +20,8 @@ from gemini.runtime.executor.asked import step_of
 from gemini.schedule.library import library
 from gemini.splitting.graphs import prove_graph
 from gemini.splitting.tapes import prove
+from gemini.step.kinds import Sample
 from gemini.step.program import program_of
-from gemini.step.splitting import Sample
 
 _spec = importlib.util.spec_from_file_location("recorder", Path(__file__).parents[1] / "splitting" / "recorder.py")
 assert _spec is not None

@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini.capture.executor import GuardBroken
 from gemini.splitting.checking import check
-from gemini.step.splitting import SplittingError
+from gemini.step.kinds import SplittingError
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import Y_IGNORED, C, N, Y, positive, rows, targets
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.splitting.checking import check
-from gemini.step.splitting import SplittingError
+from gemini.step.kinds import SplittingError
 from tests.splitting.recorder import Step
 
 N, C, T = 7, 5, 3

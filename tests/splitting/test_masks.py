@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.splitting.checking import check
-from gemini.step.splitting import SplittingError
+from gemini.step.kinds import SplittingError
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import N, split_equals
 from tests.splitting.test_models import own

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from gemini.splitting.interpreter import Interpreter
 from gemini.splitting.running import pieces, run_tape
 from gemini.splitting.tapes import _given, _statement
-from gemini.step.splitting import Constant, Mean, Partial, Sample, Splitting
+from gemini.step.kinds import Constant, Mean, Partial, Sample
+from gemini.step.splitting import Splitting
 from tests.splitting.recorder import Recorder
 
 N, A, B = 5, 4, 6

@@ -9,7 +9,7 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.splitting.graphs import prove_graph
-from gemini.step.splitting import Opaque, Sample
+from gemini.step.kinds import Opaque, Sample
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import N, split_equals
 from tests.splitting.test_models import batch, own

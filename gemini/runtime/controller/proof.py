@@ -17,7 +17,7 @@ from gemini.capture.binding import Call, bind
 from gemini.capture.graph import Graph
 from gemini.capture.values import follow
 from gemini.errors import GeminiError
-from gemini.step.splitting import Opaque, Sample
+from gemini.step.kinds import Opaque, Sample
 
 
 @dataclass(frozen=True)

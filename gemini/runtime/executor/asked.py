@@ -14,8 +14,9 @@ from gemini.pipe.wiring import Caller
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.executor.request import StepRequest, Whole, inputs_of
 from gemini.splitting.foreseeing import Foreseen
+from gemini.step.kinds import Positions, Sample
 from gemini.step.program import Loss
-from gemini.step.splitting import Positions, Sample, Splitting
+from gemini.step.splitting import Splitting
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:

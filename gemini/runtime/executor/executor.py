@@ -53,8 +53,8 @@ from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import silent
+from gemini.step.kinds import Positions, Sample
 from gemini.step.program import Loss, StepProgram
-from gemini.step.splitting import Positions, Sample
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 _ADDRESS = torch.Tensor.data_ptr

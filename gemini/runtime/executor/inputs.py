@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import Positions, Sample
+from gemini.step.kinds import Positions, Sample
 
 
 class Inputs:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemini.step.splitting import weigh
+from gemini.step.shares import weigh
 
 PARTS = ("parts",)  # as they are
 

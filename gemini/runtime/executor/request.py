@@ -17,8 +17,8 @@ from gemini.capture.values import decode
 from gemini.pipe.wiring import Caller
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.memory.gone import when_gone
+from gemini.step.kinds import Constant, Kind, Mean, Partial, Positions, Sample
 from gemini.step.program import Loss
-from gemini.step.splitting import Constant, Kind, Mean, Partial, Positions, Sample
 
 if TYPE_CHECKING:
     from torch import nn

@@ -17,7 +17,7 @@ from gemini.runtime.executor.lowering import LOSS, Task
 from gemini.runtime.executor.messages import Parcel
 from gemini.runtime.executor.stage import Kept
 from gemini.runtime.executor.store import AtOnce
-from gemini.step.splitting import Sample
+from gemini.step.kinds import Sample
 from gemini.step.tail import cut, join
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.capture.values import decode, tensors
-from gemini.step.splitting import weigh
+from gemini.step.shares import weigh
 from gemini.step.tape import Op
 
 

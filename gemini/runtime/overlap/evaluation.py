@@ -16,7 +16,7 @@ from gemini.planner.step_plan import StepPlan
 from gemini.runtime.executor.request import StepRequest, inputs_of
 from gemini.runtime.overlap.kinds import Kind
 from gemini.runtime.overlap.losses import Prepared, fetchable, fetched, port_names, undivided
-from gemini.step.splitting import Mean
+from gemini.step.kinds import Mean
 from gemini.step.tape import Meta, Tape
 
 

@@ -16,8 +16,9 @@ from gemini.planner.step_plan import StepPlan
 from gemini.runtime.deferred.pending import Pending
 from gemini.runtime.executor.request import Output, StepRequest, Whole
 from gemini.runtime.overlap.kinds import Kind
+from gemini.step.kinds import Constant, Partial, Positions, Sample
 from gemini.step.program import Loss
-from gemini.step.splitting import Constant, Partial, Positions, Sample, Splitting
+from gemini.step.splitting import Splitting
 from gemini.step.tape import Tape
 
 

@@ -46,7 +46,7 @@ from gemini.runtime.overlap.reasons import of_failure
 from gemini.runtime.overlap.results import result_of
 from gemini.runtime.overlap.roster import Roster, roster_of
 from gemini.runtime.overlap.swapped import has_swapped
-from gemini.step.splitting import SplittingError
+from gemini.step.kinds import SplittingError
 from gemini.step.tape import Tape
 
 if TYPE_CHECKING:

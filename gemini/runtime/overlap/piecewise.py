@@ -22,7 +22,8 @@ from gemini.runtime.deferred.work import taken_apart
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.leaving import passed
 from gemini.splitting.foreseeing import Foreseen
-from gemini.step.splitting import Constant, Kind, Mean, Sample, weigh
+from gemini.step.kinds import Constant, Kind, Mean, Sample
+from gemini.step.shares import weigh
 from gemini.step.tape import Tape
 
 

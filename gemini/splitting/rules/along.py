@@ -6,7 +6,7 @@ from typing import Any
 
 from gemini.splitting.calls import Call, Refused, axes
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Sample
+from gemini.step.kinds import Kind, Sample
 
 
 def _apart(call: Call, dims: Any) -> Sample:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.calls import axis as axis_of
-from gemini.step.splitting import Arranged, Kind, Sample
+from gemini.step.kinds import Arranged, Kind, Sample
 
 _PLACE = "place"
 

@@ -20,7 +20,7 @@ from typing import Any
 from gemini.splitting.calls import SAMPLES, Call, Refused, Result, Value, leaves
 from gemini.splitting.rules import chosen
 from gemini.splitting.rules.registry import Rule
-from gemini.step.splitting import Arranged, Constant, Kind, Positions, Sample
+from gemini.step.kinds import Arranged, Constant, Kind, Positions, Sample
 
 _ROWS = ("rows", "keys")
 

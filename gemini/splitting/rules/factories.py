@@ -7,7 +7,7 @@ from typing import Any
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Arranged, Constant, Kind, Positions, Sample
+from gemini.step.kinds import Arranged, Constant, Kind, Positions, Sample
 
 
 def _from_sizes(call: Call, sizes: list[Any]) -> Kind:

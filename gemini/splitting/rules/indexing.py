@@ -17,7 +17,8 @@ from gemini.splitting.rules.masks import filled, selected
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import NUMBERS, Constant, Kind, Pointers, Positions, Sample
+from gemini.step.kinds import Constant, Kind, Pointers, Positions, Sample
+from gemini.step.splitting import NUMBERS
 
 
 def _items(index: Any, rank: int) -> list[Any]:

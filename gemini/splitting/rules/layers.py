@@ -8,7 +8,7 @@ from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import Constant, Kind, Sample
+from gemini.step.kinds import Constant, Kind, Sample
 
 
 @rule("layer_norm", "rms_norm", "native_layer_norm")

@@ -17,7 +17,7 @@ import torch
 
 from gemini.splitting.calls import Call, Count, Odd, Refused, Value, axis
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Positions, Sample
+from gemini.step.kinds import Kind, Positions, Sample
 
 
 def regrouped(shape: tuple[int, ...], kind: Sample, made: tuple[int, ...], samples: int) -> Sample:

@@ -15,7 +15,8 @@ from typing import Any
 from gemini.splitting.calls import Call, Count, Demand, Fixed, Odd, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Constant, Kind, Mean, Partial, Share
+from gemini.step.kinds import Constant, Kind, Mean, Partial
+from gemini.step.shares import Share
 
 
 def together(call: Call, parts: Sequence[Any]) -> Kind:

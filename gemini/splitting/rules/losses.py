@@ -8,7 +8,9 @@ from typing import Any
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Counted, Filled, Kind, Mean, Partial, Sample, Share
+from gemini.step.conditions import Filled
+from gemini.step.kinds import Kind, Mean, Partial, Sample
+from gemini.step.shares import Counted, Share
 
 _LEGACY = {  # where older code may give size_average and reduce by position
     "cross_entropy": (3, 5), "nll_loss": (3, 5), "l1_loss": (2, 3), "mse_loss": (2, 3), "smooth_l1_loss": (2, 3),

@@ -16,7 +16,7 @@ from typing import Any
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Sample
+from gemini.step.kinds import Kind, Sample
 
 
 def in_order(kind: Kind, shape: tuple[int, ...]) -> Sample:

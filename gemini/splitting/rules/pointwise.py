@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.chosen import places
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Constant, Kind, Sample
+from gemini.step.kinds import Constant, Kind, Sample
 
 NAMES = """
 abs acos acosh asin asinh atan atanh arccos arcsin arctan atan2 arctan2 cos cosh sin sinh sinc tan tanh

@@ -7,7 +7,7 @@ from gemini.splitting.calls import Call, Refused, Value
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
-from gemini.step.splitting import Kind, Mean, Partial, Sample
+from gemini.step.kinds import Kind, Mean, Partial, Sample
 
 
 @rule("linear", "addmm_linear")

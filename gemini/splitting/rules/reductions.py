@@ -8,7 +8,8 @@ from typing import Any
 from gemini.splitting.calls import Call, Refused, Value, axes
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Mean, Partial, Sample, Share
+from gemini.step.kinds import Kind, Mean, Partial, Sample
+from gemini.step.shares import Share
 
 
 def kept(kind: Sample, reduced: tuple[int, ...], keepdim: bool) -> Sample | None:

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Sequence
 
 from gemini.splitting.calls import Call
-from gemini.step.splitting import Kind
+from gemini.step.kinds import Kind
 
 Rule = Callable[[Call], Kind | Sequence[Kind]]
 RULES: dict[str, Rule] = {}

@@ -9,7 +9,7 @@ from gemini.splitting.evenness import agreed
 from gemini.splitting.rules.layouts import sizes_given
 from gemini.splitting.rules.linear import together
 from gemini.splitting.rules.registry import rule
-from gemini.step.splitting import Kind, Sample
+from gemini.step.kinds import Kind, Sample
 
 
 def moved(kind: Sample, dim: int) -> Sample:
