@@ -82,3 +82,43 @@ def test_what_the_model_raises_is_raised_once(tmp_path: Path) -> None:
     train(parallel)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         parallel(torch.randn(8, 5))
+
+
+class Heads(nn.Module):
+    """Two heads, one of which may be in a stage before that of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Sequential(nn.Linear(10, 24), nn.ReLU(), nn.Linear(24, 24), nn.ReLU())
+        self.a, self.b = nn.Linear(24, 3), nn.Linear(24, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.shared(x)
+        return self.a(hidden), self.b(hidden)
+
+
+def read_after_backward(model: nn.Module) -> list[float]:
+    generator = torch.Generator().manual_seed(0)
+    told = []
+    for step in range(6):
+        a, b = model(torch.randn(8, 10, generator=generator))
+        if step < 3:
+            a.square().mean().backward(retain_graph=True)
+            b.square().mean().backward()
+        else:
+            both = torch.stack([a.square().mean(), b.square().mean()])
+            weighed = both * torch.tensor([1.0, 2.0])
+            weighed.sum().backward(retain_graph=True)
+            told += weighed.tolist()
+    return told
+
+
+def test_values_of_a_loss_are_read_where_it_ran_though_others_ran_elsewhere(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Heads()
+    expected = read_after_backward(copy.deepcopy(model))
+    assert read_after_backward(compiled(model, tmp_path)) == pytest.approx(expected, rel=1e-5)
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert managed.overlap.story.steps[OVERLAPPED] >= 4

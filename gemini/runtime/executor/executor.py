@@ -323,16 +323,15 @@ class Executor:
         names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
         if not names:
             return
-        stay = Stay(step, self._dropped)
+        stay, loss_stage = Stay(step, self._dropped), self._kind(loss)[1].loss_stage
 
         def fetch(name: str, how: tuple[Any, ...], stay: Stay = stay) -> torch.Tensor:
-            return self._fetch(stay.step, name, how)
+            return self._fetch(stay.step, name, how, self._places(name, loss_stage))
 
         result.outputs = {name: Output(fetch, name) for name in names}
 
-    def _fetch(self, step: int, name: str, how: tuple[Any, ...]) -> torch.Tensor:
+    def _fetch(self, step: int, name: str, how: tuple[Any, ...], places: list[int]) -> torch.Tensor:
         """A value from the worker that has it; parts that several workers have are put together."""
-        places = self._places(name)
         parts: dict[int, torch.Tensor] = {}
         for place in places:
             worker = self.workers[place]
@@ -344,9 +343,10 @@ class Executor:
         found = [parts[mid] for mid in sorted(parts)]
         return found[0] if len(places) == 1 else combined(found, how)
 
-    def _places(self, name: str) -> list[int]:
+    def _places(self, name: str, loss_stage: int) -> list[int]:
+        """Who has a value: of the tape, the workers that the loss of that step ran on."""
         if name.startswith("#"):
-            stages = {lowered.loss_stage for _, lowered in self._lowered.values() if lowered.loss is not None}
+            stages = {loss_stage}
         else:
             stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
         return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
