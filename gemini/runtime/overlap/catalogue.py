@@ -111,6 +111,8 @@ class Catalogue:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
         if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
             return None
+        if kind.plan.is_foreign:  # what it draws from NumPy is drawn ahead for micro-batches only
+            return None
         tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
         if kind.undivided is None or (tailed and kind.undivided.failures > 1):
             as_one = tailed or kind.plan.tail is not None
