@@ -186,5 +186,4 @@ def test_trains_by_micro_batches(name: str, crew: Crew) -> None:
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
     assert name == "ctc" or f"with {pieces} micro-batches" in str(story.plan)
-    # The numeric check was seen to overrule the proof of draws from NumPy, now and then: then steps are dispatched.
-    assert name == "spanned" or story.steps.get("overlapped", 0) >= STEPS - 3, str(story)
+    assert story.steps.get("overlapped", 0) >= STEPS - 3, str(story)
