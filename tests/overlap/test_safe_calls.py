@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.errors import WorkerError
 from gemini.report.journal import OVERLAPPED
 from gemini.runtime.controller import dispatch
 from gemini.runtime.overlap import overlap
@@ -121,3 +122,27 @@ def test_values_of_a_loss_are_read_where_it_ran_though_others_ran_elsewhere(tmp_
     assert managed is not None
     assert managed.overlap is not None
     assert managed.overlap.story.steps[OVERLAPPED] >= 4
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_values_that_went_with_their_workers_are_nobody_elses_trouble(tmp_path: Path, changed: bool) -> None:
+    torch.manual_seed(0)
+    model = Heads()
+    parallel, optimizer = compiled(model, tmp_path), torch.optim.SGD(model.parameters(), 0.1)
+    read_after_backward(parallel)
+    x = torch.randn(8, 10)
+    expected = [one.detach() for one in copy.deepcopy(model)(x)]
+    a, b = parallel(x)
+    (F.cross_entropy(a, torch.arange(8) % 3) + b.square().mean()).backward()
+    if changed:
+        optimizer.step()
+    managed = dispatch.find(model)
+    assert managed is not None
+    managed.crew.stop()
+    double = torch.compile(lambda x: x * 2, backend="eager")
+    assert double(torch.ones(2)).tolist() == [2, 2]  # it looks at all calls that are not real yet
+    if changed:
+        with pytest.raises(WorkerError, match="has been stopped"):
+            a.sum().item()
+    else:
+        torch.testing.assert_close([a.detach(), b.detach()], expected)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from gemini.errors import GeminiError
 from gemini.runtime.deferred import backward, queue
 from gemini.runtime.deferred.tensor import Deferred, deferred_in
 from gemini.runtime.deferred.watching import before_drawing, watch_program
@@ -92,7 +94,8 @@ def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     def before(callback: Any) -> Any:
         if callable(callback) and not queue.is_busy():  # else the compiler is switched off
             for one in [*queue.waiting(), *queue.ran()]:
-                one.finish()
+                with suppress(GeminiError):  # the compiled function may need none of it: who reads it is told
+                    one.finish()
         return function(callback)
 
     return before

@@ -24,7 +24,7 @@ import torch
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.capture.values import decode
-from gemini.errors import GeminiError
+from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
@@ -325,7 +325,12 @@ class Pending(Values):
             return self.tape.operands[value]
         if value in result.kept and value not in self._contents:
             assert result.fetch is not None
-            self._contents[value] = result.fetch(value)
+            try:
+                self._contents[value] = result.fetch(value)
+            except WorkerError:
+                if self._copies.changed() is not None:
+                    raise
+                return None  # nothing has changed since: a rerun tells what the worker knew
         if value in self._contents:
             contents = self._contents[value]
             is_differentiable = self.tape.metas[value].requires_grad
