@@ -27,6 +27,7 @@ from gemini.suggest import nearest
 
 ENVIRONMENT = "GEMINI_CONFIG"
 ALIASES = {"stage_cnt": "pipeline_degree"}
+_EXAMPLE = 'a configuration is JSON: write {"mode": "pipeline", …}'
 
 DeviceMapping = Mapping[str, Mapping[str, str]]
 
@@ -249,10 +250,11 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         line = text[: error.pos].rpartition("\n")[2] + text[error.pos :].partition("\n")[0]  # empty at the end
         what = f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}: {line.strip()!r}"
-        raise ConfigError([Fault(what, "correct that line")], source) from None
+        remedy = "correct that line" if text.lstrip().startswith("{") else _EXAMPLE
+        raise ConfigError([Fault(what, remedy)], source) from None
     if not isinstance(value, dict):
         what = f"a configuration is a JSON object, not {type(value).__name__}"
-        raise ConfigError([Fault(what, 'write {"mode": "pipeline", …}')], source)
+        raise ConfigError([Fault(what, _EXAMPLE)], source)
     if repeated:
         raise ConfigError([Fault(f"{name!r} is given twice", "keep one") for name in repeated], source)
     return value

@@ -106,6 +106,8 @@ def test_environment_may_name_a_file(tmp_path):
         ('{"workers": 2,}', "line 1"),
         ("[1]", "a JSON object, not list"),
         ("", "not JSON"),
+        ('mode = "pipeline"', "a configuration is JSON: write"),
+        ("mode: pipeline", "a configuration is JSON: write"),
         ('{"workers": 2,\n', "not JSON"),
         ('{"workers": 2, "workers": 3}', "'workers' is given twice"),
         ('{"wrokers": 2}', "did you mean 'workers'?"),

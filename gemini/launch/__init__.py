@@ -8,4 +8,5 @@ gemini_python train.py
     auto          two steps are timed, a plan is made; workers are started where it gains
     bounding      whether a plan can gain at all
     summary       what was found, on standard error
+    showing       exceptions that end the program, without frames of ours
 """

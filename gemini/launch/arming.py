@@ -78,6 +78,10 @@ def follow(name: str) -> None:
 
     unwatch = marks.watch(marked)
     atexit.register(_farewell)
+    if armed.session is not None and not armed.session["flags"].get("strict"):
+        from gemini.launch import showing
+
+        showing.install()
 
 
 def _given(optimizer: Any) -> None:

@@ -27,6 +27,7 @@ import torch
 
 from gemini.runtime.exceptions import Bare
 from gemini.runtime.memory.homes import Home
+from gemini.runtime.tracebacks import Raising
 from gemini.runtime.transport.link import Link
 
 
@@ -123,13 +124,17 @@ class Refused(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A unit raised: the exception in a form that travels, where, its traceback as text, the generator's state then."""
+    """A unit raised: the exception in a form that travels, where, its traceback as text, the generator's state then.
+
+    `chain`: the places in code that it went through, and the exceptions that led to it, with theirs.
+    """
 
     number: int
     exception: BaseException | Bare
     scope: str
     traceback: str
     generator: bytes
+    chain: list[Raising]
 
 
 class Said(NamedTuple):

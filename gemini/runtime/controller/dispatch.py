@@ -27,6 +27,7 @@ from gemini.runtime.controller.unit import Unit
 from gemini.runtime.controller.watchers import is_running_backward, watcher
 from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.memory.heap import give_back
+from gemini.runtime.tracebacks import shorten
 from gemini.turns import TURN
 
 _managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
@@ -90,7 +91,11 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             )
     known = _managed.get(module)
     if known is not None and known.crew.is_ours:
-        return _call_model(module, known, args, kwargs)
+        try:
+            return _call_model(module, known, args, kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
     if module in _stand_ins:
         return module._modules[_stand_ins[module]](*args, **kwargs)
     if known is None and _others is not None:

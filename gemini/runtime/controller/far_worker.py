@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
+from gemini.runtime.controller.ending import LESS, holding
 from gemini.runtime.controller.worker import START, OurFault, Worker, remember
 from gemini.runtime.devices.far import Far, identity
 from gemini.runtime.devices.registry import make, path_of
@@ -166,5 +167,9 @@ class FarWorker(Worker):
             self.copies.pop(unit, None)
 
     # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _killed(self) -> tuple[str, str]:
+        held = f"it held {holding(self.holds)}" if self.holds else ""
+        return held, f"out of memory shows as SIGKILL: see the log of {self.address.place}; {LESS}"
+
     def _read_stacks(self) -> str:
         return self.process.stacks

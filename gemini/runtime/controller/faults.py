@@ -1,6 +1,6 @@
 """Faults: what went wrong, and what the program sees of it.
 
-the unit's own code raises     the same exception here, with its traceback there as cause and a note of the place
+the unit's own code raises     the same exception here, its traceback goes on in the worker, and a note says where
 something of ours fails        the call is undone and made here: one line says so, and it is counted;
                                with `strict` it is an error
 a worker is lost               WorkerError; afterwards the model runs here, with one line; with `strict` every
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.errors import WorkerError
+from gemini.runtime import tracebacks
 from gemini.runtime.controller.shortage import shortage
+from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.exceptions import line_of, rebuilt
 from gemini.runtime.protocol import Raised
 from gemini.runtime.replay import KEPT, Failure, save
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class WorkerTraceback(Exception):
-    """The traceback in the worker, shown as the cause of the exception here."""
+    """The traceback in the worker, shown as the cause of the exception here where Python shows no notes."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -57,14 +59,17 @@ class Record:
     def demote(self, what: str, error: BaseException) -> None:
         """Something of ours has failed and will be done here instead; raises with `strict`."""
         self.demotions += 1
-        reason = shortage(error) or f"{type(error).__name__}: {error}".partition("\n")[0]
+        kind = "" if isinstance(error, OurFault) else f"{type(error).__name__}: "
+        reason = shortage(error) or f"{kind}{error}".partition("\n")[0]
         if self.strict:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
-        self.say(f"{what} runs in this process: {reason:.200}", once=what)
+        self.say(f"{what} runs in this process: {reason:.400}", once=what)
 
-    def save(self, call: Call, action: str, error: BaseException, gradients: Sequence[Any] = ()) -> None:
+    def save(
+        self, call: Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
+    ) -> None:
         """Save a call that failed, and note on the exception where. A failure to do so is no failure."""
         if self.folder is None or self._saved >= KEPT or not isinstance(error, Exception) or call.arguments is None:
             return
@@ -73,7 +78,7 @@ class Record:
         try:
             failure = Failure(
                 self.name, unit.name, action, unit.worker.place, f"{type(error).__name__}: {error}"[:10_000],
-                str(error.__cause__ or "")[:100_000], self.plan, tuple(args), dict(kwargs), list(gradients),
+                trace[:100_000], self.plan, tuple(args), dict(kwargs), list(gradients),
                 call.generator, call.region, list(unit.modes),
             )  # fmt: skip
             note(error, f"saved for replay in {save(self.folder, failure)}")
@@ -99,18 +104,21 @@ def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
         text += f", {where.micro_batch}"
     if line := line_of(reply.traceback):
         text += f", at {line}"
-    return annotated(rebuilt(reply.exception), reply.traceback, text)
+    return annotated(reply, text)
 
 
-def annotated(error: BaseException, trace: str, text: str) -> BaseException:
-    """An exception with a note, and the text of a traceback as its cause."""
-    error.__cause__ = WorkerTraceback(trace)
+def annotated(reply: Raised, text: str) -> BaseException:
+    """The exception of a reply, with the frames that it went through in the worker and a note."""
+    error = rebuilt(reply.exception)
+    tracebacks.attach(error, reply.chain, rebuilt)
+    if sys.version_info < (3, 11):
+        error.__cause__ = WorkerTraceback(reply.traceback)
     note(error, text)
     return error
 
 
 def note(error: BaseException, text: str) -> None:
     """Add a note; where Python does not show notes, to the text of the cause as well."""
-    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
+    tracebacks.note(error, text)
     if sys.version_info < (3, 11) and isinstance(error.__cause__, WorkerTraceback):
         error.__cause__.args = (f"{error.__cause__.args[0].rstrip()}\n{text}",)

@@ -28,11 +28,13 @@ from gemini.runtime.controller.observing import Observation, Seen
 from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 from gemini.runtime.devices.placing import home_of
+from gemini.runtime.memory.machine import amount
 from gemini.runtime.transport.packing import is_the_users
 
 if TYPE_CHECKING:
     from gemini.runtime.overlap.overlap import Overlap
 
+_NAMED = 3  # units of a worker
 _SLOW = 10  # times what a unit took when it was watched: then it hangs
 
 
@@ -109,9 +111,19 @@ class Managed:
             self.units[number] = unit
             self.household.units.append(number)
             self.record.plan.append([name, place])
+            self._tell_holding(place)
             return {seen.module: unit}
         unit.leave()
         return self._inside(unit, reason)
+
+    def _tell_holding(self, place: int) -> None:
+        """Have a worker know what it has of this model, for the case that it is lost."""
+        units = [unit for unit in self.units.values() if unit.worker.place == place]
+        size = sum(one.nbytes for unit in units for one in unit.module.parameters())
+        named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
+        held = self.crew.workers[place].holds
+        if not held.get(self.name, "").startswith("stage"):  # which whole steps run by
+            held[self.name] = f"{named} of {self.name} ({amount(size)} of parameters)"
 
     def split(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
         """Units in the place of one that a worker has refused."""
@@ -150,7 +162,9 @@ class Managed:
         if self.record.strict:
             raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
         first = reason.partition("\n")[0].partition("; its stacks:")[0]
-        self.record.say(f"{self.name} runs in this process from here on: {first}", once="given up")
+        remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
+        what = f"{first} → {remedy}" if remedy else first
+        self.record.say(f"{self.name} runs in this process from here on: {what}", once="given up")
 
     @property
     def demotions(self) -> int:

@@ -148,7 +148,7 @@ class Call:
         error = surfaced(reply, self.unit, action)
         if self.unit.record.survives and (missing := shortage(error)):
             raise OurFault(missing)
-        self.unit.record.save(self, action, error, gradients)
+        self.unit.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
         try:
             raise error
         finally:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from gemini.profiling.device import is_out_of_memory
+from gemini.runtime.controller.ending import LESS
+from gemini.runtime.memory.machine import amount, available
 
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECASE)
-_REMEDY = "smaller batches, a larger --accum-degree or more workers need less"
 
 
 def shortage(error: BaseException) -> str:
@@ -17,8 +18,10 @@ def shortage(error: BaseException) -> str:
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in worker")]
     place = notes[0].partition(", at ")[0].partition(";")[0] if notes else "in a worker"
     found = _AMOUNT.search(str(error))
-    return f"out of memory {place}: {_text(*found.groups()) if found else 'more'} could not be had; {_REMEDY}"
+    left = available() if found and found[2].lower() == "bytes" else None  # devices say by themselves what they have
+    free = f", {amount(left[0])} {left[1]} can" if left is not None else ""
+    return f"out of memory {place}: {_text(*found.groups()) if found else 'more'} could not be had{free}; {LESS}"
 
 
 def _text(number: str, unit: str) -> str:
-    return f"{float(number) / 1e6:.1f} MB" if unit.lower() == "bytes" else f"{number} {unit}"
+    return amount(float(number)) if unit.lower() == "bytes" else f"{number} {unit}"

@@ -26,9 +26,11 @@ from gemini.capture.regions import Region
 from gemini.errors import WorkerError
 from gemini.runtime import settings
 from gemini.runtime.controller import starter
+from gemini.runtime.controller.ending import ending_of, of_killed
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.news import repeat
 from gemini.runtime.devices.registry import make, path_of
+from gemini.runtime.memory.machine import kills
 from gemini.runtime.protocol import NEWS, Drop, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, Unreadable
@@ -65,6 +67,8 @@ class Worker:
         self.secret = secrets.token_bytes(16)
         self.last = "start"
         self.loss = ""  # why it cannot be asked any more
+        self.holds: dict[str, str] = {}  # what it has of models, in words, by model
+        self._kills = kills()
         self.mailbox: dict[int, Any] = {}
         self.complaint: BaseException | None = None  # a warning that the program has made an error
         self._numbers = itertools.count(1)
@@ -244,20 +248,26 @@ class Worker:
         if self.loss:
             return WorkerError(self.loss)
         try:
-            how = _ending(self.process.wait(3))
+            how = ending_of(self.process.wait(3))
         except subprocess.TimeoutExpired:
             how = "has closed its connection"
-        remedy = (
-            "out of memory shows as SIGKILL: see the system's log"
-            if "SIGKILL" in how
-            else f"see its messages {self.messages_are}"
+        facts, remedy = (
+            "",
+            f"see its messages {self.messages_are}; until then, fewer workers or smaller batches may help",
         )
+        if "SIGKILL" in how:
+            facts, remedy = self._killed()
         trace = self._read_stacks()
         return self._lose(
             f"{self.title} {how}; its last action: {self.last}"
+            + (f"; {facts}" if facts else "")
             + (f"; its stacks:\n{trace}" if trace else "")
-            + f"\n    → {remedy}; until then, fewer workers or smaller batches may help"
+            + f"\n    → {remedy}"
         )
+
+    def _killed(self) -> tuple[str, str]:
+        """What is known of its end by SIGKILL, and what to do."""
+        return of_killed(self.holds, self._kills)
 
     def _hung(self, patience: float) -> WorkerError:
         if self.loss:
@@ -310,15 +320,6 @@ class Worker:
         except ChannelClosed:
             pass
         self.kill()
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"ended with code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 def _close(descriptor: int, owner: int) -> None:

@@ -15,6 +15,7 @@ import torch
 from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.pending import WAITING, Pending
 from gemini.runtime.deferred.tensor import SPECIAL, Deferred, deferred_in, place_of, real_of, replaced
+from gemini.runtime.tracebacks import shorten
 
 _backward: Any = torch.autograd.backward
 _grad: Any = torch.autograd.grad
@@ -87,12 +88,16 @@ def _add_those_through(  # noqa: PLR0917
 @functools.wraps(_of_tensor)
 def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     queue.tidy()
-    if type(self) is Deferred and not args and not kwargs and _has_run(self):
-        _backward(real_of(self))
-    elif isinstance(self, Deferred):
-        _from_deferred(self, *args, **kwargs)
-    else:
-        _of_tensor(self, *args, **kwargs)
+    try:
+        if type(self) is Deferred and not args and not kwargs and _has_run(self):
+            _backward(real_of(self))
+        elif isinstance(self, Deferred):
+            _from_deferred(self, *args, **kwargs)
+        else:
+            _of_tensor(self, *args, **kwargs)
+    except BaseException as error:
+        shorten(error)
+        raise
 
 
 def _has_run(tensor: Deferred) -> bool:

@@ -34,6 +34,7 @@ from gemini.runtime.deferred.surroundings import Surroundings, memory_of
 from gemini.runtime.deferred.tensor import CLEAN, Deferred, become, real_of
 from gemini.runtime.deferred.values import Values
 from gemini.runtime.deferred.work import StepResult, Work, taken_apart
+from gemini.runtime.tracebacks import caller, note
 from gemini.step.tape import Meta
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
@@ -61,6 +62,7 @@ class Pending(Values):
         self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
         self._was_tried = False  # to be run overlapped
+        self._called_from = caller()
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
@@ -187,6 +189,7 @@ class Pending(Values):
                 values = self._eager(self.inputs)
             except Exception as error:
                 self.state, self._error = DONE, error
+                note(error, f"raised by the call of {type(self.work.model).__name__} at {self._called_from}")
                 raise
             self.state = DONE
             replay(self.tape, range(len(self.tape.ops)), values)

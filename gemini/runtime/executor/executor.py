@@ -29,7 +29,6 @@ from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import annotated
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
-from gemini.runtime.exceptions import rebuilt
 from gemini.runtime.executor.asking import Chorus, check_readable
 from gemini.runtime.executor.gathering import Layout, Order, summed
 from gemini.runtime.executor.joining import PARTS, combined
@@ -218,7 +217,8 @@ class Executor:
             lambda number: Abandon(number, step), request.patience,
         )  # fmt: skip
         self._check(replies)
-        return self._result(replies, request, kind[0], step)
+        # In the order of the workers, not of their answers: sums over workers are then the same in every run.
+        return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
 
     def _request(  # noqa: PLR0917
         self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, region: Any, is_known: bool
@@ -261,7 +261,7 @@ class Executor:
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
                 text = f"in worker {worker.place}, {reply.scope}"
-                raise annotated(rebuilt(reply.exception), reply.traceback, text)
+                raise annotated(reply, text)
         for worker, reply in failed.items():
             check_readable(worker, reply)
             if reply is not None and getattr(reply, "reason", "") != ABANDONED:

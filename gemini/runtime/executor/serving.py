@@ -36,6 +36,7 @@ from gemini.runtime.executor.store import STORE
 from gemini.runtime.generator import get_state
 from gemini.runtime.memory.heap import trim
 from gemini.runtime.protocol import Done, Raised, Refused
+from gemini.runtime.tracebacks import chain_of
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.worker.audit import Drew, draws
@@ -148,7 +149,7 @@ class Steps:
         frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         reply = Raised(
             request.number, portable(error, self.control.classes), _place_of(raised), frames,
-            get_state(self.control.carriage.device),
+            get_state(self.control.carriage.device), chain_of(error, lambda one: portable(one, self.control.classes)),
         )  # fmt: skip
         for one in (raised, error):  # frames hold tensors, and so slabs
             traceback.clear_frames(one.__traceback__)

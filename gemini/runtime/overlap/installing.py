@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gemini.planner.tails import tail_of
+from gemini.profiling.device import MB
 from gemini.runtime.executor.executor import Executor
+from gemini.runtime.memory.machine import amount
 from gemini.runtime.overlap.kinds import Kind
 from gemini.runtime.overlap.losses import Prepared
 from gemini.step.program import program_of
@@ -33,7 +35,17 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
         kind.executor = Executor(managed.crew, managed.household, program)
         where = f"<stages of {type(piped.model).__name__}>"
         kind.executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+        _tell_holding(kind.plan, managed)
     return kind.executor
+
+
+def _tell_holding(plan: StepPlan, managed: Managed) -> None:
+    """Have workers know what they have of a model, for the case that one is lost."""
+    for one in plan.analysis.workers:
+        stages = ", ".join(map(str, one.stages))
+        word = "stage" if len(one.stages) == 1 else "stages"
+        planned = amount(one.memory.total_mb * MB)
+        managed.crew.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
 
 
 def _detached(plan: StepPlan) -> frozenset[int]:

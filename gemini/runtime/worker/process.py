@@ -128,7 +128,7 @@ class Server:
             raise
         except BaseException as error:
             if isinstance(reply, self.protocol.Raised):
-                self.link.send(reply._replace(exception=_plainly(reply.exception)))
+                self.link.send(reply._replace(exception=_plainly(reply.exception), chain=reply.chain[:1]))
                 return
             if isinstance(request, self.protocol.Forward):
                 self.calls.undo(request.unit, request.number)
@@ -155,6 +155,7 @@ class Server:
         from gemini.runtime.exceptions import portable
         from gemini.runtime.generator import get_state
         from gemini.runtime.protocol import Raised
+        from gemini.runtime.tracebacks import chain_of
 
         error = raised.error
         frames = traceback.format_exception(type(error), error, error.__traceback__)
@@ -164,6 +165,7 @@ class Server:
             raised.scope,
             "".join(frames),
             get_state(self.calls.device),
+            chain_of(error, lambda one: portable(one, self.link.classes)),
         )
         for one in (raised, error):  # frames hold tensors, and so slabs
             traceback.clear_frames(one.__traceback__)

@@ -1,0 +1,80 @@
+"""The memory of this machine: how much of it can still be had, what limits it, and whether the kernel ran out of it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+MB = 1_000_000
+_GROUPS = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+
+
+def amount(size: float) -> str:
+    """Bytes in words."""
+    for unit, letter in ((1e12, "T"), (1e9, "G")):
+        if size >= unit:
+            return f"{size / unit:.1f} {letter}B"
+    return f"{size / 1e6:.1f} MB"
+
+
+def available() -> tuple[int, str] | None:
+    """The bytes that a process here may still get, and of what; None where that cannot be found out."""
+    found = [(size, "of the machine's memory") for size in _fields("/proc/meminfo", "MemAvailable:", 1024)]
+    for folder in _folders():
+        limits = [*_number(folder / "memory.max"), *_number(folder / "memory.limit_in_bytes")]
+        used = [*_number(folder / "memory.current"), *_number(folder / "memory.usage_in_bytes")]
+        if limits and used and limits[0] < _UNLIMITED:
+            # What files take is given back before the limit is reached.
+            files = next(_fields(str(folder / "memory.stat"), "inactive_file", 1), 0)
+            found.append((limits[0] - used[0] + files, f"of the {amount(limits[0])} of its control group"))
+    return min(found, default=None, key=lambda one: one[0])
+
+
+def kills() -> list[int]:
+    """How many processes the kernel has ended for want of memory, by each counter that there is."""
+    found = [*_fields("/proc/vmstat", "oom_kill", 1)]
+    for folder in _folders():
+        for name in ("memory.events", "memory.oom_control"):
+            found += _fields(str(folder / name), "oom_kill", 1)
+    return found
+
+
+def largest_child() -> int:
+    """The most bytes that a process which this one has started, and which has ended, ever had."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def _folders() -> Iterator[Path]:
+    """The control groups that count the memory of this process: its own where it is seen, else that of a container."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if not kinds or "memory" in kinds.split(","):
+            root = _GROUPS if not kinds else _GROUPS / "memory"
+            own = root / path.lstrip("/")
+            yield own if own.is_dir() else root
+
+
+def _fields(path: str, name: str, unit: int) -> Iterator[int]:
+    try:
+        text = Path(path).read_text()
+    except OSError:
+        return
+    for line in text.splitlines():
+        words = line.split()
+        if words[:1] == [name] and words[1].isdigit():
+            yield int(words[1]) * unit
+
+
+def _number(path: Path) -> Iterator[int]:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return
+    if text.isdigit():
+        yield int(text)

@@ -1,0 +1,214 @@
+"""Tracebacks as they are without us: what raises in a worker is shown as if it had raised here, and ours is not shown.
+
+    in a worker    where an exception went through the model, as plain data      `chain_of`
+    here           frames at those places, in the traceback that is raised       `attach`
+    at the end     an exception nobody caught is shown without frames of ours    `cut`
+
+A traceback wants frames, and frames of another process cannot be had. Each is one of code of a single statement,
+compiled for the file, line and name of the original; Python reads the text of the line from the file, as always.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, NamedTuple
+
+import torch
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_NOT_THE_PROGRAMS = (_OURS, str(Path(torch.__file__).parent) + os.sep)
+_LONG = 10  # exceptions in a chain, and no more
+_UNKNOWN = -1  # a column
+
+
+class Place(NamedTuple):
+    """Where code was when an exception went through it."""
+
+    file: str
+    name: str
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+class Raising(NamedTuple):
+    """One exception of a chain, in a form that travels, and its places; `explains` the next: it is its cause."""
+
+    exception: Any
+    places: list[Place]
+    explains: bool
+
+
+# ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def chain_of(error: BaseException, portable: Callable[[BaseException], Any]) -> list[Raising]:
+    """An exception and those that led to it, last one first. The first is not sent with it: `Raised` has it."""
+    found = [Raising(None, places_of(error.__traceback__), False)]
+    for one, explains in itertools.islice(_leading_to(error), _LONG):
+        places = places_of(one.__traceback__)
+        if places:  # else it is a matter of ours
+            found.append(Raising(portable(one), places, explains))
+    return found
+
+
+def places_of(trace: TracebackType | None) -> list[Place]:
+    """Where an exception went through code that is not ours."""
+    found = []
+    for one in _entries(trace):
+        code = one.tb_frame.f_code
+        if not _is_ours(code):
+            end_line, *columns = _extent(code, one)
+            found.append(Place(code.co_filename, code.co_name, one.tb_lineno, end_line, *columns))
+    return found
+
+
+def _leading_to(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
+    known = {id(error)}
+    while True:
+        explains = error.__cause__ is not None
+        before = error.__cause__ if explains else None if error.__suppress_context__ else error.__context__
+        if before is None or id(before) in known:
+            return
+        known.add(id(before))
+        yield before, explains
+        error = before
+
+
+def _extent(code: CodeType, entry: TracebackType) -> tuple[int, int, int]:
+    """The last line, the first and the last column of what was being done; from Python 3.11 on."""
+    unknown = (entry.tb_lineno, _UNKNOWN, _UNKNOWN)
+    positions: Any = getattr(code, "co_positions", None)
+    if positions is None or entry.tb_lasti < 0:
+        return unknown
+    found = next(itertools.islice(positions(), entry.tb_lasti // 2, None), None)
+    if found is None:
+        return unknown
+    line, end_line, column, end_column = found
+    if line != entry.tb_lineno or end_line is None or column is None or end_column is None:
+        return unknown
+    return end_line, column, end_column
+
+
+# ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def attach(error: BaseException, chain: Sequence[Raising], rebuilt: Callable[[Any], BaseException]) -> None:
+    """Let an exception that has come from a worker go on where it was there, after those that led to it."""
+    for raising in chain:
+        if raising.exception is not None:
+            before = rebuilt(raising.exception)
+            if raising.explains:
+                error.__cause__ = before
+            else:
+                error.__context__ = before
+            error = before
+        error.__traceback__ = _trace(raising.places)
+
+
+def _trace(places: Sequence[Place]) -> TracebackType | None:
+    made: TracebackType | None = None
+    for place in reversed(places):
+        frame, at = _frame(place)
+        made = TracebackType(made, frame, at, place.line)
+    return made
+
+
+def _frame(place: Place) -> tuple[FrameType, int]:
+    """A frame of code at a place, and the instruction that it is at.
+
+    It is a generator's that waits: any other would keep the frames that it was made in, and all that they know.
+    """
+    names: dict[str, Any] = {}
+    generator = FunctionType(_code(place), names)()
+    next(generator)
+    names["kept"] = generator  # or it would be closed, by frames that its own might keep
+    return generator.gi_frame, generator.gi_frame.f_lasti
+
+
+@functools.lru_cache(maxsize=64)
+def _code(place: Place) -> CodeType:
+    columns = place.column, place.end_column
+    if place.column < 0 and sys.version_info < (3, 11):
+        columns = 0, 0
+    tree = ast.parse("def at():\n    yield")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno, node.end_lineno = place.line, place.end_line
+            node.col_offset, node.end_col_offset = columns
+    module = compile(tree, place.file, "exec", dont_inherit=True)
+    (code,) = (one for one in module.co_consts if isinstance(one, CodeType))
+    return code.replace(co_name=place.name)
+
+
+def note(error: BaseException, text: str) -> None:
+    """Add a line that is shown below an exception, where Python shows such."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
+
+
+class Caller(NamedTuple):
+    """Where the program is."""
+
+    code: CodeType
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.code.co_filename}:{self.line}, in {self.code.co_name}"
+
+
+def caller() -> Caller:
+    """Where the program has called us, or torch, from."""
+    frame, found = sys._getframe(1), sys._getframe(1)
+    while frame is not None:
+        found = frame
+        if not frame.f_code.co_filename.startswith(_NOT_THE_PROGRAMS):
+            break
+        frame = frame.f_back  # type: ignore[assignment]
+    return Caller(found.f_code, found.f_lineno)
+
+
+# ── at the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def cut(error: BaseException) -> TracebackType | None:
+    """Take frames of ours out of the tracebacks of an exception and of those that led to it; its traceback then.
+
+    One that has no other frames is left as it is.
+    """
+    for one in itertools.chain((error,), (before for before, _ in itertools.islice(_leading_to(error), _LONG))):
+        one.__traceback__ = _without_ours(one.__traceback__)
+    return error.__traceback__
+
+
+def shorten(error: BaseException) -> None:
+    """Of an exception of the program's code, on its way out: leave of frames of ours the first, which it called.
+
+    What our own code raises keeps its frames, for whoever looks for the fault.
+    """
+    entries = [*_entries(error.__traceback__)]
+    if entries and not _is_ours(entries[-1].tb_frame.f_code):
+        entries[0].tb_next = next(_without(entries[0].tb_next), None)
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    return next(_without(trace), trace)
+
+
+def _without(trace: TracebackType | None) -> Iterator[TracebackType]:
+    """The entries that are not ours, linked to each other."""
+    kept = [one for one in _entries(trace) if not _is_ours(one.tb_frame.f_code)]
+    for one, following in zip(kept, [*kept[1:], None]):
+        one.tb_next = following
+    return iter(kept)
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(_OURS)

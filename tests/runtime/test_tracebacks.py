@@ -1,0 +1,66 @@
+"""Frames of another process, rebuilt, are shown as the original ones; frames of ours can be taken out."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+
+from gemini.runtime import tracebacks
+from gemini.runtime.tracebacks import attach, caller, chain_of, cut
+
+
+def fails(how: str) -> int:
+    return inner(how) + len(how)
+
+
+def inner(how: str) -> int:
+    try:
+        return {"é": 1}[how]
+    except KeyError as error:
+        if how == "cause":
+            raise ValueError(how) from error
+        if how == "nothing":
+            raise ValueError(how) from None
+        raise ValueError(  # noqa: B904 - the exception that it is raised in is the point
+            how,
+        )
+
+
+def raised(how: str) -> ValueError:
+    with pytest.raises(ValueError) as caught:
+        fails(how)
+    return caught.value
+
+
+@pytest.mark.parametrize("how", ["cause", "context", "nothing"])
+def test_what_is_rebuilt_is_shown_as_the_original(how: str) -> None:
+    error = raised(how)
+    made = ValueError(*error.args)
+    attach(made, chain_of(error, lambda one: (type(one), one.args)), lambda sent: sent[0](*sent[1]))
+    shown = traceback.format_exception(type(error), error, error.__traceback__)
+    if how == "nothing":
+        assert made.__context__ is None
+    assert traceback.format_exception(type(made), made, made.__traceback__) == shown
+
+
+def test_frames_of_ours_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = raised("context")
+    names = [entry.name for entry in traceback.extract_tb(error.__traceback__)]
+    assert names == ["raised", "fails", "inner"]
+
+    def is_ours(code: Any) -> bool:
+        return code.co_name == "fails"
+
+    monkeypatch.setattr(tracebacks, "_is_ours", is_ours)
+    assert [entry.name for entry in traceback.extract_tb(cut(error))] == ["raised", "inner"]
+    monkeypatch.setattr(tracebacks, "_is_ours", lambda code: True)
+    assert cut(error) is error.__traceback__ is not None
+
+
+def test_the_caller_is_the_program() -> None:
+    def call() -> Any:
+        return caller()
+
+    assert str(call()).startswith(f"{__file__}:")
