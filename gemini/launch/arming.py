@@ -57,7 +57,7 @@ def follow(name: str) -> None:
     """Torch's optimizers have just been imported: be told what they are given, and of losses without any."""
     import atexit
 
-    from gemini.managed import marks
+    from gemini.managed import calls, marks
 
     kind: Any = sys.modules[name].Optimizer
     add = kind.add_param_group
@@ -77,6 +77,7 @@ def follow(name: str) -> None:
                 _tell(lambda found: found.take_all())
 
     unwatch = marks.watch(marked)
+    calls.begin()
     atexit.register(_farewell)
     if armed.session is not None and not armed.session["flags"].get("strict"):
         from gemini.launch import showing

@@ -7,11 +7,13 @@
                         __gemini__.stand_in(torch.cuda.synchronize)()
     training sites      __gemini__.model(net), .optimizer(opt), .loss(loss), .step(opt): each returns its
                         argument, and notes where the script has it
+                        __gemini__.called(net).forward(x): a call of the module
 
 The passes stay thin because these functions decide with the real objects in hand. None of them imports a
 framework: without torch in `sys.modules` everything passes through unchanged.
 """
 
+from gemini.managed.calls import called
 from gemini.managed.devices import (
     backend,
     device,
@@ -30,6 +32,7 @@ from gemini.managed.stand_ins import stand_in, tensor_type
 __all__ = [
     "Site",
     "backend",
+    "called",
     "device",
     "device_ids",
     "device_type",

@@ -51,6 +51,8 @@ REWRITES = [
     ("opt.step()", "__gemini__.step(opt).step()"),
     ("scaler.step(opt)", "__gemini__.step(scaler).step(opt)"),
     ("self.opts[0].step(closure)", "__gemini__.step(self.opts[0]).step(closure)"),
+    ("y = agents[0].net.forward(x)", "y = __gemini__.called(agents[0].net).forward(x)"),
+    ("nn.Linear.forward(layer, x)", "nn.Linear.forward(layer, x)"),
 ]
 
 
@@ -61,6 +63,13 @@ def test_marks(before: str, after: str) -> None:
 
 def test_parts_of_a_model_are_not_models() -> None:
     text = IMPORTS + "class Two(Net):\n    def __init__(self):\n        self.first = Net()\n"
+    assert instrumented(text) == text
+
+
+def test_what_models_call_by_forward_is_theirs() -> None:
+    text = IMPORTS + "class Two(Net):\n    def forward(self, x):\n        return self.first.forward(x)\n"
+    assert instrumented(text) == text
+    text = IMPORTS + "class Agent(Base):\n    def act(self, x):\n        return super().forward(x)\n"
     assert instrumented(text) == text
 
 

@@ -1,19 +1,22 @@
-"""Marks the places a run time has to know: models, optimizers, backward passes and optimizer steps.
+"""Marks the places a run time has to know: models, their calls by `forward`, optimizers, backward passes and steps.
 
     net = Net()                                  net = __gemini__.model(Net())
     opt = torch.optim.Adam(net.parameters())     opt = __gemini__.optimizer(torch.optim.Adam(
                                                            __gemini__.model(net).parameters()))
     loss.backward()                              __gemini__.loss(loss).backward()
     opt.step()                                   __gemini__.step(opt).step()
+    net.forward(x)                               __gemini__.called(net).forward(x)
 
 A mark returns what it is given and looks at it before noting anything, so a game's `env.step()` stays a game's. It
-goes around the receiver, never around the call: the script's calls keep their own frames and their order.
+goes around the receiver, never around the call: the script's calls keep their own frames and their order. What models
+call of each other by `forward` is theirs.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import chain
 
 from gemini.instrument.passes.base import Pass
 from gemini.instrument.passes.inserted import is_inserted
@@ -33,12 +36,13 @@ class TrainingSites(Pass):
     name = "training-sites"
     description = "mark models, optimizers, backward passes and optimizer steps for the run time"
     # A file may have torch from a module of the program's own, without saying its name.
-    triggers = ("torch", ".backward(", ".parameters(", ".Module", "import *")
+    triggers = ("torch", ".backward(", ".parameters(", ".forward(", ".Module", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
         """Mark every site of the file."""
         classes = _own_classes(unit)
-        for edit in (*self._optimizers(unit, classes), *self._models(unit, classes), *self._method_sites(unit)):
+        sites = (self._optimizers(unit, classes), self._models(unit, classes), self._method_sites(unit))
+        for edit in chain(*sites, self._called(unit, classes)):
             if not is_inserted(unit, edit.node):
                 yield edit
 
@@ -83,6 +87,14 @@ class TrainingSites(Pass):
                 yield _mark(call.args[0], "loss")
             elif not name.startswith("torch.") and not _is_super(func.value):
                 yield _mark(func.value, "loss" if func.attr == "backward" else "step")
+
+    def _called(self, unit: Unit, classes: dict[str, str]) -> Iterator[Edit]:
+        for call in unit.methods("forward"):
+            func, around = call.func, unit.class_(call)
+            assert isinstance(func, ast.Attribute)
+            is_models = around is not None and classes.get(around.name) == "model"
+            if not is_models and not _is_super(func.value) and not (unit.resolve(func) or "").startswith("torch."):
+                yield Edit.wrap(func.value, "__gemini__.called(", ")", "a call of a model")
 
 
 def _mark(node: ast.expr, kind: str) -> Edit:
