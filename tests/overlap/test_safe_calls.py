@@ -146,3 +146,18 @@ def test_values_that_went_with_their_workers_are_nobody_elses_trouble(tmp_path: 
             a.sum().item()
     else:
         torch.testing.assert_close([a.detach(), b.detach()], expected)
+
+
+def test_stages_that_cannot_be_sent_fail_for_the_same_reason_each_time(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Inner(), nn.Linear(8, 3))
+    expected = train(copy.deepcopy(model))
+    model[1].rows = (row for row in range(3))
+    parallel = compiled(model, tmp_path)
+    assert train(parallel) == pytest.approx(expected, rel=1e-6)
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    failed = [reason for reason in managed.overlap.story.reasons if "Error" in reason]
+    assert failed
+    assert all("cannot pickle 'generator' object" in reason for reason in failed)

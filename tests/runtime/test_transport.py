@@ -101,6 +101,16 @@ def test_classes_and_functions_of_the_program_come_home(ends: tuple[Link, Link])
     assert arrived(ends, lambda x: x + 1)(2) == 3
 
 
+def test_code_of_the_program_may_use_modules_that_are_objects(ends: tuple[Link, Link]) -> None:
+    def chosen() -> str:
+        return "mps" if torch.backends.mps.is_available() and torch.backends.mkldnn.enabled else "cpu"
+
+    chosen.__module__ = "__main__"
+    assert type(torch.backends) is not types.ModuleType
+    assert arrived(ends, chosen)() == chosen()
+    assert arrived(ends, (lambda x: x, torch.backends.mkldnn))[1] is torch.backends.mkldnn
+
+
 def _doubled(self: Answer) -> Any:
     return self.value * 2
 

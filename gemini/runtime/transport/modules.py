@@ -2,12 +2,16 @@
 
 Hooks of the unit itself run in the controller, around the call, so a unit travels without them. A parametrized module
 has a class of its own that refuses to be pickled: it travels as its first class and is given such a class again. Locks
-guard nothing across processes: the worker makes its own.
+guard nothing across processes: the worker makes its own. Modules of Python whose packages have put an object in their
+place (`torch.backends`) travel by name.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
+import types
 from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
@@ -70,7 +74,15 @@ def reduce(value: Any) -> Any:
         return _reduce_module(value)
     if isinstance(value, _LOCKS):
         return (threading.Lock if isinstance(value, _LOCKS[0]) else threading.RLock), ()
+    if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+        return (importlib.import_module, (value.__name__,)) if _is_imported(value) else NotImplemented
     return NotImplemented
+
+
+def _is_imported(module: types.ModuleType) -> bool:
+    """Whether its name imports this very object, and its class does not know better."""
+    is_plain = type(module).__reduce_ex__ is object.__reduce_ex__ and type(module).__reduce__ is object.__reduce__
+    return is_plain and sys.modules.get(module.__name__) is module
 
 
 def _reduce_module(module: nn.Module) -> Any:

@@ -151,8 +151,9 @@ def _by_value(one: Any) -> bytes:
             f"{one.__qualname__} of the main program can only be sent with cloudpickle, which is not installed\n"
             "    → pip install cloudpickle"
         )
-    found: bytes = cloudpickle.dumps(one)
-    return found
+    body = io.BytesIO()
+    _Copier(body).dump(one)
+    return body.getvalue()
 
 
 def _reduce_method(method: types.MethodType) -> Any:
@@ -188,14 +189,18 @@ class _Packer(pickle.Pickler):
         return str(self.known[id(value)]) if id(value) in self.known else None
 
 
-class _ThoroughPacker(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
-    """For what it cannot: functions made inside others, modules, …"""
-
-    persistent_id = _Packer.persistent_id
+class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
+    """For code that travels by value, with all that it uses."""
 
     def reducer_override(self, value: Any) -> Any:
         found = reduce(value)
         return super().reducer_override(value) if found is NotImplemented else found
+
+
+class _ThoroughPacker(_Copier):
+    """For what it cannot: functions made inside others, modules, …"""
+
+    persistent_id = _Packer.persistent_id
 
 
 class _Unpacker(pickle.Unpickler):
