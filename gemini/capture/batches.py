@@ -95,8 +95,7 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
         counted = [tensor.shape[dim] for tensor in given if tensor.dim() > dim and tensor.layout is torch.strided]
         if not counted:
             continue
-        sizes, first = Counter(counted), counted[0]
-        for size in dict.fromkeys((sizes.most_common(1)[0][0], first)):
+        for size in _sizes(counted):
             dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
             # A tensor whose last two dimensions are of that size may be a table (a mask of all pairs of positions).
             tables = [index for index, tensor in enumerate(given) if tensor.shape[-2:] == (size, size)]
@@ -106,6 +105,17 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
                     seen.add(choice)
                     yield BatchPlan(choice, size)
     yield from _packed(given)
+
+
+def _sizes(counted: list[int]) -> list[int]:
+    """Numbers of samples to try, of the sizes of a dimension: the most common, that of the first input.
+
+    One is tried last: states of recurrent layers, more than there are other inputs, count layers there.
+    """
+    found = Counter(counted).most_common(1)
+    several = Counter(size for size in counted if size > 1).most_common(1)
+    sizes = dict.fromkeys((*(size for size, _ in (*several, *found)), counted[0]))
+    return sorted(sizes, key=lambda size: size == 1)
 
 
 def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:

@@ -22,15 +22,26 @@ _LEGACY = {  # where older code may give size_average and reduce by position
 
 
 def _reduction(call: Call) -> str:
-    legacy = [call.kwargs.get("size_average"), call.kwargs.get("reduce")]
-    legacy += [call.args[at] for at in _LEGACY.get(call.name, ()) if at < len(call.args)]
-    if any(one is not None for one in legacy):
-        raise Refused(f"{call.name} with size_average or reduce")
+    if legacy := _legacy(call):
+        return legacy
     words = [part for part in call.args if isinstance(part, str)]
     found = call.kwargs.get("reduction", words[0] if words else "mean")
     if found not in ("none", "mean", "sum", "batchmean"):
         raise Refused(f"{call.name} with reduction {found!r}")
     return str(found)
+
+
+def _legacy(call: Call) -> str:
+    """What older code asks for by `size_average` and `reduce`, before any `reduction`; '' where it does not."""
+    at, reduces = _LEGACY.get(call.name, (len(call.args), len(call.args)))
+    mean, reduced = call.given(at, "size_average"), call.given(reduces, "reduce")
+    if mean is None and reduced is None:
+        return ""
+    if not all(one is None or isinstance(one, (bool, int)) for one in (mean, reduced)):
+        raise Refused(f"{call.name} with size_average or reduce that are no truth values")
+    if reduced is not None and not reduced:
+        return "none"
+    return "mean" if mean is None or mean else "sum"
 
 
 def _reduced(kind: Kind, how: str, share: Share | None = None) -> Kind:
