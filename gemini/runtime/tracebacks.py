@@ -15,6 +15,7 @@ import functools
 import itertools
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -24,6 +25,7 @@ import torch
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _NOT_THE_PROGRAMS = (_OURS, str(Path(torch.__file__).parent) + os.sep)
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LONG = 10  # exceptions in a chain, and no more
 _UNKNOWN = -1  # a column
 
@@ -175,11 +177,25 @@ def caller() -> Caller:
 def cut(error: BaseException) -> TracebackType | None:
     """Take frames of ours out of the tracebacks of an exception and of those that led to it; its traceback then.
 
-    One that has no other frames is left as it is.
+    One that has no other frames is left as it is. An interrupt that came while we were at work is shown where the
+    program was: the libraries that we used are no matter of its.
     """
+    if isinstance(error, KeyboardInterrupt) and any(
+        _is_ours(one.tb_frame.f_code) for one in _entries(error.__traceback__)
+    ):
+        _end_in_the_program(error)
     for one in itertools.chain((error,), (before for before, _ in itertools.islice(_leading_to(error), _LONG))):
         one.__traceback__ = _without_ours(one.__traceback__)
     return error.__traceback__
+
+
+def _end_in_the_program(error: BaseException) -> None:
+    own = [one for one in _entries(error.__traceback__) if _is_the_programs(one.tb_frame.f_code)]
+    if own:
+        own[-1].tb_next = None
+    before = error.__context__
+    if before is not None and not any(_is_the_programs(one.tb_frame.f_code) for one in _entries(before.__traceback__)):
+        error.__suppress_context__ = True
 
 
 def shorten(error: BaseException) -> None:
@@ -208,6 +224,10 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
+
+
+def _is_the_programs(code: CodeType) -> bool:
+    return not code.co_filename.startswith((*_NOT_THE_PROGRAMS, *_LIBRARIES, "<frozen ", "<__array_function__"))
 
 
 def _is_ours(code: CodeType) -> bool:

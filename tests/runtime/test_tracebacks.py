@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from typing import Any
 
@@ -64,3 +65,29 @@ def test_the_caller_is_the_program() -> None:
         return caller()
 
     assert str(call()).startswith(f"{__file__}:")
+
+
+def test_an_interrupt_of_our_work_is_shown_where_the_program_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: str) -> Any:
+        try:
+            return int("")
+        except ValueError:
+            raise KeyboardInterrupt  # noqa: B904 - as a signal does
+
+    def ours() -> None:
+        json.loads("[1, 2]", parse_int=interrupt)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        ours()
+    error = caught.value
+
+    def is_ours(code: Any) -> bool:
+        return code.co_name in ("ours", "interrupt")
+
+    monkeypatch.setattr(tracebacks, "_is_ours", is_ours)
+    monkeypatch.setattr(tracebacks, "_is_the_programs", lambda code: code.co_name.startswith("test_"))
+    cut(error)
+    assert [entry.name for entry in traceback.extract_tb(error.__traceback__)] == [
+        "test_an_interrupt_of_our_work_is_shown_where_the_program_was"
+    ]
+    assert error.__suppress_context__
