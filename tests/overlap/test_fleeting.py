@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from gemini.planner.planning import Wish, plan_step
+from gemini.planner.step_plan import UnplannableError
 from gemini.report.journal import Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
@@ -56,3 +58,21 @@ def test_values_that_never_come_again_are_not_planned_for(crew: Crew) -> None:
     torch.testing.assert_close(train(model), train(reference), rtol=1e-10, atol=1e-12)
     assert len(plans) <= 4
     assert "others in every call" in str(story)
+
+
+def test_values_that_were_planned_for_in_vain_are_not_either(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Tempered().double()
+    managed = Managed(model, crew, quiet=False, micro_batches=4, strict=True)
+    plans: list[int] = []
+
+    def planned(*_: object) -> object:
+        plans.append(1)
+        raise UnplannableError(f"a tensor of shape ({len(plans)},)")
+
+    story = Story("Tempered", 2)
+    managed.overlap = Overlap(managed, planned, story)  # type: ignore[arg-type]
+    dispatch.manage(model, managed)
+    train(model)
+    assert len(plans) == 3
+    assert capsys.readouterr().err.count("a tensor of shape") == 1
+    assert "a tensor of shape (3,)" in str(story)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
 _CHANGES = 8  # times that plans are made again for a model that the program changes
-_FLEETING = 3  # kinds that were planned for and did not come again: no more are planned for meanwhile
+_FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
+_NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
@@ -65,8 +67,8 @@ class Catalogue:
             if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
                 return kind, samples
         key = kind_of(roster, call)
-        if self._is_fleeting(key):
-            return Kind(reason="its plain arguments are others in every call"), None
+        if reason := self._why_no_more(key):
+            return Kind(reason=reason), None
         known = [kind for kinds in self.kinds.values() for kind in kinds]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
@@ -76,11 +78,14 @@ class Catalogue:
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
 
-    def _is_fleeting(self, key: Any) -> bool:
-        """Whether calls that differ from this one in plain values only never came again after a plan was made."""
-        alike = [kinds for other, kinds in self.kinds.items() if differ_in_values(other, key)]
-        unused = [kind for kinds in alike for kind in kinds if kind.plan is not None and not kind.is_used]
-        return len(unused) >= _FLEETING
+    def _why_no_more(self, key: Any) -> str:
+        """Why calls that differ from others in plain values only are planned for no more; '' where they are."""
+        alike = [kind for other, kinds in self.kinds.items() if differ_in_values(other, key) for kind in kinds]
+        hopeless = [kind for kind in alike if kind.plan is None]
+        if len(hopeless) >= _FLEETING:
+            return hopeless[-1].reason
+        unused = [kind for kind in alike if kind.plan is not None and not kind.is_used]
+        return "its plain arguments are others in every call" if len(unused) >= _FLEETING else ""
 
     def going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
         """The kind for the way that random numbers send a call; None where there is no plan for it."""
@@ -165,7 +170,7 @@ class Catalogue:
                 self.managed.record.say(text, once=plan.unsplit)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
             return Kind(plan, "", shapes)
-        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=reason)
+        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
         return Kind(None, reason, shapes)
 
     def _check(self, plan: Any) -> None:
