@@ -5,7 +5,8 @@ tensors one puts in the place of its own. The same tensor in two places is one.
 
 Classes and functions that the user's program defines are not importable in a worker, where the program never runs. They
 travel by value once, under a number that both sides use from then on; so an output of such a class comes home as the
-very class that the program knows.
+very class that the program knows. A function that holds parts of a module (`m = self.mlp; self.run = lambda x: m(x)`)
+is packed with what holds it: by itself it would have copies, whose weights and modes nobody keeps up to date.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import threading
 import types
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -63,6 +64,8 @@ class Classes:
         if one in self.number:
             return (self.number[one],)
         if not is_the_users(one.__module__) or (cloudpickle is None and one.__module__ != "__main__"):
+            return None
+        if isinstance(one, types.FunctionType) and _holds_parts(one, set()):
             return None
         with self._lock:
             if one not in self.number:
@@ -142,6 +145,38 @@ def _are_tensors(args: Any, kwargs: Any) -> bool:
         if type(one) is not torch.Tensor:
             return False
     return len(args) < 2 or len({id(one) for one in args}) == len(args)
+
+
+def _holds_parts(value: Any, seen: set[int]) -> bool:
+    """Whether a function, or what it was made with, holds tensors or modules."""
+    if isinstance(value, (torch.Tensor, torch.nn.Module)):
+        return True
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    parts: Iterable[Any] = ()
+    if isinstance(value, types.FunctionType):
+        parts = (
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+            *map(_content, value.__closure__ or ()),
+        )
+    elif isinstance(value, types.MethodType):
+        parts = (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        parts = (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = value
+    elif isinstance(value, dict):
+        parts = value.values()
+    return any(_holds_parts(part, seen) for part in parts)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _by_value(one: Any) -> bytes:

@@ -1,0 +1,54 @@
+"""Functions that hold parts of a module run on these parts in a worker, too: with their weights, in their mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.runtime.controller.crew import Crew
+from tests.runtime.programs import Wrap, check, step, weights
+
+
+class Block(nn.Module):
+    """Its perceptron is called by a function that was made with it, as in minGPT."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.ModuleDict({"fc": nn.Linear(width, 2 * width), "dropout": nn.Dropout(0.3)})
+        self.back = nn.Linear(2 * width, width)
+        m = self.mlp
+        self.through = lambda x: m.dropout(torch.relu(m.fc(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.back(self.through(self.norm(x)))
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(16) for _ in range(4))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def trained_and_evaluated(wrap: Wrap) -> Any:
+    """Modules go to workers in evaluation mode, and are trained afterwards."""
+    model = wrap(Blocks()).eval()
+    x = torch.randn(12, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with torch.no_grad():
+        seen = [model(x) for _ in range(3)]
+    model.train()
+    losses = [step(model, optimizer) for _ in range(3)]
+    return seen, losses, weights(model), model.eval()(x)
+
+
+def test_a_function_made_with_parts_of_a_module_has_their_weights_and_mode(crew: Crew) -> None:
+    check(trained_and_evaluated, crew, elsewhere=True)
