@@ -46,7 +46,7 @@ from gemini.splitting.statements import (
     refuse_draws_apart,
     spread,
 )
-from gemini.splitting.writing import is_as_left, overwrite, write
+from gemini.splitting.writing import forget, is_as_left, overwrite, write
 from gemini.step.conditions import Condition
 from gemini.step.kinds import Apart, Constant, Kind, Mean, Opaque, Partial, Sample
 from gemini.step.shares import Part, Share, Times, Uniform, Whole, Written
@@ -73,6 +73,8 @@ class Interpreter:
     is_rolled: bool = False  # the graph is one in which Python loops over samples
     least: int = 1  # samples of a micro-batch
     rewritten: bool = False  # a value got another kind by a write in place
+    forgets: bool = False  # a write in a tape has made earlier values unknown
+    mixes: bool = False  # operands of a tape look at the same memory as different types
     alias: dict[Hashable, Hashable] = field(default_factory=dict)  # values of a tape that are values of the graph
     blocked: str = ""  # why nothing may be split
     blockers: dict[Hashable, str] = field(default_factory=dict)  # statements that say so
@@ -133,10 +135,15 @@ class Interpreter:
         else:
             self.decisions[self.statements[at].index] = decision
         if not self.rewritten:
-            return at
+            return self._before_writes(at) if self.forgets else at
         self.blocked = ""  # by a write, which is looked at again
         self.blockers.clear()
         return 0
+
+    def _before_writes(self, at: int) -> int:
+        """Where to start again, so that nothing is unknown yet by writes of a tape that are still to come."""
+        begin = next(at for at, statement in enumerate(self.statements) if not statement.traced)
+        return begin if at >= begin else 0
 
     def _possible(self, key: Hashable, decision: Any) -> bool:
         """Whether a decision can still be made."""
@@ -181,9 +188,8 @@ class Interpreter:
         self._hand_out(statement)
         for key in statement.writes:
             write(self, statement, key)
-        if statement.writes and not statement.traced:  # a tape does not say what looks at the same memory
-            for key, value in self.values.items():
-                self.values[key] = replace(value, known=False, repeats=None)
+        if statement.writes and not statement.traced:
+            forget(self, statement)
 
     def _even(self, statement: Statement, value: Value) -> Any:
         """What of a result is the same for all samples."""

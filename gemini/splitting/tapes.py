@@ -7,6 +7,7 @@ alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,18 @@ def _interpret(interpreter: Interpreter, forms: GraphForms, tape: Tape, outputs:
         statements[-1].known = True
         statements[-1].name = "numbers" if _numbers(tensor, samples) else "operand"
     statements += [_statement(at, op, tape, samples) for at, op in enumerate(tape.ops)]
+    interpreter.mixes = _mixes(tape.operands.values())
     interpreter.extend(statements)
+
+
+def _mixes(operands: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors of different types look at the same memory."""
+    types: dict[int, torch.dtype] = {}
+    for one in operands:
+        at = one.untyped_storage().data_ptr() if one.layout is torch.strided else 0
+        if at and types.setdefault(at, one.dtype) is not one.dtype:
+            return True
+    return False
 
 
 def _numbers(tensor: torch.Tensor, samples: int) -> bool:

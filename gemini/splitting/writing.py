@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _VIEWS = (
     "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
 )  # fmt: skip
+_OTHER_TYPES = ("view", "real", "imag", "get_real", "get_imag", "view_as_real", "view_as_complex", "")
 
 
 def overwrite(interpreter: Interpreter, statement: Statement, key: Hashable, kind: Kind) -> None:
@@ -68,6 +69,29 @@ def _loses_keys(interpreter: Interpreter, old: Value, new: Value) -> bool:
         return False
     others = [value for value in interpreter.values.values() if value.kind == before and value.key != old.key]
     return all(value.dtype != old.dtype for value in others)
+
+
+def forget(interpreter: Interpreter, statement: Statement) -> None:
+    """A tape does not say what looks at the same memory: what may look at what is written is known no more."""
+    written = {value.dtype for key in statement.writes if (value := interpreter.values.get(key)) is not None}
+    ops = (one for one in interpreter.statements if not one.traced)
+    anything = not written or interpreter.mixes or any(_reinterprets(interpreter, one) for one in ops)
+    for key, value in interpreter.values.items():
+        if anything or value.dtype in written:
+            interpreter.values[key] = replace(value, known=False, repeats=None)
+    interpreter.forgets = True
+
+
+def _reinterprets(interpreter: Interpreter, statement: Statement) -> bool:
+    """Whether an op may look at memory as if it held another type; other views have the type of what they look at."""
+    if statement.name not in _OTHER_TYPES or statement.form is None:
+        return False
+    read = {
+        interpreter.values[key].dtype
+        for key in map(interpreter.key, form_refs(statement.form))
+        if key in interpreter.values
+    }
+    return any(result.dtype not in read for _, result in statement.results)
 
 
 def is_as_left(interpreter: Interpreter, value: Value, key: Hashable, writes: tuple[int, ...]) -> bool:
