@@ -49,7 +49,7 @@ def _called(value: Any) -> Any:
 
 def _is_a_call(module: Any, torch: Any) -> bool:
     """Whether calling a module is to call its `forward`, and nothing else."""
-    if type(module).__call__ is not torch.nn.Module.__call__ or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or type(module).__call__ is not torch.nn.Module.__call__:
         return False
     if torch._C._get_tracing_state() is not None:  # names of modules go into the trace
         return False

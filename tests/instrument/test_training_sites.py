@@ -66,7 +66,12 @@ def test_parts_of_a_model_are_not_models() -> None:
     assert instrumented(text) == text
 
 
-def test_what_models_call_by_forward_is_theirs() -> None:
+def test_methods_of_a_model_may_call_it_by_forward() -> None:
+    text = IMPORTS + "class Two(Net):\n    def loss(self, x):\n        return {}.forward(x).sum()\n"
+    assert instrumented(text.format("self")) == text.format("__gemini__.called(self)")
+
+
+def test_what_a_forward_calls_by_forward_is_its_own() -> None:
     text = IMPORTS + "class Two(Net):\n    def forward(self, x):\n        return self.first.forward(x)\n"
     assert instrumented(text) == text
     text = IMPORTS + "class Agent(Base):\n    def act(self, x):\n        return super().forward(x)\n"

@@ -69,3 +69,15 @@ def test_what_is_no_module_stays_as_it_is(space: Any) -> None:
 def test_nothing_happens_where_no_models_are_looked_for(seen: list[nn.Module]) -> None:
     net = nn.Linear(2, 3)
     assert managed.called(net) is net
+
+
+@pytest.mark.slow  # imports torch's compiler
+def test_compiled_code_is_followed(space: Any) -> None:
+    net = nn.Linear(2, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = space.called(net).forward(x)
+        return made.sum()
+
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(torch.compile(loss, backend="eager", fullgraph=True)(x), loss(x))

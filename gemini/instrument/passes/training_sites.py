@@ -8,8 +8,8 @@
     net.forward(x)                               __gemini__.called(net).forward(x)
 
 A mark returns what it is given and looks at it before noting anything, so a game's `env.step()` stays a game's. It
-goes around the receiver, never around the call: the script's calls keep their own frames and their order. What models
-call of each other by `forward` is theirs.
+goes around the receiver, never around the call: the script's calls keep their own frames and their order. What a
+model's own `forward` calls so is no call of the script's.
 """
 
 from __future__ import annotations
@@ -90,11 +90,19 @@ class TrainingSites(Pass):
 
     def _called(self, unit: Unit, classes: dict[str, str]) -> Iterator[Edit]:
         for call in unit.methods("forward"):
-            func, around = call.func, unit.class_(call)
+            func = call.func
             assert isinstance(func, ast.Attribute)
-            is_models = around is not None and classes.get(around.name) == "model"
-            if not is_models and not _is_super(func.value) and not (unit.resolve(func) or "").startswith("torch."):
+            is_own = _is_super(func.value) or (unit.resolve(func) or "").startswith("torch.")
+            if not is_own and not _is_in_forward(unit, call, classes):
                 yield Edit.wrap(func.value, "__gemini__.called(", ")", "a call of a model")
+
+
+def _is_in_forward(unit: Unit, call: ast.Call, classes: dict[str, str]) -> bool:
+    """Whether it is a model's own `forward` that makes a call."""
+    around = unit.class_(call)
+    if around is None or classes.get(around.name) != "model":
+        return False
+    return any(isinstance(one, ast.FunctionDef) and one.name == "forward" for one in unit.ancestors(call))
 
 
 def _mark(node: ast.expr, kind: str) -> Edit:
