@@ -104,6 +104,11 @@ class Recognition:
     def _found(self, module: nn.Module, parameters: list[nn.Parameter]) -> Instead | None:
         if isinstance(module, _PARALLEL):
             return None  # its forward calls the model, which is met then
+        dispatch = sys.modules.get("gemini.runtime.controller.dispatch")
+        around = dispatch and dispatch.model_around(module)
+        if around is not None:  # the program has added a module to it
+            self.settle(around, managed=True)
+            return None
         if _is_compiled(module):
             return lambda *args, **kwargs: self._compiled(module, args, kwargs)
         if any(id(one) in self._taken for one in parameters) or not any(True for _ in module.children()):

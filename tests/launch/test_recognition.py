@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gemini.launch.recognition import Recognition
+from gemini.runtime.controller import dispatch
 
 CALL = nn.Module.__call__
 
@@ -153,3 +154,18 @@ def test_a_model_that_was_called_by_functional_call_first(found: Recognition) ->
     assert met(found) == []
     model(x)
     assert met(found) == [model]
+
+
+def test_a_module_that_is_added_to_a_managed_model_is_a_part_of_it(found: Recognition, monkeypatch: Any) -> None:
+    model, other = net(), net()
+    found.given(sgd(model))
+    found.settle(model, managed=True)
+    model.append(net())
+    found.given(sgd(model))
+    found.given(sgd(other))
+    monkeypatch.setattr(dispatch, "_state", dispatch._State())
+    dispatch._state.model = model
+    model[-1](torch.randn(2, 4))
+    assert not met(found)
+    other(torch.randn(2, 4))
+    assert met(found) == [other]

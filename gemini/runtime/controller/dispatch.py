@@ -46,6 +46,7 @@ _others: Asked | None = None
 class _State(threading.local):
     here: bool = False  # everything runs in this process
     observation: Observation | None = None
+    model: nn.Module | None = None  # managed, and being called
 
 
 _state = _State()
@@ -62,6 +63,12 @@ def manage(model: nn.Module, managed: Managed) -> None:
 def find(model: nn.Module) -> Managed | None:
     """What is known of a managed model."""
     return _managed.get(model)
+
+
+def model_around(module: nn.Module) -> nn.Module | None:
+    """The managed model that is being called, where a module is a part of it."""
+    model = _state.model
+    return model if model is not None and any(one is module for one in model.modules()) else None
 
 
 def unwrap(wrapper: nn.Module, name: str) -> None:
@@ -91,11 +98,14 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             )
     known = _managed.get(module)
     if known is not None and known.crew.is_ours:
+        around, _state.model = _state.model, module
         try:
             return _call_model(module, known, args, kwargs)
         except BaseException as error:
             shorten(error)
             raise
+        finally:
+            _state.model = around
     if module in _stand_ins:
         return module._modules[_stand_ins[module]](*args, **kwargs)
     if known is None and _others is not None:

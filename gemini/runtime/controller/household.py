@@ -36,6 +36,7 @@ class Household:
         self.moves = 0  # times that tensors got another home: whoever was told before knows the old ones
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
+        self._number_of: dict[int, int] = {}  # the last, by identity
         self._segments: list[Segment] = []
         links = [worker.link for worker in crew.workers]
         weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
@@ -59,9 +60,8 @@ class Household:
                 self.devices[id(tensor)] = device.name
                 self.views[id(tensor)] = tensor.detach()
                 self.addresses[id(tensor)] = tensor.data_ptr()
-                for worker in self.crew.workers:
-                    if worker.device.name == device.name:
-                        worker.link.held[id(tensor)] = number
+                self._number_of[id(tensor)] = number
+                self._is_at_home(tensor, device)
             device.trim()
         if device.where != self.outside:
             optimizer_state_follows(tensors)
@@ -84,12 +84,19 @@ class Household:
             if view is not None and _alike(view, tensor):
                 view.copy_(tensor.detach())
                 tensor.data = view
+                self._is_at_home(tensor, device)
             else:
                 homeless.append(tensor)
         if not homeless:
             return False
         self._take_in(homeless, device)
         return True
+
+    def _is_at_home(self, tensor: torch.Tensor, device: Device) -> None:
+        """Workers of a device find it where this household has it: another model's may have had it meanwhile."""
+        for worker in self.crew.workers:
+            if worker.device.name == device.name:
+                worker.link.held[id(tensor)] = self._number_of[id(tensor)]
 
     def _check(self, tensor: torch.Tensor, device: Device) -> None:
         owner = self.devices.get(id(tensor), device.name)
