@@ -91,14 +91,15 @@ def move_in(tensors: Iterable[torch.Tensor], device: Device) -> tuple[Segment, d
     """Give tensors a home in a new segment; they keep their identity. Returns the homes by `id` of the tensor."""
     moving = list({id(tensor): tensor for tensor in tensors if can_move(tensor)}.values())
     size, homes = lay_out(moving)
-    segment = device.allocate(size)
-    opened: dict[int, torch.Tensor] = {}
-    for tensor, home in zip(moving, homes, strict=True):
-        if home.offset not in opened:
-            opened[home.offset] = segment.view(home.offset, home.size)
-            opened[home.offset].copy_(memory_of(tensor))
-    for tensor, home in zip(moving, homes, strict=True):
-        tensor.data = home.look(opened[home.offset])
-        if tensor.grad is not None and tensor.grad.device != tensor.device:
-            tensor.grad = tensor.grad.to(tensor.device)
+    with torch.inference_mode(False):  # else, moved in a program's evaluation, they could not be trained any more
+        segment = device.allocate(size)
+        opened: dict[int, torch.Tensor] = {}
+        for tensor, home in zip(moving, homes, strict=True):
+            if home.offset not in opened:
+                opened[home.offset] = segment.view(home.offset, home.size)
+                opened[home.offset].copy_(memory_of(tensor))
+        for tensor, home in zip(moving, homes, strict=True):
+            tensor.data = home.look(opened[home.offset])
+            if tensor.grad is not None and tensor.grad.device != tensor.device:
+                tensor.grad = tensor.grad.to(tensor.device)
     return segment, {id(tensor): home for tensor, home in zip(moving, homes, strict=True)}
