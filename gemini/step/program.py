@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gemini.capture.forms import Literal, leaves
 from gemini.capture.node import MODULES
 from gemini.errors import Fault, InvalidPlanError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
@@ -53,11 +52,9 @@ class Loss:
 
     def signature(self) -> Hashable:
         """Equal for losses that workers run in the same way."""
-        # Python holds 1, 1.0 and True for equal, torch does not.
-        kinds = tuple(type(leaf.value) for op in self.ops for leaf in leaves(op.form) if isinstance(leaf, Literal))
-        ops = tuple((op.function, op.form, op.region, op.results, op.writes) for op in self.ops)
+        ops = tuple(op.kind for op in self.ops)
         sizes = tuple((at, tuple(found.items())) for at, found in self.sizes.items())
-        return ops, kinds, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
+        return ops, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
 
     def ops_for(self, samples: int) -> tuple[Op, ...]:
         """The ops as a micro-batch of so many samples runs them."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,6 +47,23 @@ class Meta:
         return self.requires_grad and math.prod(self.shape) == 1
 
 
+def exact_kind(literal: Any) -> Any:
+    """What tells literals apart that Python holds for equal, and torch does not: 1, 1.0 and True, 0.0 and -0.0."""
+    kind = type(literal)
+    return (kind, str(literal)) if kind is complex or (kind is float and not literal) else kind
+
+
+class _Kind(tuple[Any, ...]):
+    """Deep, and looked up in every step: its hash is computed once."""
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @dataclass(frozen=True)
 class Op:
     """One call of a function of torch, a method of Tensor, or a custom autograd function."""
@@ -61,6 +79,12 @@ class Op:
         name = op_name(self.function)
         function = name if name.startswith("torch.") else self.function
         return _unpickled, (function, self.form, self.region, self.results, self.writes)
+
+    @cached_property
+    def kind(self) -> Hashable:
+        """What tells it from other ops."""
+        kinds = tuple(exact_kind(leaf.value) for leaf in leaves(self.form) if isinstance(leaf, Literal))
+        return _Kind((self.function, self.form, kinds, self.region, self.results, self.writes))
 
     def reads(self) -> Iterator[int]:
         """The numbers of the values it is given."""
@@ -80,9 +104,7 @@ class Tape:
 
     def signature(self) -> Hashable:
         """Equal for tapes that differ in nothing but contents of operands."""
-        # Python holds 1, 1.0 and True for equal, torch does not: the kinds of literals are part of it.
-        ops = tuple((op.function, op.form, tuple(_kinds(op.form)), op.region, op.results, op.writes) for op in self.ops)
-        return self.outputs, tuple(self.metas), tuple(self.operands), ops
+        return self.outputs, tuple(self.metas), tuple(self.operands), tuple(op.kind for op in self.ops)
 
     def needed_for(self, *values: int) -> list[int]:
         """The ops that values depend on, in order; writes to what they read included.
@@ -104,7 +126,3 @@ class Tape:
 
 def _unpickled(function: Any, *rest: Any) -> Op:
     return Op(find_op(function) if isinstance(function, str) else function, *rest)
-
-
-def _kinds(form: Form) -> Iterator[type]:
-    return (type(leaf.value) for leaf in leaves(form) if isinstance(leaf, Literal))

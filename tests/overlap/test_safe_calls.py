@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -161,3 +162,20 @@ def test_stages_that_cannot_be_sent_fail_for_the_same_reason_each_time(tmp_path:
     failed = [reason for reason in managed.overlap.story.reasons if "Error" in reason]
     assert failed
     assert all("cannot pickle 'generator' object" in reason for reason in failed)
+
+
+def test_zeros_of_another_sign_are_other_losses(tmp_path: Path) -> None:
+    def told(model: nn.Module) -> list[float]:
+        x, seen = torch.arange(24.0).reshape(8, 3), []
+        for sign in (0.0, 0.0, 0.0, -0.0, 0.0, -0.0):  # the reciprocal of a zero tells its sign
+            found = model(x)
+            loss = (1.0 / torch.where(found < 1e9, sign, 1.0)).mean() + found.mean()
+            loss.backward()
+            seen.append(loss.item())
+        return seen
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    expected = told(copy.deepcopy(model))
+    assert expected[2:5] == [math.inf, -math.inf, math.inf]
+    assert told(compiled(model, tmp_path)) == expected

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.capture.forms import Form
 from gemini.runtime.deferred.work import taken_apart
-from gemini.step.tape import Meta
+from gemini.step.tape import Meta, Op
 
 _MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
 _known: dict[Hashable, Facts | None] = {}
+_unknown: Any = object()
 _fake: list[FakeTensorMode] = []
 
 
@@ -39,19 +40,22 @@ class Facts:
     written: tuple[Meta, ...]  # these, afterwards
     is_random: bool
     plain: tuple[Any] | None  # what it returns, where that is no tensor
+    ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
 
 
 def facts_of(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
     """Facts of the op that `run` runs on given tensors; None where they cannot be known."""
-    if key not in _known:
+    found: Facts | None = _known.get(key, _unknown)
+    if found is _unknown:
         if len(_known) >= _MOST:
             _known.clear()
         try:
             with _silence():
-                _known[key] = _find(run, metas)
+                found = _find(run, metas)
         except Exception:  # whatever it was, the program will see it when the op runs on contents
-            _known[key] = None
-    return _known[key]
+            found = None
+        _known[key] = found
+    return found
 
 
 @contextmanager

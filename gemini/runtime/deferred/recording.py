@@ -17,7 +17,7 @@ from gemini.capture.regions import Region
 from gemini.capture.values import LITERALS, decode
 from gemini.runtime.deferred.facts import Facts, facts_of
 from gemini.runtime.deferred.tensor import Deferred
-from gemini.step.tape import Meta, Op
+from gemini.step.tape import Meta, Op, exact_kind
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
@@ -34,27 +34,32 @@ def _like_ctc_loss(  # noqa: PLR0917
     return log_probs.sum((0, 2)) if reduction == "none" else log_probs.sum()
 
 
-# What ops that look into their arguments return is known by functions that do not.
-_ALIKE: dict[Any, Callable[..., Any]] = {torch.nn.functional.ctc_loss: _like_ctc_loss}
+# What ops return that look into their arguments, or at more than tensors without contents have, is known by others.
+_ALIKE: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.ctc_loss: _like_ctc_loss,
+    torch.Tensor.data.__get__: torch.Tensor.detach,  # type: ignore[attr-defined]
+}
+
+
+_MOST = 64  # ops of one kind on other values that are remembered
 
 
 class _Unfit(Exception):
     """Arguments that cannot be written down."""
 
 
-def record(pending: Pending, function: Any, args: Any, kwargs: Any, name: Any = None) -> tuple[Any] | None:
+def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
     """What the function returns, in a tuple; None where it must run on contents. Nothing has happened then."""
     given = _Given()
     try:
         key = given.take_in((args, kwargs))
         region = Region.current()
         metas = [_meta(one) for one in given.tensors]
-        kind = (name or function, key, tuple(metas), region)
-        hash(kind)
+        kind = (function, key, tuple(metas), region)
+        alike = _ALIKE.get(function, function)
+        facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
     except (_Unfit, TypeError):
         return None
-    alike = _ALIKE.get(function, function)
-    facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
     if facts is None or facts.is_random:
         return None
     if facts.writes and not _may_write(pending, given, facts):
@@ -86,11 +91,20 @@ def _write_down(  # noqa: PLR0917
 ) -> Any:
     tape = pending.tape
     numbers = [pending.number_of(tensor) for tensor in given.tensors]
-    form = given.form(arguments, numbers)
+
+    def add(results: tuple[int, ...], writes: int | None = None) -> None:
+        key = (function, *numbers, results, writes)
+        op = facts.ops.get(key)
+        if op is None:
+            if len(facts.ops) >= _MOST:
+                facts.ops.clear()
+            op = facts.ops[key] = Op(function, given.form(arguments, numbers), region, results, writes)
+        tape.ops.append(op)
+
     if facts.writes:
         (target,) = facts.writes
         number = pending.new_value(facts.written[0], ())
-        tape.ops.append(Op(function, form, region, (number,), numbers[target]))
+        add((number,), numbers[target])
         written = given.tensors[target]
         assert isinstance(written, Deferred)
         pending.rename(written, number)
@@ -104,7 +118,7 @@ def _write_down(  # noqa: PLR0917
         number = pending.new_value(meta, [numbers[one] if one >= 0 else -len(tape.ops) - 1 for one in facts.shares[at]])
         results.append(number)
         made[at] = pending.make(number, meta)
-    tape.ops.append(Op(function, form, region, tuple(results)))
+    add(tuple(results))
     return _returned(facts, given, made)
 
 
@@ -155,7 +169,7 @@ class _Given:
         if kind is slice:
             return (kind, *(self.take_in(part) for part in (value.start, value.stop, value.step)))
         if kind in LITERALS or isinstance(value, (torch.dtype, torch.memory_format)):
-            return kind, value
+            return exact_kind(value), value
         raise _Unfit
 
     def _add(self, tensor: torch.Tensor) -> int:
