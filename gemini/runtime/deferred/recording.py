@@ -37,7 +37,7 @@ def _like_ctc_loss(  # noqa: PLR0917
 # What ops return that look into their arguments, or at more than tensors without contents have, is known by others.
 _ALIKE: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _like_ctc_loss,
-    torch.Tensor.data.__get__: torch.Tensor.detach,  # type: ignore[attr-defined]
+    torch.Tensor.data.__get__: torch.Tensor.detach,
 }
 
 
