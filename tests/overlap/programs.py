@@ -317,3 +317,29 @@ def two_calls(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> 
     x, y = batch(step)
     loss = F.cross_entropy(model(x), y) + 0.1 * F.mse_loss(model(x + 0.1), model(x - 0.1).detach())
     return finish(loss, optimizer)
+
+
+@program(Plain)
+def predictions_by_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    logits = model(x)
+    _, predicted = torch.max(logits.data, 1)
+    loss = F.cross_entropy(logits, y)
+    seen = finish(loss, optimizer)
+    return [*seen, predicted.clone(), (predicted == y.data).sum(), loss.data, logits.data.requires_grad]
+
+
+@program(Plain)
+def loss_by_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    loss = F.cross_entropy(model(x), y)
+    total = torch.zeros(()) + loss.data * 2
+    return [loss.data.item(), *finish(loss, optimizer), total]
+
+
+@program(Plain, "")
+def written_by_data(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    logits = model(x)
+    logits.data.clamp_(-0.1, 0.1)
+    return [*finish(F.cross_entropy(logits, y), optimizer), logits.clone().detach()]

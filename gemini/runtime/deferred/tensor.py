@@ -50,7 +50,7 @@ _PLACE = _of_tensor(
     "requires_grad_ register_post_accumulate_grad_hook detach_"
 )
 _READS = _of_tensor(
-    ".data .__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
+    ".__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
     "__repr__ __format__ __array__ __reduce_ex__ __deepcopy__ __contains__ untyped_storage storage share_memory_ "
     "is_shared pin_memory is_pinned __dlpack__ storage_offset equal"
 ) | {torch.equal}

@@ -98,7 +98,7 @@ def _counted(call: Call, value: Value, inverse: bool) -> Kind:
 
 @rule(
     "neg", "clone", "detach", "contiguous", "cpu", "cuda", "double", "float", "half", "bfloat16", "requires_grad",
-    "alias", "view_as_real", "view_as_complex", "lift_fresh", "detach_copy", "positive", "identity",
+    "alias", "view_as_real", "view_as_complex", "lift_fresh", "detach_copy", "get_data", "positive", "identity",
 )  # fmt: skip
 def unary(call: Call) -> Kind:
     """What every kind goes through as it is; positions keep their numbers."""

@@ -26,7 +26,7 @@ relu relu6 leaky_relu elu selu celu gelu silu mish hardswish hardsigmoid hardtan
 hardshrink softshrink logsigmoid log_sigmoid sigmoid threshold rrelu rectify dropout feature_dropout alpha_dropout
 full_like empty_like rand_like randn_like randint_like bernoulli normal uniform exponential log_normal
 cauchy geometric zero fill copy isreal deg2rad rad2deg gcd lcm
-get_real get_imag get_data fake_quantize_per_tensor_affine special_expit expit erfcx
+get_real get_imag fake_quantize_per_tensor_affine special_expit expit erfcx
 """
 
 
