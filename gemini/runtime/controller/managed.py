@@ -29,6 +29,7 @@ from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.unit import Unit
 from gemini.runtime.devices.placing import home_of
 from gemini.runtime.memory.machine import amount
+from gemini.runtime.outside import Outside
 from gemini.runtime.transport.packing import is_the_users
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Managed:
         self.record = Record(self.name, quiet, strict)
         self.household = Household(crew, self.record, home_of(model))
         crew.preload(sorted({kind for m in model.modules() if not is_the_users(kind := type(m).__module__)}))
+        self.outside = Outside(model)  # what its code reads that is not its own, as it is before anything is sent
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
         self.seen: dict[int, Seen] = {}  # by unit number

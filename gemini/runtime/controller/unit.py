@@ -15,6 +15,7 @@ from gemini.capture.hooks import hook_tables
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import Astray, can_move
+from gemini.runtime.outside import Outside
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
@@ -39,6 +40,7 @@ class Unit:
         device, outside = worker.device.where, household.outside
         self.away = device != outside  # the program's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
+        self.outside = Outside(module)  # what its code reads that is not its own
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
@@ -49,6 +51,8 @@ class Unit:
         self.held = [*self.parameters, *self.buffers]
         self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
+        if reason := self.outside.obstacle():
+            return reason
         if not all(can_move(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
         try:
@@ -83,6 +87,8 @@ class Unit:
                     return reason
         except Astray as astray:
             return str(astray)
+        if reason := self.outside.obstacle():
+            return reason
         if any(self._hooks):
             return "hooks hang on modules inside it"
         return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module

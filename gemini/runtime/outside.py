@@ -1,0 +1,201 @@
+"""Outside: what a model's code reads that is not the model's: globals of the program, and what they hold.
+
+    for step in range(100):
+        args.tau = max(0.5, 1.0 - step / 50)    # read in a forward: F.gumbel_softmax(x, args.tau)
+
+A worker has the code of the program's classes as it was when it was sent, with the values that it reads. They are as
+good as the originals until the program changes one; then the modules whose code reads it run in the program's process.
+So do those that read weights of others, whose gradients a worker could not give. What counts is code that a forward
+reaches, followed by names; of an object (`args`), the attributes that are named there.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from gemini.runtime.transport.packing import is_the_users
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_DESCRIPTORS = (property, staticmethod, classmethod)
+_MISSING = object()
+_LARGE = 1000  # entries of a container that are still looked at every time
+
+
+class Entry:
+    """One value, as it was when code that reads it was first seen."""
+
+    def __init__(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
+        self.name, self.owner, self.table, self.key = name, owner, table, key
+        self.value = table.get(key, _MISSING)
+        self.copied = _copied(self.value)
+        self.is_changed = False  # once and for all: workers may have seen either
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has weights."""
+        if isinstance(self.value, nn.Module):
+            return any(one.requires_grad for one in self.value.parameters())
+        return isinstance(self.value, torch.Tensor) and self.value.requires_grad
+
+    def has_changed(self) -> bool:
+        """Whether the program has put another value there, or changed this one."""
+        if not self.is_changed:
+            now = self.table.get(self.key, _MISSING)
+            if now is self.value:
+                self.is_changed = self.copied is not None and not _equal(_copied(now), self.copied)
+            else:
+                is_plain = isinstance(now, (*_PLAIN, *_CONTAINERS)) and type(now) is type(self.value)
+                self.is_changed = not is_plain or not _equal(now, self.value)
+        return self.is_changed
+
+
+Place = tuple[int, str]
+_entries: dict[Place, Entry] = {}  # of this process; an entry keeps what it is of, so the number stays its own
+_read_by: WeakKeyDictionary[type, dict[Place, Entry]] = WeakKeyDictionary()
+
+
+class Outside:
+    """What the code of a module, and of the modules in it, reads."""
+
+    def __init__(self, module: nn.Module) -> None:
+        found: dict[Place, Entry] = {}
+        for kind in {type(part) for part in module.modules()}:
+            if kind not in _read_by:
+                _read_by[kind] = _Reader().read(kind)
+            found |= _read_by[kind]
+        for part in module.modules():
+            found |= _Reader().read(*(one for one in vars(part).values() if isinstance(one, _FUNCTIONS)))
+        self.entries = [*found.values()]
+        self.learners = [entry.name for entry in self.entries if entry.learns]
+
+    def obstacle(self) -> str:
+        """Why this code cannot run elsewhere; '' where it can."""
+        if self.learners:
+            return f"its code reads {self.learners[0]}, which has weights and is not of the model"
+        for entry in self.entries:
+            if entry.has_changed():
+                return f"its code reads {entry.name}, which the program changes"
+        return ""
+
+
+class _Reader:
+    """Follows code by the names in it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Place, Entry] = {}
+        self._seen: set[int] = set()
+
+    def read(self, *code: Any) -> dict[Place, Entry]:
+        """What classes (their forward, where they are modules) and functions read."""
+        for one in code:
+            self._follow(one)
+        return self._entries
+
+    def _follow(self, value: Any) -> None:
+        if isinstance(value, types.MethodType):
+            value = value.__func__
+        if id(value) in self._seen:
+            return
+        if isinstance(value, types.FunctionType) and is_the_users(value.__module__):
+            self._seen.add(id(value))
+            self._follow_function(value)
+        elif isinstance(value, type) and is_the_users(value.__module__):
+            self._seen.add(id(value))
+            is_module = issubclass(value, nn.Module)
+            for kind in value.__mro__:
+                if is_the_users(kind.__module__):
+                    self._follow_members(kind, ("forward", "__call__") if is_module else tuple(vars(kind)))
+
+    def _follow_members(self, kind: type, names: Iterable[str]) -> None:
+        """Methods of a class, and those that they name."""
+        for name in names:
+            for function in _functions(vars(kind).get(name)):
+                if id(function) in self._seen or not is_the_users(function.__module__):
+                    continue
+                self._seen.add(id(function))
+                self._follow_function(function)
+                self._follow_members(kind, _names(function.__code__))
+
+    def _follow_function(self, function: types.FunctionType) -> None:
+        names = _names(function.__code__)
+        for name in names:
+            if name in function.__globals__:
+                self._read(name, function.__globals__, name, names)
+        for cell in function.__closure__ or ():
+            try:
+                self._follow(cell.cell_contents)
+            except ValueError:  # not filled yet
+                continue
+        self._follow(getattr(function, "__wrapped__", None))
+
+    def _read(self, name: str, table: dict[str, Any], key: str, names: set[str]) -> None:
+        """A value that code reads, with the names that the code reads of it."""
+        value = table[key]
+        if isinstance(value, types.ModuleType):
+            if is_the_users(value.__name__):
+                for one in names & vars(value).keys():
+                    if not isinstance(vars(value)[one], types.ModuleType):
+                        self._read(f"{name}.{one}", vars(value), one, names)
+            return
+        self._follow(value)
+        if not callable(value) or isinstance(value, nn.Module) or is_the_users(_home(value)):
+            self._note(name, table, table, key)
+        if not isinstance(value, (*_PLAIN, *_CONTAINERS, *_FUNCTIONS, torch.Tensor, nn.Module)):
+            members = getattr(value, "__dict__", {})
+            for one in names & members.keys():
+                if not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS):
+                    self._note(f"{name}.{one}", value, members, one)
+
+    def _note(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
+        place = id(owner), key
+        if place not in _entries:
+            _entries[place] = Entry(name, owner, table, key)
+        self._entries[place] = _entries[place]
+
+
+def _home(value: Any) -> str | None:
+    """The module in which a function, a class, or the class of an object is written."""
+    return getattr(value if isinstance(value, (type, *_FUNCTIONS)) else type(value), "__module__", None)
+
+
+def _functions(member: Any) -> Iterator[types.FunctionType]:
+    """The functions of a method, a property, a static method."""
+    for one in (member, *(getattr(member, part, None) for part in ("fget", "__func__", "__wrapped__"))):
+        if isinstance(one, types.FunctionType):
+            yield one
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names of globals and attributes in code, and in the functions inside it."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _copied(value: Any) -> Any:
+    """What shows that a value has been changed in place; None where nothing does."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    if isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+        return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]
+    if isinstance(value, (list, dict, set)) and len(value) < _LARGE:
+        return value.copy()
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # values that cannot be compared
+        return False

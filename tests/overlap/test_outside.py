@@ -1,0 +1,141 @@
+"""What the code of a model reads and the program changes counts as it is, for modules in workers, too."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.outside import Outside
+
+factor = 1.0
+options = argparse.Namespace(tau=1.0, epoch=0)
+shift = torch.zeros(8)
+seen: list[int] = []
+other = nn.Linear(8, 8)
+steady = {"scale": 1.0}
+criterion = nn.CrossEntropyLoss()
+
+
+class Settings:
+    power = 1.0
+
+
+def by_function(x: torch.Tensor) -> torch.Tensor:
+    return x * factor
+
+
+class Reads(nn.Module):
+    """A layer whose code reads one of them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.lin, self.read = nn.Linear(8, 8), getattr(self, what)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.read(torch.relu(self.lin(x)))
+
+
+class Number(Reads):
+    def __init__(self) -> None:
+        super().__init__("number")
+
+    def number(self, x: torch.Tensor) -> torch.Tensor:
+        return by_function(x)
+
+
+class Attribute(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * options.tau
+
+
+class Tensor(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + shift
+
+
+class Counted(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return super().forward(x)
+
+
+class OfAClass(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * Settings.power
+
+
+class Weights(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(other(x))
+
+
+class Steady(nn.Linear):
+    """Reads what stays, and does not read what changes beside it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = criterion(x, x.argmax(1)) * 0.0
+        return super().forward(x) * steady["scale"] + loss
+
+    def fit(self) -> None:
+        print(factor, options.epoch, other)
+
+
+def change(step: int) -> None:
+    global factor, shift
+    factor, shift = 1.0 + 0.3 * step, torch.full((8,), 0.1 * step)
+    options.tau, options.epoch, Settings.power = 1.0 + 0.2 * step, step, 1.0 - 0.1 * step
+
+
+def trained(model: nn.Module) -> list[float]:
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.3)
+    told = []
+    for step in range(5):
+        change(step)
+        x, y = torch.randn(8, 8), torch.randint(8, (8,))
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        told.append(loss.item())
+    return told
+
+
+def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    change(0)
+    torch.manual_seed(1)
+    parts = [Attribute(8, 8), Tensor(8, 8), Counted(8, 8), OfAClass(8, 8), Weights(8, 8)]
+    model = nn.Sequential(*(nn.Sequential(one, nn.Tanh()) for one in parts))
+    plain, kept = copy.deepcopy(model), copy.deepcopy(other.state_dict())
+    expected, after, counted = trained(plain), copy.deepcopy(other.state_dict()), len(seen)
+    other.load_state_dict(kept)
+    change(0)
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    assert trained(GeminiCompiler().compiler(model, config=config)) == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(other.state_dict(), after)
+    assert len(seen) == 2 * counted
+
+
+@pytest.mark.parametrize("kind", [Number, Attribute, Tensor, Counted, OfAClass, Weights])
+def test_it_is_noticed(kind: type[nn.Module]) -> None:
+    given: Any = () if kind is Number else (8, 8)
+    model = kind(*given)
+    outside = Outside(model)
+    change(1)
+    model(torch.randn(3, 8))
+    change(2)
+    assert outside.obstacle()
+
+
+def test_what_a_forward_does_not_read_may_change() -> None:
+    outside = Outside(Steady(8, 8))
+    change(3)
+    assert outside.obstacle() == ""
