@@ -40,6 +40,7 @@ _SHAPES = 64  # and so many with those that are served by the plan of another
 _CHANGES = 8  # times that plans are made again for a model that the program changes
 _FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
 _NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
+_FAILED = "planning failed: "
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
@@ -50,6 +51,7 @@ class Catalogue:
         self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
         self.kinds: dict[Any, list[Kind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
+        self._untold: Exception | None = None  # why planning has failed
 
     def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
@@ -98,6 +100,7 @@ class Catalogue:
         if found is None and len(kind.variants) < _WAYS:
             with this_way(), undivided(kind.plan.unsplit):
                 kind.variants.append(self._planned(model, Call(args, kwargs)))
+            self.made(has_failed=False)
             found = kind.going(model, bound, samples)
         if found is not None:
             found.see_others((kind, *kind.variants), samples)
@@ -123,6 +126,7 @@ class Catalogue:
             as_one = tailed or kind.plan.tail is not None
             with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
                 kind.undivided = self._planned(model, call)
+            self.made(has_failed=False)
         plan = kind.undivided.plan
         samples = None if plan is None else kind.undivided.samples(call.tensors)
         if plan is None or samples is None:
@@ -160,8 +164,8 @@ class Catalogue:
         except (UnplannableError, GeminiError) as error:
             reason = of_plan(error)
         except Exception as error:
-            self.managed.record.demote(f"planning {self.managed.name}", error)
-            reason = f"planning failed: {of_failure(error)}"
+            self._untold = error  # if the call itself fails too, it is a matter of the program's
+            return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
         else:
             if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
                 self.story.plan = str(plan)
@@ -170,8 +174,23 @@ class Catalogue:
                 self.managed.record.say(text, once=plan.unsplit)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
             return Kind(plan, "", shapes)
-        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
+        self._say(reason)
         return Kind(None, reason, shapes)
+
+    def _say(self, reason: str) -> None:
+        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
+
+    def made(self, *, has_failed: bool) -> None:
+        """A call has been made in another way: if it has not failed as well, tell that planning has; else try again."""
+        error, self._untold = self._untold, None
+        if error is None:
+            return
+        if has_failed:
+            for kinds in self.kinds.values():
+                kinds[:] = [kind for kind in kinds if kind.plan is not None or not kind.reason.startswith(_FAILED)]
+            return
+        self.managed.record.demote(f"planning {self.managed.name}", error)
+        self._say(f"{_FAILED}{of_failure(error)}")
 
     def _check(self, plan: Any) -> None:
         sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]

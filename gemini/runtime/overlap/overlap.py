@@ -149,7 +149,13 @@ class Overlap:
         self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
         if self._roster is not None:
             self._leavings.settle(self._roster.model)
-        return eager(args, kwargs)
+        has_failed = True
+        try:
+            output = eager(args, kwargs)
+            has_failed = False
+        finally:
+            self.catalogue.made(has_failed=has_failed)
+        return output
 
     def _work(
         self, model: nn.Module, roster: Roster, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
