@@ -7,7 +7,6 @@ DryRun     see `dry_run`
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import nn
 from gemini.config import GeminiConfig
 from gemini.launch.choosing import completed
 from gemini.launch.recognition import Instead, Recognition
+from gemini.telling import tell
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.session import Session
@@ -114,7 +114,7 @@ class Forced:
     def say(self, text: str) -> None:
         """One line to the user."""
         if not self.config.quiet:
-            print(f"gemini: {text}".partition("\n")[0], file=sys.stderr)
+            tell(f"gemini: {text}".partition("\n")[0])
 
 
 def _obstacle(model: nn.Module) -> str:

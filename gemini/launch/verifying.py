@@ -6,13 +6,13 @@ loss and the gradients of all parameters are compared. Nothing of that stays.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from gemini.config import GeminiConfig
 from gemini.errors import WorkerError
+from gemini.telling import tell
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred import Pending, StepResult
@@ -58,7 +58,7 @@ class Verification:
             f"{self.name}: {self.steps} steps compared with this process: the loss differs by at most {self.loss:.1e}, "
             f"gradients by {self.gradient:.1e} of their size" + ("" if is_alike else ": NOT the same")
         )
-        print(f"gemini: {text}", file=sys.stderr)
+        tell(f"gemini: {text}")
         if not is_alike and self.config.strict:
             raise WorkerError(f"{text}\n    → without strict=True training goes on; gemini explain says by which plan")
 

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from gemini.telling import tell
+
 # The device types whose presence differs between machines. Everything else ("cpu", "meta") is everywhere.
 ACCELERATORS = frozenset({"cuda", "hip", "hpu", "mps", "mtia", "npu", "xla", "xpu"})
 _NAME = re.compile(r"([a-z]+)(?::(\d+))?\Z")
@@ -175,7 +177,7 @@ def _announce(kind: str, index: int) -> None:
     _replaced.add(kind)
     if (kind, index) not in _announced and not _is_quiet():
         _announced.add((kind, index))
-        print(f"gemini: {kind}:{index} is not on this machine: using {_managed}", file=sys.stderr, flush=True)
+        tell(f"gemini: {kind}:{index} is not on this machine: using {_managed}")
 
 
 def _is_quiet() -> bool:

@@ -13,7 +13,6 @@ import functools
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,6 +25,7 @@ from gemini.partition.figures import Analysis
 from gemini.partition.partition import Partition
 from gemini.planner.scheduling import Choice
 from gemini.profiling.result import Profile
+from gemini.telling import tell
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
@@ -58,7 +58,7 @@ def kept_or_made(
         found = None
         if not wish.quiet:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
-            print(f"gemini: a kept plan is not used: {path}: {reason:.200}", file=sys.stderr)
+            tell(f"gemini: a kept plan is not used: {path}: {reason:.200}")
     if found is not None:
         return *found, True
     made = make()

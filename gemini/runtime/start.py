@@ -18,6 +18,7 @@ from gemini.runtime.devices.placing import devices_of, home_of
 from gemini.runtime.hosts.address import is_address
 from gemini.runtime.overlap.kinds import Planner
 from gemini.runtime.overlap.overlap import Overlap
+from gemini.telling import tell
 
 _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
 
@@ -82,4 +83,4 @@ def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
 
 def _say(config: GeminiConfig, text: str) -> None:
     if not config.quiet:
-        print(f"gemini: {text}", file=sys.stderr)
+        tell(f"gemini: {text}")

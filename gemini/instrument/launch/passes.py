@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import codecs
-import sys
 from types import CodeType
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from gemini.instrument.applying.manager import PassManager
 from gemini.instrument.applying.registry import Registered, available, select
 from gemini.instrument.text.parsing import parser_warnings_muted
 from gemini.instrument.text.source import SourceFile
+from gemini.telling import tell
 
 if TYPE_CHECKING:
     from gemini.instrument.launch.session import Session
@@ -55,4 +55,4 @@ class Instrumenter:
 
 
 def _say(notice: str) -> None:
-    print(f"gemini_python: {notice}", file=sys.stderr)
+    tell(f"gemini_python: {notice}")

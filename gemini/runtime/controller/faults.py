@@ -22,6 +22,7 @@ from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.exceptions import line_of, rebuilt
 from gemini.runtime.protocol import Raised
 from gemini.runtime.replay import KEPT, Failure, save
+from gemini.telling import tell
 
 if TYPE_CHECKING:
     from gemini.runtime.controller.remote import Call
@@ -91,7 +92,7 @@ class Record:
             return
         if once:
             self._said.add(once)
-        print(f"gemini: {text}", file=sys.stderr)
+        tell(f"gemini: {text}")
 
 
 def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
