@@ -40,7 +40,20 @@ def of_killed(holds: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]
         facts.append("the kernel has ended a process for want of memory since it started")
     elif now:
         facts.append("the kernel counts no process that it has ended for want of memory since then")
-    if (left := machine.available()) is not None:
-        facts.append(f"{machine.amount(left[0])} {left[1]} can be had now")
+    facts += _left()
     remedy = LESS if ran_out else f"see who has sent the signal; if it was a limit of memory, {LESS}"
     return "; ".join(facts), remedy
+
+
+def of_failed(trace: str, holds: Mapping[str, str]) -> tuple[str, str]:
+    """What is known of a worker in which code of ours has failed, by its traceback, and what to do."""
+    said = trace.splitlines()[-1]
+    if "MemoryError" not in said and "Cannot allocate memory" not in said:
+        return said, "without --strict the program goes on in its own process; please report this"
+    held = f"it held {holding(holds)}" if holds else "it held nothing yet"
+    return "; ".join([f"out of memory: {said}", held, *_left()]), LESS
+
+
+def _left() -> list[str]:
+    left = machine.available()
+    return [] if left is None else [f"{machine.amount(left[0])} {left[1]} can be had now"]

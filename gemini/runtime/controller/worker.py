@@ -26,7 +26,7 @@ from gemini.capture.regions import Region
 from gemini.errors import WorkerError
 from gemini.runtime import settings
 from gemini.runtime.controller import starter
-from gemini.runtime.controller.ending import ending_of, of_killed
+from gemini.runtime.controller.ending import ending_of, of_failed, of_killed
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
 from gemini.runtime.controller.news import repeat
 from gemini.runtime.devices.registry import make, path_of
@@ -251,13 +251,12 @@ class Worker:
             how = ending_of(self.process.wait(3))
         except subprocess.TimeoutExpired:
             how = "has closed its connection"
-        facts, remedy = (
-            "",
-            f"see its messages {self.messages_are}; until then, fewer workers or smaller batches may help",
-        )
+        facts, remedy = "", f"see its messages {self.messages_are}; fewer workers or smaller batches may help"
+        trace = self._read_stacks()
         if "SIGKILL" in how:
             facts, remedy = self._killed()
-        trace = self._read_stacks()
+        elif trace.startswith("Traceback"):
+            facts, remedy = of_failed(trace, self.holds)
         return self._lose(
             f"{self.title} {how}; its last action: {self.last}"
             + (f"; {facts}" if facts else "")

@@ -41,7 +41,7 @@ def main() -> None:
     from gemini.runtime.transport.channel import Channel
     from gemini.runtime.transport.link import Link
 
-    serve(lambda: Server(Link(Channel(socket.socket(fileno=connection)), side=1)))
+    serve(lambda: Server(Link(Channel(socket.socket(fileno=connection)), side=1)), stacks)
 
 
 def settle(stacks: int, parent: int) -> None:
@@ -53,8 +53,8 @@ def settle(stacks: int, parent: int) -> None:
     faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
 
 
-def serve(make: Callable[[], Server]) -> NoReturn:
-    """Serve until told to stop, or until the controller is gone."""
+def serve(make: Callable[[], Server], stacks: int = 2) -> NoReturn:
+    """Serve until told to stop, or until the controller is gone; a failure of ours is written to `stacks`."""
     from gemini.runtime.transport.channel import ChannelClosed
 
     try:
@@ -62,7 +62,7 @@ def serve(make: Callable[[], Server]) -> NoReturn:
     except ChannelClosed:
         pass
     except BaseException:
-        os.write(2, traceback.format_exc().encode())
+        os.write(stacks, traceback.format_exc().encode())
         os._exit(1)
     os._exit(0)  # nothing of the user's is to be torn down here
 

@@ -1,0 +1,54 @@
+"""The end of a worker is told in words: what it held, what memory there is, and what to change."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+
+from gemini.errors import WorkerError
+from gemini.runtime.controller import ending
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.memory import machine
+from gemini.runtime.protocol import Preload
+
+
+def test_a_kill_for_want_of_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    holds = {"Net": "stages 0, 2 of Net (1.2 GB planned)"}
+    monkeypatch.setattr(machine, "kills", lambda: [4, 1])
+    monkeypatch.setattr(machine, "available", lambda: (3_000_000, "of the 8.0 GB of its control group"))
+    monkeypatch.setattr(machine, "largest_child", lambda: 2_500_000_000)
+    facts, remedy = ending.of_killed(holds, [4, 0])
+    assert facts == (
+        "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at the most; the kernel has ended a process for "
+        "want of memory since it started; 3.0 MB of the 8.0 GB of its control group can be had now"
+    )
+    assert remedy == ending.LESS
+    facts, remedy = ending.of_killed(holds, [4, 1])
+    assert "counts no process" in facts
+    assert remedy.startswith("see who has sent the signal")
+
+
+def test_the_machine_says_what_memory_it_has() -> None:
+    left = machine.available()
+    assert left is not None
+    assert left[0] > 0
+    assert machine.amount(1_500_000_000) == "1.5 GB"
+    assert machine.amount(150_000) == "0.1 MB"
+    assert all(count >= 0 for count in machine.kills())
+
+
+def test_a_worker_without_memory_for_ours_says_so_in_the_error_alone(capfd: Any) -> None:
+    crew = Crew(2, 1)
+    try:
+        worker = crew.workers[0]
+        worker.holds["Net"] = "stage 0 of Net (1.0 MB planned)"
+        resource.prlimit(worker.process.pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+        with pytest.raises(WorkerError) as caught:
+            worker.ask(Preload(["x" * 300_000_000]), "import a module")
+        assert "out of memory: MemoryError; it held stage 0 of Net (1.0 MB planned); " in str(caught.value)
+        assert str(caught.value).endswith(ending.LESS)
+    finally:
+        crew.stop()
+    assert "Traceback" not in capfd.readouterr().err
