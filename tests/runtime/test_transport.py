@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend
 
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link
@@ -109,6 +110,11 @@ def test_code_of_the_program_may_use_modules_that_are_objects(ends: tuple[Link, 
     assert type(torch.backends) is not types.ModuleType
     assert arrived(ends, chosen)() == chosen()
     assert arrived(ends, (lambda x: x, torch.backends.mkldnn))[1] is torch.backends.mkldnn
+
+
+def test_classes_go_by_the_name_that_their_package_has_them_under(ends: tuple[Link, Link]) -> None:
+    assert not hasattr(torch.nn.attention, SDPBackend.__name__)
+    assert arrived(ends, [SDPBackend.MATH, SDPBackend]) == [SDPBackend.MATH, SDPBackend]
 
 
 def _doubled(self: Answer) -> Any:

@@ -3,7 +3,8 @@
 Hooks of the unit itself run in the controller, around the call, so a unit travels without them. A parametrized module
 has a class of its own that refuses to be pickled: it travels as its first class and is given such a class again. Locks
 guard nothing across processes: the worker makes its own. Modules of Python whose packages have put an object in their
-place (`torch.backends`) travel by name.
+place (`torch.backends`) travel by name, and so do classes that their packages have under another name than their own
+(`torch.nn.attention.SDPBackend`).
 """
 
 from __future__ import annotations
@@ -76,7 +77,26 @@ def reduce(value: Any) -> Any:
         return (threading.Lock if isinstance(value, _LOCKS[0]) else threading.RLock), ()
     if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
         return (importlib.import_module, (value.__name__,)) if _is_imported(value) else NotImplemented
+    if isinstance(value, type) and (name := _other_name(value)):
+        return _named, (value.__module__, name)
     return NotImplemented
+
+
+def _other_name(cls: type) -> str:
+    """The name by which an installed module has a class, where that is not the class's own; '' if it is, or none."""
+    from gemini.runtime.transport.packing import is_the_users
+
+    home = sys.modules.get(cls.__module__)
+    if home is None or "." in cls.__qualname__ or getattr(home, cls.__qualname__, None) is cls:
+        return ""
+    if is_the_users(cls.__module__):  # a worker does not run the program, and so has none of its names
+        return ""
+    return next((name for name, found in vars(home).items() if found is cls), "")
+
+
+def _named(module: str, name: str) -> Any:
+    """What a module has by a name."""
+    return getattr(importlib.import_module(module), name)
 
 
 def _is_imported(module: types.ModuleType) -> bool:
