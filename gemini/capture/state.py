@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.writes import Copy, held_tensors, put_back, watched_writes
+from gemini.capture.writes import Copy, has_contents, held_tensors, put_back, watched_writes
 
 _CONTAINERS = (list, dict, set, deque)
 _INTERNAL = frozenset(vars(nn.Module()))
@@ -222,7 +222,7 @@ class Saved:
 
     def watch_new(self) -> None:
         """Take in tensors that the model has come to hold since."""
-        held = [(name, tensor) for name, tensor in held_tensors(self.model) if tensor.device.type != "meta"]
+        held = [(name, tensor) for name, tensor in held_tensors(self.model) if has_contents(tensor)]
         self.memory = [(name, tensor, tensor.data) for name, tensor in held if isinstance(tensor, nn.Parameter)]
         if self.writes is not None:
             self.writes.watch(held)

@@ -8,7 +8,7 @@ is copied. Writes through `.data`, detached views and `out=` count, since memory
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -148,6 +148,15 @@ def memory_of(tensor: torch.Tensor) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
         return 0
+
+
+# Tells a tensor whose contents are still to be computed; whoever makes such tensors says so here.
+put_off: list[Callable[[torch.Tensor], bool]] = []
+
+
+def has_contents(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to read: not on the meta device, nor where to look would be to compute it."""
+    return tensor.device.type != "meta" and not any(is_put_off(tensor) for is_put_off in put_off)
 
 
 def held_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -14,6 +14,7 @@ the program. Reruns (see `node`) leave buffers and generators as they find them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,6 +39,7 @@ from gemini.runtime.tracebacks import caller, note
 from gemini.step.tape import Meta
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
+_numbers = itertools.count()  # of calls, in the order in which the program makes them
 
 
 class Pending(Values):
@@ -45,7 +47,7 @@ class Pending(Values):
 
     def __init__(self, work: Work, call: Call) -> None:
         super().__init__(work.outline)
-        self.work, self.state = work, WAITING
+        self.work, self.state, self.number = work, WAITING, next(_numbers)
         self.standing: Any = None  # the state that the model was in
         self.region = Region.current()
         self._copies.watch(work.parameters)
@@ -145,7 +147,7 @@ class Pending(Values):
             raised: Exception | None = None
             self._was_tried = True
             try:
-                with self.surroundings.modes_of_then(), ExitStack() as stack:
+                with self.surroundings.of_then(self.standing, self.number), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
                     result = self.work.overlapped(self, self.tape, root)
             except Exception as error:
@@ -273,7 +275,7 @@ class Pending(Values):
     def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
         args, kwargs = decode(self.call.form, lambda ref: inputs[ref.node])
         with ExitStack() as stack:
-            stack.enter_context(self.surroundings.modes_of_then())
+            stack.enter_context(self.surroundings.of_then(self.standing, self.number))
             self.region.enter(stack, Region.current())
             form, found = taken_apart(self.work.eager(args, kwargs))
         expected, passed = self.work.outline, self.work.passed

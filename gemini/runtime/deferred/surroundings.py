@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any
 
 import torch
 
-from gemini.runtime.deferred.work import Work
+from gemini.runtime.deferred.tensor import deferred_in, real_of, replaced
+from gemini.runtime.deferred.work import MISSING, Work
 
 _TRAINING = attrgetter("training")
 
@@ -58,6 +60,27 @@ class Surroundings:
             _set_modes(self, now)
 
     @contextmanager
+    def of_then(self, standing: Any, number: int) -> Iterator[None]:
+        """With those modes, and without what the program has put into attributes since, and is still to be computed:
+        a metric's sums, a list of losses. Whoever looks at the model would ask for it, in the midst of computing it.
+        `number` is that of the call, in the order in which calls were made.
+        """
+        later = [] if standing is None else standing.then(self._is_put_off)
+        now = [space[name] for space, name, _ in later]
+        then = [_settled(before, number) for _, _, before in later]
+        with self.modes_of_then():
+            try:
+                for (space, name, _), before in zip(later, then, strict=True):
+                    _set(space, name, before)
+                yield
+            finally:
+                for (space, name, _), value in zip(later, now, strict=True):
+                    space[name] = value
+
+    def _is_put_off(self, value: Any) -> bool:
+        return any(True for _ in deferred_in(value)) and not self.work.has_left(value)
+
+    @contextmanager
     def again(self) -> Iterator[None]:
         """As it was then; afterwards, as it is now."""
         generators = states() if self.work.draws else []
@@ -69,6 +92,28 @@ class Surroundings:
             set_states(generators)
             for (one, _), now in zip(self.buffers, buffers, strict=True):
                 one.data.copy_(now)
+
+
+def _settled(value: Any, number: int) -> Any:
+    """With ordinary tensors: those of calls before, the others were not there yet."""
+    if isinstance(value, list):
+        return [_settled(one, number) for one in value if not _is_later(one, number)]
+    if isinstance(value, dict):
+        return {key: _settled(one, number) for key, one in value.items() if not _is_later(one, number)}
+    return MISSING if value is MISSING or _is_later(value, number) else replaced(value, real_of)
+
+
+def _is_later(value: Any, number: int) -> bool:
+    return any(
+        one._real is None and one._pending is not None and one._pending.number >= number for one in deferred_in(value)
+    )
+
+
+def _set(space: dict[str, Any], name: str, value: Any) -> None:
+    if value is MISSING:
+        del space[name]
+    else:
+        space[name] = value
 
 
 def _set_modes(surroundings: Surroundings, modes: list[bool]) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gemini.capture.writes import put_off
 from gemini.runtime.deferred.posing import Posing
 
 if TYPE_CHECKING:
@@ -104,7 +105,12 @@ class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
             for one in found:
                 place_of(one)
             return on_real(func, args, kwargs)
-        waiting = {id(one._pending): one._pending for one in found if one._real is None}
+        waiting = _waiting(found)
+        if len(waiting) > 1:  # values of steps that have run, as the sums of a metric, need not hold up the next
+            for one in found:
+                if one._real is None and one._pending is not None and one._pending.state != "waiting":
+                    real_of(one)
+            waiting = _waiting(found)
         if len(waiting) == 1 and func not in _READS and _may_record(types, func):
             (pending,) = waiting.values()
             assert pending is not None
@@ -127,6 +133,14 @@ class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
         """What did not come to `__torch_function__`: on contents; autograd has the deferred object for an input."""
         args, kwargs = replaced((args, kwargs or {}), _contents)
         return func(*args, **kwargs)
+
+
+def _waiting(found: list[Deferred]) -> dict[int, Pending | None]:
+    return {id(one._pending): one._pending for one in found if type(one) is Deferred and one._real is None}
+
+
+# The program may keep them in attributes of a model, as metrics do: who saves its state is not to ask for them.
+put_off.append(lambda tensor: type(tensor) is Deferred and tensor._real is None)
 
 
 def real_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
 
 
+MISSING: Any = object()  # what an attribute was that was not there
+
+
 @dataclass(frozen=True)
 class Outline:
     """The output of a call without its contents."""
@@ -78,6 +81,11 @@ def _nothing(error: Exception) -> None:
     """Nobody wants to know."""
 
 
+def _not_left(value: Any) -> bool:  # noqa: ARG001
+    """Calls leave nothing."""
+    return False
+
+
 def _unnoticed() -> None:
     """Nobody counts."""
 
@@ -108,6 +116,7 @@ class Work:
     roots: dict[int, int | None] = field(default_factory=dict)
     passed: frozenset[int] = frozenset()
     modules: list[nn.Module] = field(default_factory=list)  # of the model; none: they are looked up in every call
+    has_left: Callable[[Any], bool] = _not_left  # whether calls themselves leave this in an attribute of the model
     foreign: ForeignDraws | None = None  # what one call has drawn from other generators than torch's
 
     def drawn(self, foreign: ForeignDraws) -> Work:

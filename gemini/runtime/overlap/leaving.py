@@ -81,6 +81,10 @@ class Leavings:
             for left, value in ours:
                 _set(model, left, value)
 
+    def gave(self, value: Any) -> bool:
+        """Whether this is what a call has left."""
+        return any(value is one for one in self._given.values())
+
     def settle(self, model: nn.Module) -> None:
         """Have real tensors in all attributes: somebody is about to look at the model itself."""
         for left, value in [*self._given.items()]:

@@ -7,6 +7,7 @@ Tapes that differ in contents only are one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from gemini.planner.step_plan import StepPlan
 from gemini.runtime.deferred.pending import Pending
 from gemini.runtime.executor.request import Output, StepRequest, Whole
 from gemini.runtime.overlap.kinds import Kind
-from gemini.step.kinds import Constant, Partial, Positions, Sample
+from gemini.step.kinds import Constant, Mean, Partial, Positions, Sample, SplittingError
 from gemini.step.program import Loss
+from gemini.step.shares import Known
 from gemini.step.splitting import Splitting
 from gemini.step.tape import Tape
 
@@ -65,10 +67,10 @@ def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], split
         {number: names[number] for number in range(tape.outputs) if names[number]},
         tuple(number for number in tape.operands if number in read),
         root,
-        tuple(number for number in alive if number in made and number != root and fetchable(splitting, number)),
+        tuple(number for number in alive if number in made and number != root and weighable(splitting, number)),
         {place: splitting.sizes[at] for place, at in enumerate(needed) if at in splitting.sizes},
     )
-    kept = tuple(names[number] for number in alive if number < tape.outputs and fetchable(splitting, number))
+    kept = tuple(names[number] for number in alive if number < tape.outputs and weighable(splitting, number))
     return Prepared("", splitting, loss, kept, tuple(needed))
 
 
@@ -77,21 +79,26 @@ def fetchable(splitting: Splitting, number: int) -> bool:
     return isinstance(splitting.outputs[number], (Partial, Constant, Sample))
 
 
+def weighable(splitting: Splitting, number: int) -> bool:
+    """The same of a step: means, too, which are put together by shares."""
+    return fetchable(splitting, number) or isinstance(splitting.outputs[number], Mean)
+
+
 def port_names(plan: StepPlan) -> list[str]:
     """The ports of the model's outputs, in the order of the tape; '' where the program has the tensor already."""
     results, nodes = plan.build().wiring.results, plan.graph.nodes
     return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
 
 
-def fetched(splitting: Splitting, number: int, output: Output) -> Any:
-    """A value of the tape from the worker that has it."""
-    return output.joined(splitting.outputs[number])
+def fetched(splitting: Splitting, number: int, output: Output, weights: Sequence[float] | None = None) -> Any:
+    """A value of the tape from the worker that has it; `weights` are those of a mean."""
+    return output.joined(splitting.outputs[number], weights)
 
 
 def request_of(
     kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
-) -> StepRequest:
-    """The step as the executor takes it."""
+) -> tuple[StepRequest, dict[int, list[float]]]:
+    """The step as the executor takes it, and the weights of means among the values that stay in workers."""
     from gemini.runtime.controller.dispatch import here
     from gemini.runtime.executor.request import inputs_of
     from gemini.splitting.foreseeing import Foreseen
@@ -105,12 +112,13 @@ def request_of(
     known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
     with here():  # layers without weights may be among what is known ahead
         nodes, ops = splitting.weights(known, sizes)
+        means = _means(prepared, known, sizes)
     operands = {
         number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))
         for number in prepared.loss.operands
     }
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
-    return StepRequest(
+    request = StepRequest(
         inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         pending.region,
@@ -120,6 +128,20 @@ def request_of(
         {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
         prepared.keep,
     )
+    return request, means
+
+
+def _means(prepared: Prepared, known: Known, sizes: Sequence[int]) -> dict[int, list[float]]:
+    """Of the loss before it is divided, or scaled, micro-batches have means: what each counts in this batch."""
+    assert prepared.loss is not None
+    ports = (number for number, name in prepared.loss.ports.items() if name in prepared.keep)
+    found = {}
+    for number in (*prepared.loss.keep, *ports):
+        value = prepared.splitting.outputs[number]
+        if isinstance(value, Mean):
+            with suppress(SplittingError):  # no share of the loss: it is computed again where it is read
+                found[number] = value.share.weights(known, sizes)
+    return found
 
 
 def _place(kind: Any) -> Sample | Positions | None:

@@ -175,6 +175,7 @@ class Overlap:
             work = Work(
                 model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind),
                 self._forced, passed=frozenset(kind.plan.passed), modules=roster.modules,
+                has_left=self._leavings.gave,
             )  # fmt: skip
             kind.works[samples] = work
         work.eager = self._leavings.apart(kind.plan, model, eager)
@@ -262,7 +263,7 @@ class Overlap:
             self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
             try:
-                request = request_of(kind, prepared, pending, bound, sizes)
+                request, means = request_of(kind, prepared, pending, bound, sizes)
             except SplittingError as error:  # this batch is not what the proof was about
                 return self._as_one(kind, pending, tape, root, str(error))
             request.patience = _SLOW * kind.plan.step_ms / 1e3
@@ -273,7 +274,7 @@ class Overlap:
         self.steps += 1
         self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
         follow(kind.plan, self.managed, ran.generator)
-        return result_of(kind, prepared, pending, bound, ran)
+        return result_of(kind, prepared, pending, bound, ran, means)
 
     def _as_one(
         self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str, *, of_batch: bool = True

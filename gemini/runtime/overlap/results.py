@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,11 +12,18 @@ from gemini.capture.values import follow
 from gemini.runtime.deferred import Pending, StepResult
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.overlap.kinds import Kind
-from gemini.runtime.overlap.losses import Prepared, fetched
+from gemini.runtime.overlap.losses import Prepared, fetchable, fetched
 
 
-def result_of(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], ran: Ran) -> StepResult:
-    """What a step gave, in the words of the deferred call."""
+def result_of(  # noqa: PLR0917
+    kind: Kind,
+    prepared: Prepared,
+    pending: Pending,
+    bound: dict[str, Any],
+    ran: Ran,
+    means: Mapping[int, list[float]],
+) -> StepResult:
+    """What a step gave, in the words of the deferred call; `means`: the weights of those that stay in workers."""
     plan = kind.plan
     assert plan is not None
     assert prepared.loss is not None
@@ -28,12 +36,13 @@ def result_of(kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str,
             inputs[places[id(follow(bound, plan.graph.inputs[port.value.node]))]] = ran.input_gradients[port.name]
     names = {number: f"#{number}" for number in prepared.loss.keep}
     names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
-    outputs = ran.outputs
+    outputs, splitting = ran.outputs, prepared.splitting
 
     def fetch(number: int) -> Any:
-        return fetched(prepared.splitting, number, outputs[names[number]])
+        return fetched(splitting, number, outputs[names[number]], means.get(number))
 
-    kept = frozenset(number for number, name in names.items() if name in outputs)
+    known = (number for number in names if number in means or fetchable(splitting, number))
+    kept = frozenset(number for number in known if names[number] in outputs)
     return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
 
 

@@ -9,7 +9,7 @@ another object as soon as anything has changed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain
 from operator import attrgetter, is_, itemgetter, methodcaller
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gemini.pipe.sameness import Sameness
+from gemini.runtime.deferred.work import MISSING
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -28,6 +29,7 @@ _IDLE = frozenset(vars(nn.Module())) - {
     "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
 }  # fmt: skip
+_OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = ("_modules", "_parameters", "_buffers")
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
@@ -52,8 +54,15 @@ class _Attributes:
         alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
         for space in self._spaces:
             alike.setdefault(tuple(name for name in space if name not in _IDLE), []).append(space)
+        self._names = [*alike]
         self._read = [(itemgetter(*names), spaces) for names, spaces in alike.items()]
         self._values = [*self._now()]
+        self._filled = [
+            (space, name)
+            for space in self._spaces
+            for name, value in space.items()
+            if isinstance(value, (list, dict, tuple, torch.Tensor)) and name not in _OF_MODULES
+        ]
 
     def _now(self) -> Iterator[Any]:
         return chain.from_iterable(chain.from_iterable(map(read, spaces) for read, spaces in self._read))
@@ -64,6 +73,21 @@ class _Attributes:
             return [*map(len, self._spaces)] == self._sizes and all(map(is_, self._now(), self._values))
         except KeyError:
             return False
+
+    def then(self, is_put_off: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes with something put off in them: where, under which name, and what they were."""
+        found = [(space, name, space[name]) for space, name in self._filled if is_put_off(space.get(name))]
+        if not self.are_same():
+            was = iter(self._values)
+            for names, (_, spaces) in zip(self._names, self._read, strict=True):
+                for space in spaces:
+                    before = dict(zip(names, was, strict=False))
+                    found += [
+                        (space, name, before.get(name, MISSING))
+                        for name, value in space.items()
+                        if name not in _IDLE and value is not before.get(name, MISSING) and is_put_off(value)
+                    ]
+        return found
 
 
 class State:
@@ -91,6 +115,10 @@ class State:
             and [*map(_DTYPE, tensors)] == self._dtypes
             and [*map(_DEVICE, tensors)] == self._devices
         )
+
+    def then(self, is_put_off: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that the program has put something into which is put off, and what they were in this state."""
+        return self._attributes.then(is_put_off)
 
     def covers(self, modules: Iterable[nn.Module]) -> bool:
         """Whether nothing but this can change in these modules; frames of generated code never do."""

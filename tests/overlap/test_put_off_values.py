@@ -1,0 +1,101 @@
+"""Values that are read late: a mean after weights have changed, what a program keeps in attributes of a model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.models import CLASSES
+from tests.overlap.programs import Program, batch
+from tests.overlap.test_programs_overlapped import STEPS, made, manage, train
+
+
+class Judged(nn.Module):
+    """Returns its loss, as models of libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(9, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh())
+        self.head = nn.Linear(12, CLASSES)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.head(self.body(x))
+        return {"loss": F.cross_entropy(logits, y), "logits": logits}
+
+
+class Right(nn.Module):
+    """A metric: what it has seen so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right, self.seen = torch.tensor(0), 0
+
+    def forward(self, logits: torch.Tensor, y: torch.Tensor) -> None:
+        self.right = self.right + (logits.argmax(1) == y).sum()
+        self.seen += len(y)
+        self.last = logits.mean()
+
+
+class Measured(Judged):
+    """With a metric, and lists of what was computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metric, self.losses, self.outputs = Right(), [], {}  # type: ignore[var-annotated]
+
+
+def _compare(program: Program, crew: Crew) -> None:
+    reference = made(program)
+    model = copy.deepcopy(reference)
+    expected = train(reference, program)
+    story = manage(model, crew)
+    for one, other in zip(train(model, program), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps.get("overlapped", 0) >= STEPS - 2, str(story)
+
+
+def _attacked(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    """Weights are moved past autograd, and back, before the loss is read: adversarial training of an embedding."""
+    x, y = batch(step)
+    optimizer.zero_grad()
+    loss = model(x, y)["loss"]
+    (loss / 1).backward()
+    weight = model.body[0].weight
+    before = weight.data.clone()
+    weight.data.add_(0.1 * weight.grad / weight.grad.norm())
+    other = model(x, y)["loss"]
+    (other / 1).backward()
+    weight.data = before
+    seen = [loss.detach().clone(), other.item()]
+    optimizer.step()
+    return seen
+
+
+def _measured(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    x, y = batch(step)
+    optimizer.zero_grad()
+    out = model(x, y)
+    model.metric(out["logits"], y)
+    model.losses.append(out["loss"].detach())
+    model.outputs[step] = {"logits": out["logits"].detach()}
+    model.largest = out["logits"].max()
+    out["loss"].backward()
+    optimizer.step()
+    if step < STEPS - 1:
+        return []
+    assert model.metric.seen == 8 * STEPS
+    kept = [model.metric.right, model.metric.last.detach(), model.largest.detach(), *model.losses]
+    return [one.clone() for one in kept] + [one["logits"].clone() for one in model.outputs.values()]
+
+
+def test_a_mean_is_read_after_weights_were_moved(crew: Crew) -> None:
+    _compare(Program(Judged, _attacked), crew)
+
+
+def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(crew: Crew) -> None:
+    _compare(Program(Measured, _measured), crew)
