@@ -113,7 +113,7 @@ def test_code_of_the_program_may_use_modules_that_are_objects(ends: tuple[Link, 
 
 
 def test_classes_go_by_the_name_that_their_package_has_them_under(ends: tuple[Link, Link]) -> None:
-    assert not hasattr(torch.nn.attention, SDPBackend.__name__)
+    assert not hasattr(torch.nn.attention, SDPBackend.__qualname__)
     assert arrived(ends, [SDPBackend.MATH, SDPBackend]) == [SDPBackend.MATH, SDPBackend]
 
 
