@@ -34,7 +34,7 @@ from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given, objects_of, opened
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
-from gemini.runtime.transport.packing import ONLY_TENSORS, pack, unpack
+from gemini.runtime.transport.packing import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
 
 if TYPE_CHECKING:
     from gemini.runtime.controller.unit import Unit
@@ -68,10 +68,14 @@ class Call:
         """The result of the module; raises RefusedError where it must be run here."""
         classes = self.unit.worker.link.classes
         try:
+            if is_given_code_with_parts(*self.arguments):  # type: ignore[misc]
+                raise RefusedError("it is given a function that holds modules or tensors")
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.unit.needs_all:
                 args, kwargs = self.arguments  # type: ignore[misc]
                 self.absent = facts_of(args, kwargs, given)
+        except RefusedError:
+            raise
         except Exception as error:
             blame_us(error, "its arguments cannot be sent")
         self.inputs = self._carried(given)

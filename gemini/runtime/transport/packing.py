@@ -34,6 +34,7 @@ from gemini.runtime.transport.modules import reduce
 
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
+_CODE = (types.FunctionType, types.MethodType, functools.partial)
 _NOTHING: Mapping[int, int] = {}
 # What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
 _TENSOR, ONLY_TENSORS = b"t", b"a"
@@ -145,6 +146,12 @@ def _are_tensors(args: Any, kwargs: Any) -> bool:
         if type(one) is not torch.Tensor:
             return False
     return len(args) < 2 or len({id(one) for one in args}) == len(args)
+
+
+def is_given_code_with_parts(args: Any, kwargs: Any) -> bool:
+    """Whether a call is given functions that hold tensors or modules (`sublayer(x, lambda x: self.attention(x))`)."""
+    given = (one for one in (*args, *kwargs.values()) if isinstance(one, _CODE))
+    return any(_holds_parts(one, set()) for one in given)
 
 
 def _holds_parts(value: Any, seen: set[int]) -> bool:
