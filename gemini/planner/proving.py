@@ -239,4 +239,7 @@ def captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wi
         raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
     if graph.is_whole:
         raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
+    for ref in graph.outputs():
+        if (ref.source, ref.path) not in graph.nodes[ref.node].outputs:  # an array of NumPy's: it cannot be put off
+            raise UnplannableError(f"{graph.nodes[ref.node].name} computes what is returned, and is no tensor")
     return returning(graph)
