@@ -13,10 +13,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gemini.capture.binding import signature_of
 from gemini.capture.executor import GuardBroken
 from gemini.capture.fingerprint import differing, fingerprint, readable
 from gemini.capture.graph import Graph
+from gemini.capture.origins import get_held
 from gemini.capture.regions import Region
 from gemini.capture.variants import Validity
 from gemini.pipe.learning import Learning
@@ -44,6 +47,7 @@ class Fitting:
         self._state: object = None
         self._fitted: set[Hashable] = set()
         self._learning = Learning(graph)
+        self._held = [node for node in graph.nodes if node.kind in ("attribute", "buffer")]
 
     def misfit(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Misfit | None:
         """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs.
@@ -55,8 +59,11 @@ class Fitting:
         if validity is not None:
             if Region.current() != validity.region or not self._fits(validity, bound, like):
                 return _explain(validity, bound)
-            if not self._is_as_before(state) and not self._is_in_state(validity):
-                return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
+            if not self._is_as_before(state):
+                if other := self._other_size():
+                    return Misfit("held", other)
+                if not self._is_in_state(validity):
+                    return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
         if learner := self._learning.begun(self._watch, state):
             return Misfit("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
         foresight = self.graph.foresight()
@@ -95,6 +102,20 @@ class Fitting:
             return False
         self._watch = Watch(model, validity.glue)
         return True
+
+    def _other_size(self) -> str:
+        """Which tensor that is no parameter has another size or type now: a mask that is made for each length."""
+        for node in self._held:
+            try:
+                found = get_held(self.graph.bound_model(), node.target)
+            except (AttributeError, LookupError, TypeError):
+                continue  # it is gone: the model was changed
+            if not isinstance(found, torch.Tensor):
+                continue
+            now, meta = (tuple(found.shape), str(found.dtype).removeprefix("torch.")), next(iter(node.outputs.values()))
+            if meta.batch_dim is None and now != (meta.shape, meta.dtype):
+                return f"{node.target} is {now[1]}{[*now[0]]}; the stages were made for {meta.dtype}{[*meta.shape]}"
+        return ""
 
     def _change(self, validity: Validity) -> str:
         """What is other than when the graph was captured: the first of it."""

@@ -11,7 +11,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,8 @@ from gemini.errors import GenerateError
 
 if TYPE_CHECKING:
     from gemini.codegen.generate import StageCode
+
+_EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 def stage_file(stage: int) -> str:
@@ -74,10 +76,11 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class Holdings:
-    """The tensors that the frames of the stages hold themselves, each with the module of the model it belongs to.
+    """What the frames of the stages hold themselves, each with the module of the model it belongs to.
 
     Layers are the model's own objects and hold what they hold. But a parameter that the model registered on a module
-    which is cut is registered again by the stages that use it, and may be replaced in the model later.
+    which is cut is registered again by the stages that use it, and may be replaced in the model later; so may a buffer,
+    or a tensor in an attribute.
     """
 
     def __init__(self, stages: Sequence[nn.Module], model: nn.Module) -> None:
@@ -88,15 +91,27 @@ class Holdings:
             for stage in stages
             for name, frame in stage.named_modules()
             if id(frame) not in own and name in modules
-            for kind in ("_parameters", "_buffers")
+            for kind in ("_parameters", "_buffers", "__dict__")
             for key in getattr(frame, kind)
+            if key not in _EVERY
         ]
 
     def are_current(self) -> bool:
-        """Whether the model still holds the same tensors."""
-        return all(
-            getattr(frame, kind)[key] is getattr(module, kind).get(key) for frame, module, kind, key in self.held
-        )
+        """Whether the model still holds the same."""
+        return not any(self._others())
+
+    def follow(self) -> None:
+        """Hold what the model holds now, if it has anything of the name."""
+        for frame, key, now in self._others():
+            frame[key] = frame[key] if now is None else now
+
+    def _others(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Where the model holds something else: what the frame has, the name, what it is now."""
+        for frame, module, kind, key in self.held:
+            held = getattr(frame, kind)
+            now = getattr(module, kind).get(key, held[key] if kind == "__dict__" else None)
+            if now is not held[key]:
+                yield held, key, now
 
 
 def check_complete(stages: Sequence[nn.Module], model: nn.Module) -> None:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import astuple
 from functools import partial
 from operator import attrgetter
@@ -88,13 +88,16 @@ class _Part:
 class Executor:
     """Runs steps of one model by one program."""
 
-    def __init__(self, crew: Crew, household: Household, program: StepProgram) -> None:
+    def __init__(
+        self, crew: Crew, household: Household, program: StepProgram, follow: Callable[[], None] | None = None
+    ) -> None:
+        """`follow` has stages hold what their model holds now."""
         if program.nworkers > len(crew.workers):
             raise InvalidPlanError(
                 f"a plan for {program.nworkers} workers, there are {len(crew.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
-        self.crew, self.household, self.program = crew, household, program
+        self.crew, self.household, self.program, self._follow = crew, household, program, follow
         self.workers = crew.workers[: program.nworkers]
         self._chorus = Chorus(self.workers)
         self.number = next(_numbers)
@@ -158,8 +161,10 @@ class Executor:
 
         Whether workers know already all that follows from the state of the model.
         """
-        self._bring_home()
         is_known = state is not None and state is self._standing
+        if not is_known and self._follow is not None:
+            self._follow()
+        self._bring_home()
         if self._moves != self.household.moves or any(snapshot.changed(is_known) for snapshot in self._snapshots):
             self.install(self.stages, self._texts)
             is_known = False

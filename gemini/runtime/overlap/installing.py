@@ -32,7 +32,7 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
             return kind.executor
         made = program_of(piped, kind.plan.schedule, draws=kind.plan.draws, tail=tail_of(kind.plan, piped))
         program = replace(made, once=kind.plan.once, detached=_detached(kind.plan))
-        executor = Executor(managed.crew, managed.household, program)
+        executor = Executor(managed.crew, managed.household, program, piped._holdings.follow)
         where = f"<stages of {type(piped.model).__name__}>"
         executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # not before: stages that could not be sent are sent anew, or fail as they did
