@@ -11,6 +11,8 @@ reaches, followed by names; of an object (`args`), the attributes that are named
 
 from __future__ import annotations
 
+import dis
+import dis
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -26,6 +28,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _DESCRIPTORS = (property, staticmethod, classmethod)
 _MISSING = object()
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
 _LARGE = 1000  # entries of a container that are still looked at every time
 
 
@@ -114,19 +117,21 @@ class _Reader:
                 if is_the_users(kind.__module__):
                     self._follow_members(kind, ("forward", "__call__") if is_module else tuple(vars(kind)))
 
-    def _follow_members(self, kind: type, names: Iterable[str]) -> None:
+    def _follow_members(self, kind: type, named: Iterable[str]) -> None:
         """Methods of a class, and those that they name."""
-        for name in names:
+        for name in named:
             for function in _functions(vars(kind).get(name)):
                 if id(function) in self._seen or not is_the_users(function.__module__):
                     continue
                 self._seen.add(id(function))
                 self._follow_function(function)
-                self._follow_members(kind, _names(function.__code__))
+                names = _names(function.__code__)
+                self._read_members(kind.__name__, kind, names)  # by way of `self`
+                self._follow_members(kind, names)
 
     def _follow_function(self, function: types.FunctionType) -> None:
         names = _names(function.__code__)
-        for name in names:
+        for name in _globals(function.__code__):  # not `self.encoder`, where the program has an `encoder`, too
             if name in function.__globals__:
                 self._read(name, function.__globals__, name, names)
         for cell in function.__closure__ or ():
@@ -149,10 +154,14 @@ class _Reader:
         if not callable(value) or isinstance(value, nn.Module) or is_the_users(_home(value)):
             self._note(name, table, table, key)
         if not isinstance(value, (*_PLAIN, *_CONTAINERS, *_FUNCTIONS, torch.Tensor, nn.Module)):
-            members = getattr(value, "__dict__", {})
-            for one in names & members.keys():
-                if not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS):
-                    self._note(f"{name}.{one}", value, members, one)
+            self._read_members(name, value, names)
+
+    def _read_members(self, name: str, owner: Any, names: set[str]) -> None:
+        """Values in the attributes of an object, or of a class, that code names."""
+        members = getattr(owner, "__dict__", {})
+        for one in names & members.keys():
+            if not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS):
+                self._note(f"{name}.{one}", owner, members, one)
 
     def _note(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
         place = id(owner), key
@@ -179,6 +188,24 @@ def _names(code: types.CodeType) -> set[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _names(constant)
+    return found
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """The names of globals alone."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _globals(constant)
+    return found
+
+
+def _globals(code: types.CodeType) -> set[str]:
+    """The names of globals alone: an attribute may be called as something of the program is."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _globals(constant)
     return found
 
 

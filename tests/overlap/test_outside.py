@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,27 @@ class OfAClass(nn.Linear):
         return super().forward(x) * Settings.power
 
 
+class OfItsClass(nn.Linear):
+    sharpness = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.sharpness
+
+
 class Weights(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(other(x))
+
+
+class Named(nn.Module):
+    """Has a layer whose name is that of weights of the program's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(x)
 
 
 class Steady(nn.Linear):
@@ -92,6 +111,7 @@ def change(step: int) -> None:
     global factor, shift
     factor, shift = 1.0 + 0.3 * step, torch.full((8,), 0.1 * step)
     options.tau, options.epoch, Settings.power = 1.0 + 0.2 * step, step, 1.0 - 0.1 * step
+    OfItsClass.sharpness = 1.0 + 0.1 * step
 
 
 def trained(model: nn.Module) -> list[float]:
@@ -112,7 +132,7 @@ def trained(model: nn.Module) -> list[float]:
 def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
     change(0)
     torch.manual_seed(1)
-    parts = [Attribute(8, 8), Tensor(8, 8), Counted(8, 8), OfAClass(8, 8), Weights(8, 8)]
+    parts = [Attribute(8, 8), Tensor(8, 8), Counted(8, 8), OfAClass(8, 8), OfItsClass(8, 8), Weights(8, 8)]
     model = nn.Sequential(*(nn.Sequential(one, nn.Tanh()) for one in parts))
     plain, kept = copy.deepcopy(model), copy.deepcopy(other.state_dict())
     expected, after, counted = trained(plain), copy.deepcopy(other.state_dict()), len(seen)
@@ -124,7 +144,7 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
     assert len(seen) == 2 * counted
 
 
-@pytest.mark.parametrize("kind", [Number, Attribute, Tensor, Counted, OfAClass, Weights])
+@pytest.mark.parametrize("kind", [Number, Attribute, Tensor, Counted, OfAClass, OfItsClass, Weights])
 def test_it_is_noticed(kind: type[nn.Module]) -> None:
     given: Any = () if kind is Number else (8, 8)
     model = kind(*given)
@@ -135,7 +155,8 @@ def test_it_is_noticed(kind: type[nn.Module]) -> None:
     assert outside.obstacle()
 
 
-def test_what_a_forward_does_not_read_may_change() -> None:
-    outside = Outside(Steady(8, 8))
+@pytest.mark.parametrize("make", [lambda: Steady(8, 8), Named], ids=["steady", "named alike"])
+def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) -> None:
+    outside = Outside(make())
     change(3)
     assert outside.obstacle() == ""
