@@ -12,7 +12,6 @@ reaches, followed by names; of an object (`args`), the attributes that are named
 from __future__ import annotations
 
 import dis
-import dis
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -194,15 +193,6 @@ def _names(code: types.CodeType) -> set[str]:
 def _globals(code: types.CodeType) -> set[str]:
     """The names of globals alone."""
     found = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _globals(constant)
-    return found
-
-
-def _globals(code: types.CodeType) -> set[str]:
-    """The names of globals alone: an attribute may be called as something of the program is."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             found |= _globals(constant)
