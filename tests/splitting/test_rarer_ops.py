@@ -172,3 +172,32 @@ def test_bags_of_rows_with_weights_of_each():
     split_equals(Step(Bags(weighed=False).double(), (batch(D), index), own))
     counted = Step(Bags(weighed=False, scale_grad_by_freq=True).double(), (batch(D), index), own)
     assert "how often" in counted.splitting.reason
+
+
+class Turned(nn.Module):
+    """A spatial transformer: places to look at, for each sample its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.head = nn.Linear(D, 6), nn.Linear(D, 4)
+
+    def forward(self, x, image):
+        grid = F.affine_grid(self.places(x).view(-1, 2, 3).tanh(), image.size(), align_corners=False)
+        seen = F.grid_sample(image, grid, align_corners=False)
+        return self.head(seen.flatten(2).mean(2))
+
+
+def test_places_of_an_affine_map_are_those_of_its_samples():
+    torch.manual_seed(3)
+    images = torch.randn(N, D, 5, 4, dtype=torch.float64)
+    split_equals(Step(Turned().double(), (batch(D), images), lambda o: o.square().mean()))
+
+
+def test_an_affine_map_of_another_number_of_samples_is_refused():
+    class Repeated(Turned):
+        def forward(self, x, image):
+            theta = self.places(x).view(-1, 2, 3).mean(0, keepdim=True).expand(3, 2, 3)
+            return F.affine_grid(theta, (3, D, 5, 4), align_corners=False).mean() * self.head(x)
+
+    torch.manual_seed(3)
+    assert Step(Repeated().double(), (batch(D), torch.randn(N, D, 5, 4).double()), lambda o: o.square().mean()).reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gemini.splitting.calls import Call, Refused, Value
+from gemini.splitting.rules.layouts import resize
 from gemini.splitting.rules.pointwise import aligned
 from gemini.splitting.rules.registry import rule
 from gemini.splitting.rules.shapes import moved
@@ -160,6 +161,18 @@ def grid_sample(call: Call) -> Kind:
                 raise Refused("grid_sample whose first dimension is not the samples")
             call.must_be(other, one.kind)
     return value.kind
+
+
+@rule("affine_grid", "affine_grid_generator", counts=True)
+def affine_grid(call: Call) -> Kind:
+    """`(theta, size)`: places by sample; the size says how many samples there are, and how large their images."""
+    theta, size = call.first, call.given(1, "size")
+    kind = call.sample(theta)
+    if kind.dim != 0 or not isinstance(size, (tuple, list)):
+        raise Refused(f"{call.name} whose first dimension is not the samples")
+    place = (0, 1) if len(call.args) > 1 else (1, [*call.kwargs].index("size"))
+    resize(call, [((*place, at), one) for at, one in enumerate(size)], 0, kind.entries)
+    return kind
 
 
 @rule("lstm", "gru", "rnn_tanh", "rnn_relu")
