@@ -6,7 +6,8 @@
 A worker has the code of the program's classes as it was when it was sent, with the values that it reads. They are as
 good as the originals until the program changes one; then the modules whose code reads it run in the program's process.
 So do those that read weights of others, whose gradients a worker could not give. What counts is code that a forward
-reaches, followed by names; of an object (`args`), the attributes that are named there.
+reaches, followed by names; of an object (`args`), the attributes that are named there. A dictionary that grows is a
+cache, which has all it needs after some calls, until it has grown too often for one.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _FUNCTIONS = (types.FunctionType, types.MethodType)
 _DESCRIPTORS = (property, staticmethod, classmethod)
 _MISSING = object()
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+_PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
 _LARGE = 1000  # entries of a container that are still looked at every time
 
 
@@ -39,6 +41,7 @@ class Entry:
         self.value = table.get(key, _MISSING)
         self.copied = _copied(self.value)
         self.is_changed = False  # once and for all: workers may have seen either
+        self.growths = 0  # times that a dictionary had more entries: a cache has all it needs after some calls
 
     @property
     def learns(self) -> bool:
@@ -51,12 +54,22 @@ class Entry:
         """Whether the program has put another value there, or changed this one."""
         if not self.is_changed:
             now = self.table.get(self.key, _MISSING)
-            if now is self.value:
+            if now is self.value and self._has_grown():
+                self.growths, self.copied = self.growths + 1, now.copy()
+                self.is_changed = self.growths > _PATIENCE
+            elif now is self.value:
                 self.is_changed = self.copied is not None and not _equal(_copied(now), self.copied)
             else:
                 is_plain = isinstance(now, (*_PLAIN, *_CONTAINERS)) and type(now) is type(self.value)
                 self.is_changed = not is_plain or not _equal(now, self.value)
         return self.is_changed
+
+    def _has_grown(self) -> bool:
+        """Whether a dictionary has what it had, and more."""
+        now, before = self.value, self.copied
+        if not isinstance(now, dict) or not isinstance(before, dict) or not len(before) < len(now) < _LARGE:
+            return False
+        return all(now.get(key, _MISSING) is value for key, value in before.items())
 
 
 Place = tuple[int, str]
@@ -77,14 +90,18 @@ class Outside:
             found |= _Reader().read(*(one for one in vars(part).values() if isinstance(one, _FUNCTIONS)))
         self.entries = [*found.values()]
         self.learners = [entry.name for entry in self.entries if entry.learns]
+        self._growths = [0] * len(self.entries)  # that were told
 
     def obstacle(self) -> str:
         """Why this code cannot run elsewhere; '' where it can."""
         if self.learners:
             return f"its code reads {self.learners[0]}, which has weights and is not of the model"
-        for entry in self.entries:
+        for at, entry in enumerate(self.entries):
             if entry.has_changed():
                 return f"its code reads {entry.name}, which the program changes"
+            if entry.growths > self._growths[at]:
+                self._growths[at] = entry.growths
+                return f"its code reads {entry.name}, which has grown"
         return ""
 
 

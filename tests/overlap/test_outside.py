@@ -160,3 +160,31 @@ def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) 
     outside = Outside(make())
     change(3)
     assert outside.obstacle() == ""
+
+
+cache: dict[int, torch.Tensor] = {}
+history: dict[int, int] = {}
+
+
+class Cached(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) not in cache:
+            cache[len(x)] = torch.arange(len(x)).unsqueeze(1)
+        return super().forward(x) + cache[len(x)]
+
+
+class Told(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        history[len(history)] = len(x)
+        return super().forward(x)
+
+
+def test_a_cache_is_waited_for_and_a_record_is_not() -> None:
+    models = Cached(8, 8), Told(8, 8)
+    for model, lasts in zip(models, (False, True), strict=True):
+        outside = Outside(model)
+        seen = []
+        for _ in range(6):
+            model(torch.randn(3, 8))
+            seen.append(bool(outside.obstacle()))
+        assert seen == [True] + 5 * [lasts]
