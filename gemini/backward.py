@@ -24,8 +24,52 @@ def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
 def differentiate(
     roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any], retain_graph: bool = False
 ) -> Found:
-    """Gradients of the ends, as `torch.autograd.grad`; None where there is none."""
+    """Gradients of the ends, as `torch.autograd.grad`; None where there is none.
+
+    Where `retain_graph`, also through reentrant checkpoints: these refuse to be asked for gradients of some tensors.
+    """
+    try:
+        return _between(roots, gradients, ends, retain_graph)
+    except RuntimeError:
+        if not retain_graph or not all(isinstance(end, torch.Tensor) and end.is_leaf for end in ends):
+            raise
+        if not _has_reentrant(roots):
+            raise
+    return _into_leaves(roots, gradients, ends)
+
+
+def _between(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[Any], retain_graph: bool) -> Found:
     found: Found = _engine_run_backward(
         tuple(roots), tuple(gradients), retain_graph, False, tuple(ends), True, accumulate_grad=False
     )
     return found
+
+
+def _has_reentrant(roots: Sequence[Any]) -> bool:
+    """Whether a checkpoint is behind these tensors that runs a backward of its own, into all leaves."""
+    from torch.utils.checkpoint import CheckpointFunction
+
+    nodes = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if getattr(node, "_forward_cls", None) is CheckpointFunction:
+            return True
+        seen.add(node)
+        nodes += [behind for behind, _ in node.next_functions]
+    return False
+
+
+def _into_leaves(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: Sequence[torch.Tensor]) -> Found:
+    """By way of `.grad`, which is afterwards what it was."""
+    before = [end.grad for end in ends]
+    try:
+        for end in ends:
+            end.grad = None
+        _engine_run_backward(tuple(roots), tuple(gradients), True, False, (), True, accumulate_grad=True)
+        return tuple(end.grad for end in ends)
+    finally:
+        for end, gradient in zip(ends, before, strict=True):
+            end.grad = gradient

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gemini.backward import differentiate
 from gemini.capture.unhooked import unhooked
 
 Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether what it gives is to be differentiated
@@ -52,7 +53,9 @@ def _gradients_of(run: Run, count: int, wanted: Wanted) -> Run:
             if not pairs or not leaves:
                 return [None] * len(leaves)
             ends, given = zip(*pairs, strict=True)
-            return list(torch.autograd.grad(ends, leaves, given, create_graph=create_graph, allow_unused=True))
+            if create_graph:
+                return list(torch.autograd.grad(ends, leaves, given, create_graph=True, allow_unused=True))
+            return list(differentiate(ends, given, leaves, retain_graph=True))
 
     return how
 
