@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 _COLD, _TIMED = 1, 2  # calls
 _SHORT_MS = 20.0  # a step below this gains nothing: messages and waking up cost milliseconds
+_WHY_ONE = {
+    True: "one worker is asked for, and this process is as good (two or more need --workers 2)",
+    False: "this machine has one core and no more devices",
+}
 _GAIN = 1.1  # a plan below this is not worth its memory and its noise
 
 
@@ -66,7 +70,7 @@ class Auto(Forced):
     def decide(self, model: nn.Module) -> Instead | bool | None:
         """Time it; then decide on the call that comes next."""
         if how_many_workers(self.config) < 2:
-            return self.stays(model, "this machine has one core and no more devices")
+            return self.stays(model, _WHY_ONE[self.config.workers == 1])
         trial = self._trials.setdefault(id(model), Trial())
         if trial.calls < _COLD + _TIMED:
             self._time_backward()

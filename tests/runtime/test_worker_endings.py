@@ -10,6 +10,7 @@ import pytest
 from gemini.errors import WorkerError
 from gemini.runtime.controller import ending
 from gemini.runtime.controller.crew import Crew
+from gemini.runtime.devices.cpu import MappedSegment
 from gemini.runtime.memory import machine
 from gemini.runtime.protocol import Preload
 
@@ -52,3 +53,12 @@ def test_a_worker_without_memory_for_ours_says_so_in_the_error_alone(capfd: Any)
     finally:
         crew.stop()
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_shared_memory_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: int) -> None:
+        raise OSError(27, "File too large")
+
+    monkeypatch.setattr("gemini.runtime.devices.cpu.os.ftruncate", fails)
+    with pytest.raises(OSError, match=r"File too large: 2\.0 MB of shared memory \(see ulimit"):
+        MappedSegment(2_000_000)

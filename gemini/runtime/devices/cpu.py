@@ -12,6 +12,7 @@ import torch
 
 from gemini.runtime.devices.base import Device
 from gemini.runtime.memory.gone import when_gone
+from gemini.runtime.memory.machine import amount
 
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all that this process has mapped
 
@@ -22,9 +23,15 @@ class MappedSegment:
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         self.size = size
         self.descriptor = os.memfd_create("gemini", os.MFD_CLOEXEC) if descriptor is None else descriptor
-        if descriptor is None:
-            os.ftruncate(self.descriptor, size)
-        mapped = mmap.mmap(self.descriptor, size)
+        try:
+            if descriptor is None:
+                os.ftruncate(self.descriptor, size)
+            mapped = mmap.mmap(self.descriptor, size)
+        except OSError as error:
+            if descriptor is None:
+                os.close(self.descriptor)
+            limits = "see ulimit -f and -v, and the machine's memory"
+            raise OSError(error.errno, f"{error.strerror}: {amount(size)} of shared memory ({limits})") from None
         _mapped.add(mapped)
         self.memory = memoryview(mapped)
 

@@ -1,0 +1,19 @@
+"""A model that stays in its process for want of workers: the line says whose choice that was."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from gemini import GeminiConfig
+from gemini.launch import choosing
+from gemini.launch.auto import Auto
+
+
+@pytest.mark.parametrize(("workers", "reason"), [(1, "one worker is asked for"), (None, "this machine has one core")])
+def test_why_there_is_one(workers: int | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(choosing, "devices", lambda: 1)
+    monkeypatch.setattr(Auto, "stays", lambda self, model, text: said.append(text))
+    Auto(GeminiConfig(workers=workers)).decide(nn.Linear(2, 2))
+    assert said[0].startswith(reason)
