@@ -1,12 +1,14 @@
 """Caches: memoized functions of the model's code, emptied around a trace.
 
-A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace; emptied, the function
-runs and is recorded. Afterwards it must not keep what the trace put there.
+A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace, nor has a number that counts
+samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there. They are
+looked for in the modules that define the model's classes, and in those whose functions these have imported (einops).
 """
 
 from __future__ import annotations
 
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,24 +16,31 @@ from torch import nn
 
 
 def find_caches(model: nn.Module) -> list[Any]:
-    """The memoized functions in the modules and classes that define the model."""
-    classes = {cls for module in model.modules() for cls in type(module).__mro__ if cls.__module__ != "builtins"}
+    """The memoized functions in the modules and classes that define the model, and where their functions are from."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if _may_cache(cls.__module__)}
+    names = {cls.__module__ for cls in classes}
+    names |= {one for name in names for one in _imported_from(name)}
     found: dict[int, Any] = {}
-    for cls in classes:
-        if cls.__module__.startswith("torch."):
-            continue
-        for space in (
-            vars(cls),
-            vars(
-                sys.modules.get(cls.__module__, object()),
-            )
-            if cls.__module__ in sys.modules
-            else {},
-        ):
-            for value in list(space.values()):
-                for cache in _caches(value):
-                    found[id(cache)] = cache
+    for space in (*map(vars, classes), *map(_space, names)):
+        for value in list(space.values()):
+            for cache in _caches(value):
+                found[id(cache)] = cache
     return list(found.values())
+
+
+def _imported_from(name: str) -> Iterator[str]:
+    """The modules that define the functions in a module's namespace."""
+    for value in list(_space(name).values()):
+        if isinstance(value, types.FunctionType) and _may_cache(value.__module__):
+            yield value.__module__
+
+
+def _may_cache(name: str | None) -> bool:
+    return name is not None and name != "builtins" and name.partition(".")[0] != "torch"
+
+
+def _space(name: str) -> dict[str, Any]:
+    return vars(sys.modules[name]) if name in sys.modules else {}
 
 
 def _caches(value: Any) -> Iterator[Any]:
