@@ -150,7 +150,7 @@ class Refinement:
             list(tracer.guards.values()),
             tracer.inputs,
             tracer.result,
-            blocks=dict(self.granularity.blocks),
+            blocks=self.granularity.blocks | self.granularity.drawing,
             calls=dict(self.granularity.call_reasons),
             model=self.model,
             validity=self._validity(first),

@@ -24,7 +24,7 @@ from gemini.capture.granularity import Granularity
 from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
 from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.origins import own_tensors
-from gemini.capture.recording import Coarsen, Recording, Smuggled
+from gemini.capture.recording import DRAWS, Coarsen, Recording, Smuggled
 from gemini.capture.scaling import REASON
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness, torch_randomness
@@ -169,6 +169,9 @@ class WholeCalls(Recording):
         if job.kind == "call" and reads.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
         node.random = random != torch_randomness() or self.drawn != python_randomness()
+        if self.drawn != python_randomness():  # for whatever reason it is kept whole
+            kept = self.granularity.call_reasons if job.kind == "call" else self.granularity.drawing
+            kept[job.target] = DRAWS
         self.drawn = python_randomness()
         self.attributes.see(job.module)
         node.uses = tuple(sorted(leaf.uses))

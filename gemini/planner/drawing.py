@@ -11,6 +11,8 @@ import torch
 from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import bind
 from gemini.capture.executor import Execution, GuardBroken
+from gemini.capture.graph import Graph
+from gemini.capture.recording import DRAWS
 from gemini.capture.regions import RegionSwitch
 from gemini.pipe.piped import Piped
 from gemini.pipe.undo import Undo
@@ -136,3 +138,13 @@ def _draws(piped: Piped, call: Arguments) -> Recorded:
     finally:
         undo.undo()
     return found
+
+
+def check_foreign(graph: Graph) -> None:
+    """Refuse modules that draw from Python's or NumPy's generator in Python that is not followed.
+
+    Such a call is not put off: others, of the program or of its models, draw from these generators in their turn.
+    """
+    found = [name for name, reason in graph.blocks.items() if reason.startswith(DRAWS)]
+    if found:
+        raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {DRAWS}")

@@ -24,7 +24,7 @@ from gemini.errors import ScheduleError
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.contention import Contention
-from gemini.planner.drawing import record_draws
+from gemini.planner.drawing import check_foreign, record_draws
 from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import check_left, find_written
 from gemini.planner.kept_plans import kept_or_made
@@ -159,6 +159,7 @@ def _planned(  # noqa: PLR0917
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
     graph, forms, piece, sizes, pieces = found.graph, found.forms, found.call, found.sizes, found.pieces
     check_read(graph)
+    check_foreign(graph)
     check_left(graph, forms, unsplit)
     like = find_like(graph, len(sizes))
     if like is not None and like[0].tail == tail:
