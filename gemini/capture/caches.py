@@ -48,7 +48,8 @@ def _caches(value: Any) -> Iterator[Any]:
     if hasattr(value, "cache_clear") and hasattr(value, "cache_info"):
         yield value
         return
-    for cell in getattr(value, "__closure__", None) or ():
+    closure = getattr(value, "__closure__", None)
+    for cell in closure if isinstance(closure, tuple) else ():  # the class of functions has it, too
         try:
             inner = cell.cell_contents
         except ValueError:  # an empty cell
