@@ -23,7 +23,10 @@ from gemini.runtime.controller.unit import Unit
 from gemini.runtime.protocol import Backward, Forward
 from gemini.runtime.transport.link import Link
 
-AWAY = "gemini.runtime.worker.relay" in sys.modules  # in a worker
+
+def is_away() -> bool:
+    """Whether this runs in a worker. Asked when it is: what the file found when it was run came along."""
+    return "gemini.runtime.worker.relay" in sys.modules
 
 
 class Picky:
@@ -33,13 +36,13 @@ class Picky:
         self.leg = leg
 
     def __reduce__(self) -> Any:
-        if self.leg == ("back" if AWAY else "there"):
+        if self.leg == ("back" if is_away() else "there"):
             raise pickle.PicklingError(f"lost on the way {self.leg}")
-        return _rebuild, (self.leg, AWAY)
+        return _rebuild, (self.leg, is_away())
 
 
 def _rebuild(leg: str, from_away: bool) -> Picky:
-    if (leg == "arriving" and not from_away and AWAY) or (leg == "home" and from_away):
+    if (leg == "arriving" and not from_away and is_away()) or (leg == "home" and from_away):
         raise pickle.UnpicklingError(f"lost on the way {leg}")
     return Picky(leg)
 

@@ -19,7 +19,8 @@ import sys
 import threading
 import types
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +37,7 @@ Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _NOTHING: Mapping[int, int] = {}
+_REGISTRY = threading.RLock()  # of cloudpickle, which is the program's, too
 # What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
 _TENSOR, ONLY_TENSORS = b"t", b"a"
 
@@ -193,9 +195,40 @@ def _by_value(one: Any) -> bytes:
             f"{one.__qualname__} of the main program can only be sent with cloudpickle, which is not installed\n"
             "    → pip install cloudpickle"
         )
+    try:
+        with _without_imports():
+            return _copied(one)
+    except Exception:  # what its module holds cannot be copied: the worker imports the module, if it can
+        return _copied(one)
+
+
+def _copied(one: Any) -> bytes:
     body = io.BytesIO()
     _Copier(body).dump(one)
     return body.getvalue()
+
+
+@contextmanager
+def _without_imports() -> Iterator[None]:
+    """Code of all modules of the user's is copied: to import one in a worker would be to run what it does once more.
+
+    Options would be parsed there, files written, and what it prints would be printed again.
+    """
+    with _REGISTRY:
+        known = cloudpickle.list_registry_pickle_by_value()
+        ours = [module for name, module in list(sys.modules.items()) if _can_be_copied(name, module, known)]
+        for module in ours:
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in ours:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _can_be_copied(name: str, module: Any, known: Collection[str]) -> bool:
+    is_plain = isinstance(module, types.ModuleType) and module.__name__ == name
+    return is_plain and name not in known and name != "__main__" and is_the_users(name)
 
 
 def _reduce_method(method: types.MethodType) -> Any:
