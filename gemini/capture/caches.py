@@ -7,6 +7,7 @@ looked for in the modules that define the model's classes, and in those whose fu
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -19,13 +20,20 @@ def find_caches(model: nn.Module) -> list[Any]:
     """The memoized functions in the modules and classes that define the model, and where their functions are from."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if _may_cache(cls.__module__)}
     names = {cls.__module__ for cls in classes}
-    names |= {one for name in names for one in _imported_from(name)}
     found: dict[int, Any] = {}
     for space in (*map(vars, classes), *map(_space, names)):
         for value in list(space.values()):
             for cache in _caches(value):
                 found[id(cache)] = cache
+    for other in {one for name in names for one in _imported_from(name)} - names:
+        found.update((id(value), value) for value in list(_space(other).values()) if _remembers_arguments(value))
     return list(found.values())
+
+
+def _remembers_arguments(value: Any) -> bool:
+    """Whether a function is memoized by what it is given: others (what is installed here) have nothing of a call."""
+    code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, functools._lru_cache_wrapper) else None
+    return code is not None and code.co_argcount > 0
 
 
 def _imported_from(name: str) -> Iterator[str]:
