@@ -52,6 +52,8 @@ def _space(name: str) -> dict[str, Any]:
 
 
 def _caches(value: Any) -> Iterator[Any]:
+    if isinstance(value, type):  # that of memoized functions, say
+        return
     value = getattr(value, "__func__", value)  # a static or class method
     if hasattr(value, "cache_clear") and hasattr(value, "cache_info"):
         yield value
