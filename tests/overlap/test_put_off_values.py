@@ -99,3 +99,27 @@ def test_a_mean_is_read_after_weights_were_moved(crew: Crew) -> None:
 
 def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(crew: Crew) -> None:
     _compare(Program(Measured, _measured), crew)
+
+
+def _closed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    """The optimizer calls for loss and gradients itself, and changes the weights before the metric is read."""
+    x, y = batch(step)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss, logits = (model(x, y)[name] for name in ("loss", "logits"))
+        model.metric(logits, y)
+        model.losses.append(logits.detach().var())
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    model.eval()
+    with torch.no_grad():
+        seen = [model(x, y)["loss"], loss.detach().clone(), model.metric.right.clone(), model.losses[-1].clone()]
+    model.train()
+    return seen
+
+
+def test_what_a_closure_leaves_is_there_after_the_step(crew: Crew) -> None:
+    _compare(Program(Measured, _closed), crew)

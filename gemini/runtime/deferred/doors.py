@@ -70,7 +70,24 @@ def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return _apply(cls, *args, **kwargs)
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """A step with a closure changes parameters after that, as often as it calls it."""
+    _secure(optimizer)
+    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(given):
+        return None
+
+    def closure(*inner: Any, **named: Any) -> Any:
+        result = given(*inner, **named)
+        _secure(optimizer)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
+
+
+def _secure(optimizer: torch.optim.Optimizer) -> None:
     calls = [*queue.waiting(), *queue.ran()]
     if not calls:
         return

@@ -47,7 +47,7 @@ _KNOWN = _of_tensor(
 _IS_LEAF = torch.Tensor.is_leaf.__get__
 # Uses of its place in the graph: contents alone will not do.
 _PLACE = _of_tensor(
-    ".grad_fn .grad .retains_grad .output_nr ._version ._backward_hooks ._base _is_view register_hook retain_grad "
+    ".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view register_hook retain_grad "
     "requires_grad_ register_post_accumulate_grad_hook detach_"
 )
 _READS = _of_tensor(

@@ -62,16 +62,30 @@ def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], split
     names = port_names(plan)
     read = {root, *(number for at in needed for number in tape.ops[at].reads())}
     made = {number for at in needed for number in tape.ops[at].results}
+    wanted = _wanted(tape, {*range(tape.outputs), *made}, alive, splitting)
     loss = Loss(
         tuple(tape.ops[at] for at in needed),
         {number: names[number] for number in range(tape.outputs) if names[number]},
         tuple(number for number in tape.operands if number in read),
         root,
-        tuple(number for number in alive if number in made and number != root and weighable(splitting, number)),
+        tuple(number for number in wanted if number in made and number != root),
         {place: splitting.sizes[at] for place, at in enumerate(needed) if at in splitting.sizes},
     )
-    kept = tuple(names[number] for number in alive if number < tape.outputs and weighable(splitting, number))
+    kept = tuple(names[number] for number in wanted if number < tape.outputs)
     return Prepared("", splitting, loss, kept, tuple(needed))
+
+
+def _wanted(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitting) -> list[int]:
+    """What must stay in workers so that all that the program can read may be had; those `there` can."""
+    found, makers, waiting = {}, tape.makers(), [*alive]
+    while waiting:
+        number = waiting.pop()
+        if number in found:
+            continue
+        found[number] = number in there and weighable(splitting, number)
+        if not found[number] and number in makers:  # what it is made of will do
+            waiting += tape.ops[makers[number]].reads()
+    return sorted(number for number, stays in found.items() if stays)
 
 
 def fetchable(splitting: Splitting, number: int) -> bool:
