@@ -53,6 +53,7 @@ F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], is_causal=Tru
 F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(x.shape[1], x.shape[1]).tril().bool())
 x.unfold(1, 2, 1) | x.unfold(0, 2, 1) | torch.where(x > 0, x, -x) | torch.maximum(x, x.flip(1))
 x.masked_fill(x > 0, 1.0) | x.gather(1, (x > 0).long()) | x.gather(0, (x > 0).long())
+W.flatten().gather(-1, (x[:, 0, 0] > 0).long()) | W.gather(0, (x[:, 0, :2] > 0).long())
 x.scatter(1, (x > 0).long(), 0.5) | x.scatter_add(2, (x > 0).long(), x) | x.index_select(1, torch.tensor([0, 1]))
 x.index_select(0, torch.tensor([0])) | torch.take_along_dim(x, x.argsort(1), 1) | F.one_hot((x > 0).long(), 2)
 F.grid_sample(W[None, None], x[None, ..., :2].tanh(), align_corners=False)
@@ -101,6 +102,19 @@ def test_the_kind_of_a_result_is_what_it_is(text, dim):
     for lengths in ([2, 3], [1, 1, 3]):
         weights = {at: share.weights(None, lengths) for at, share in flagged.items()}
         _compare(tape, splitting, kinds, whole, (x, dim), lengths, weights)
+
+
+def test_entries_of_a_table_by_numbers_of_samples_are_of_samples():
+    x, table = torch.randn(N, A), torch.arange(9.0)
+    with Recorder([x]) as recorder:
+        table.gather(-1, (x[:, 0] > 0).long())
+    tape = recorder.tape
+    interpreter = Interpreter(key=lambda ref: ("tape", ref.node))
+    first = _given(tape.metas[0], 0, N, lambda *_: Sample(0))
+    first.known = False
+    interpreter.extend([first, *(_operand(tape, number) for number in tape.operands)])
+    interpreter.extend([_statement(at, op, tape, N) for at, op in enumerate(tape.ops)])
+    assert interpreter.values["tape", len(tape.metas) - 1].kind == Sample(0)
 
 
 def _operand(tape, number):

@@ -241,6 +241,9 @@ def gather(call: Call) -> Kind:
     group = agreed([value, index, *sources])
     if value.rank == 1 and isinstance(value.kind, Sample) and isinstance(index.kind, (Sample, Pointers)):
         return _by_own_rows(call, value, index, sources)
+    is_by_samples = call.name == "gather" and dim is not None and isinstance(index.kind, Sample)
+    if is_by_samples and value.is_constant and axis(dim, value.rank) == call.sample(index).dim:
+        return call.sample(index)  # of a table, by the numbers of every sample
     kinds = {one.kind for one in group if not one.is_constant}
     if dim is None or len(kinds) != 1:
         raise Refused(f"{call.name} of samples in different dimensions")
