@@ -6,12 +6,13 @@ deterministic kernels for most; what noise remains is measured (see `checks`).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.utils.deterministic
+
+from gemini.muting import muted
 
 
 @contextmanager
@@ -23,8 +24,7 @@ def deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     before = torch.get_deterministic_debug_mode()
     cudnn, fill = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory
     flags = cudnn.benchmark, cudnn.deterministic
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*deterministic.*")
+    with muted(message=".*deterministic.*"):
         try:
             torch.set_deterministic_debug_mode("warn")
             torch.utils.deterministic.fill_uninitialized_memory = False

@@ -17,6 +17,7 @@ from torch.overrides import resolve_name
 
 from gemini.capture.symbols import Symbol, symbol_of
 from gemini.errors import CaptureError
+from gemini.muting import unmarked
 
 
 @functools.lru_cache(maxsize=4096)
@@ -24,7 +25,8 @@ def op_name(func: Callable[..., Any]) -> str:
     """The name of a torch function; '' if it has none that leads back to it."""
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"torch.ops.{func!s}"
-    candidates: list[str] = [str(resolve_name(func))]
+    with unmarked():
+        candidates: list[str] = [str(resolve_name(func))]
     owner = getattr(func, "__self__", None)
     if hasattr(owner, "__objclass__"):  # a property of Tensor: the getter or setter of a descriptor
         candidates.append(f"torch.Tensor.{getattr(owner, '__name__', '')}.{func.__name__}")

@@ -6,7 +6,6 @@ buffers is reported; equal runs give exactly 0. Afterwards everything is as befo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from gemini.capture.observation import tensor_difference
 from gemini.capture.sketch import sketch
 from gemini.capture.state import Saved
 from gemini.capture.values import tensors
+from gemini.muting import muted
 from gemini.pipe.shared import SharedParameters
 
 if TYPE_CHECKING:
@@ -122,8 +122,7 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return piped.run_detached(a, k, loss=objective).output
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with muted():
             expected = step(eager)
             found = (compare("sequential", step(sequential)), compare("detached", step(detached)))
     finally:

@@ -5,7 +5,6 @@ classes of equal nodes ──► cache ──► measured in rounds, or counted 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from gemini.allocator import freed_memory_kept
 from gemini.capture.binding import Call
 from gemini.capture.graph import Graph
+from gemini.muting import muted
 from gemini.profiling.analytic import calibrate, estimate_ms
 from gemini.profiling.assembly import Assembly
 from gemini.profiling.budget import Budget
@@ -65,8 +65,7 @@ class Profiling:
         """Counted work on a described device."""
         self.tell(0, 1, "counting work")
         notes: tuple[str, ...] = ()
-        with Unchanged(self.graph.bound_model()) as state, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with Unchanged(self.graph.bound_model()) as state, muted():
             self._counted(state)
             self._looked_at(state)
             if device is not None:
@@ -119,9 +118,8 @@ class Profiling:
         with (
             freed_memory_kept(self._gradients() if pending and device.kind == "cpu" else ()),
             Unchanged(self.graph.bound_model()) as state,
-            warnings.catch_warnings(),
+            muted(),
         ):
-            warnings.simplefilter("ignore")
             run = Rounds(self, device, pending, state)
             self._rounds(run, budget)
             if any(one.failure or not one.counted for one in pending):

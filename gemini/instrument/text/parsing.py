@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import gc
 import re
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType
 
 from gemini.instrument.text.positions import first_line
+from gemini.muting import muted
 
 _ODD = re.compile("[\\r\\v\\f\\x1c-\\x1e]")  # line ends to `str.splitlines`, or to Python, but not to both alike
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
@@ -34,25 +34,9 @@ def collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-@contextmanager
-def parser_warnings_muted() -> Iterator[None]:
-    """Keep warnings about syntax silent, without `warnings.catch_warnings`.
-
-    That one marks the filters as changed, which makes Python forget the warnings the program has shown already, and
-    show them again.
-    """
-    muted: list[tuple[str, None, type[Warning], None, int]] = [
-        ("ignore", None, SyntaxWarning, None, 0),
-        ("ignore", None, DeprecationWarning, None, 0),
-    ]
-    filters: list[object] = warnings.filters  # type: ignore[assignment]
-    filters[:0] = muted
-    try:
-        yield
-    finally:
-        for one in muted:
-            if one in filters:
-                filters.remove(one)
+def parser_warnings_muted() -> AbstractContextManager[None]:
+    """Keep warnings about syntax silent."""
+    return muted(SyntaxWarning, DeprecationWarning)
 
 
 def parse_again(text: str, path: str) -> ast.Module:

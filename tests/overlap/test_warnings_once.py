@@ -1,0 +1,56 @@
+"""Warnings are shown as in one process: once, whoever runs the code that warns, and however often."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller import dispatch
+
+
+class Warns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("a warning of the model", stacklevel=1)
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+def test_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    torch.manual_seed(0)
+    model = Warns()
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("default", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        def show(message: Warning | str, *_: Any) -> None:
+            shown.append(str(message))
+
+        monkeypatch.setattr(warnings, "showwarning", show)
+        parallel = GeminiCompiler().compiler(model, config=config)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(5):
+            loss = F.cross_entropy(parallel(torch.randn(8, 16)), torch.arange(8) % 4, size_average=True)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert [text for text in shown if "of the model" in text] == ["a warning of the model"]
+    assert len([text for text in shown if "size_average" in text]) == 1
