@@ -123,3 +123,31 @@ def _closed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> li
 
 def test_what_a_closure_leaves_is_there_after_the_step(crew: Crew) -> None:
     _compare(Program(Measured, _closed), crew)
+
+
+class Scaled(Judged):
+    """Reads numbers and a tensor in attributes that the program changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = 1.0, torch.zeros(())
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        return super().forward(x * self.scale + self.shift, y)
+
+
+def _moved(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
+    """Attributes get new values between the call and its backward: the call was made with those before."""
+    x, y = batch(step)
+    optimizer.zero_grad()
+    model.scale, model.shift = 1.0, torch.zeros(())
+    loss = model(x, y)["loss"]
+    model.scale, model.shift = 3.0, torch.ones(())
+    model.added = step
+    loss.backward()
+    optimizer.step()
+    return [loss.detach().clone(), model.scale, model.shift, model.added]
+
+
+def test_attributes_that_change_between_call_and_backward_are_those_of_the_call(crew: Crew) -> None:
+    _compare(Program(Scaled, _moved), crew)

@@ -61,12 +61,12 @@ class Surroundings:
 
     @contextmanager
     def of_then(self, standing: Any, number: int) -> Iterator[None]:
-        """With those modes, and without what the program has put into attributes since, and is still to be computed:
-        a metric's sums, a list of losses. Whoever looks at the model would ask for it, in the midst of computing it.
-        `number` is that of the call, in the order in which calls were made.
+        """With those modes, and the attributes that the call saw: without what the program has put there since, and
+        what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model would ask for it,
+        in the midst of computing it. `number` is that of the call, in the order in which calls were made.
         """
-        later = [] if standing is None else standing.then(self._is_put_off)
-        now = [space[name] for space, name, _ in later]
+        later = [] if standing is None else standing.then(self._is_put_off, self.work.has_left)
+        now = [space.get(name, MISSING) for space, name, _ in later]
         then = [_settled(before, number) for _, _, before in later]
         with self.modes_of_then():
             try:
@@ -75,7 +75,7 @@ class Surroundings:
                 yield
             finally:
                 for (space, name, _), value in zip(later, now, strict=True):
-                    space[name] = value
+                    _set(space, name, value)
 
     def _is_put_off(self, value: Any) -> bool:
         return any(True for _ in deferred_in(value)) and not self.work.has_left(value)
@@ -111,7 +111,7 @@ def _is_later(value: Any, number: int) -> bool:
 
 def _set(space: dict[str, Any], name: str, value: Any) -> None:
     if value is MISSING:
-        del space[name]
+        space.pop(name, None)
     else:
         space[name] = value
 

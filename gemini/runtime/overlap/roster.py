@@ -32,6 +32,7 @@ _IDLE = frozenset(vars(nn.Module())) - {
 _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = ("_modules", "_parameters", "_buffers")
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
+Holds = Callable[[Any], bool]
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
 
 
@@ -74,8 +75,8 @@ class _Attributes:
         except KeyError:
             return False
 
-    def then(self, is_put_off: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes with something put off in them: where, under which name, and what they were."""
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that are others now, or have something put off in them: where, their name, what they were."""
         found = [(space, name, space[name]) for space, name in self._filled if is_put_off(space.get(name))]
         if not self.are_same():
             was = iter(self._values)
@@ -85,8 +86,9 @@ class _Attributes:
                     found += [
                         (space, name, before.get(name, MISSING))
                         for name, value in space.items()
-                        if name not in _IDLE and value is not before.get(name, MISSING) and is_put_off(value)
+                        if name not in _IDLE and value is not before.get(name, MISSING) and not is_ours(value)
                     ]
+                    found += [(space, name, value) for name, value in before.items() if name not in space]
         return found
 
 
@@ -116,9 +118,10 @@ class State:
             and [*map(_DEVICE, tensors)] == self._devices
         )
 
-    def then(self, is_put_off: Callable[[Any], bool]) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that the program has put something into which is put off, and what they were in this state."""
-        return self._attributes.then(is_put_off)
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]]:
+        """Attributes that the program has changed, or put something into which is put off, and what they were in this
+        state; not what `is_ours`."""
+        return self._attributes.then(is_put_off, is_ours)
 
     def covers(self, modules: Iterable[nn.Module]) -> bool:
         """Whether nothing but this can change in these modules; frames of generated code never do."""
