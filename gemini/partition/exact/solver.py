@@ -41,6 +41,7 @@ def solve(model: Any, effort: float, gap: float = 0.0) -> Solution | None:
     module = cp_model()
     solver = module.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # it would end the search, and the program would not hear of it
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = effort
     solver.parameters.max_time_in_seconds = effort * _PATIENCE + 1.0

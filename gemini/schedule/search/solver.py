@@ -45,6 +45,7 @@ def solve_kernel(problem: Problem, length: int, effort: float, seconds: float, s
     model = _Model(cp_model, problem, ticks, spans, delays, turns=3 * (problem.critical_path // length + 2))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # it would end the search, and the program would not hear of it
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     solver.parameters.max_time_in_seconds = max(seconds, 0.01)
