@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,11 @@ def interruptible() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs tests in the background ignores it
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(model: Any) -> None:
+    solver.solve(model, 1.0)
+    signal.sigpending()  # handlers run between instructions
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -34,9 +40,8 @@ def test_an_interrupt_is_the_programs() -> None:
                 model.add_bool_or(sits[first][hole].negated(), sits[second][hole].negated())
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        try:
-            solver.solve(model, 1.0)
-        finally:
-            timer.join()
-        signal.sigpending()  # handlers run between instructions
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _interrupted(model)
+    finally:
+        timer.join()
