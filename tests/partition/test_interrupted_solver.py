@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupted(model: Any) -> None:
-    solver.solve(model, 1.0)
+    solver.solve(model, 2.0)
     signal.sigpending()  # handlers run between instructions
 
 
@@ -29,16 +30,11 @@ def _interrupted(model: Any) -> None:
 @pytest.mark.skipif(not solver.has_solver(), reason="OR-tools is not installed")
 def test_an_interrupt_is_the_programs() -> None:
     model = solver.cp_model().CpModel()
-    pigeons, holes = 14, 13  # more than holes: hard to prove
-    sits = [[model.new_bool_var("") for _ in range(holes)] for _ in range(pigeons)]
-    for row in sits:
-        model.add(sum(one * (at + 2) for at, one in enumerate(row)) >= 2)
-        model.add(sum(row) == 1)
-    for first in range(pigeons):
-        for second in range(first):
-            for hole in range(holes):
-                model.add_bool_or(sits[first][hole].negated(), sits[second][hole].negated())
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    numbers = random.Random(0)
+    facts = [model.new_bool_var("") for _ in range(400)]
+    for _ in range(1700):  # as hard as clauses of three get
+        model.add_bool_or([numbers.choice((one, one.negated())) for one in numbers.sample(facts, 3)])
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
