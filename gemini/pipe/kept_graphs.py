@@ -3,7 +3,8 @@
 Capture compares graph and model on several batches, which takes as long as a few training steps. A graph that passed
 is kept in the cache, under a key of all that it depends on: the files of the model's classes and of what they import,
 the state of all its modules, the call, and versions. Before it is used again it is compared with the model once more,
-forward, on this very batch. Whatever is not certain is captured anew.
+on this very batch: what comes forward, and the way back that torch has noted. So a global of the program that the code
+reads, a switch of its command line, may be another one. Whatever is not certain is captured anew.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.entry import with_variants
 from gemini.capture.executor import GuardBroken, NodeFailed
 from gemini.capture.fingerprint import fingerprint, readable
+from gemini.capture.gradients import way_back
 from gemini.capture.graph import Graph
 from gemini.capture.hooks import has_hooks
 from gemini.capture.observation import tensor_difference
@@ -138,14 +140,16 @@ def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
         return False
     finally:
         state.restore()
-    same = expected[0] == found[0] and len(expected[1]) == len(found[1])
-    return same and not any(tensor_difference(a, b) for a, b in zip(expected[1], found[1], strict=True))
+    same = expected[:2] == found[:2] and len(expected[2]) == len(found[2])
+    return same and not any(tensor_difference(a, b) for a, b in zip(expected[2], found[2], strict=True))
 
 
-def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, list[torch.Tensor]]:
-    made = [tensor.detach() for _, tensor in tensors(output)]
+def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list[torch.Tensor]]:
+    outputs = [tensor for _, tensor in tensors(output)]
+    back = way_back(model, outputs, [tensor for _, tensor in tensors(arguments)])
+    made = [tensor.detach() for tensor in outputs]
     held = [tensor.detach().clone() for tensor in (*model.buffers(), *(t for _, t in tensors(arguments)))]
-    return sketch(output), [*made, *held]
+    return sketch(output), back, [*made, *held]
 
 
 def _keep(graph: Graph, place: Path) -> None:

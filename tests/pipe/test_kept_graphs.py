@@ -166,3 +166,21 @@ def test_kept_graphs_run_like_the_model(pipe, name, tmp_path, captures):
         assert report.is_right, str(report)
     assert len(captures) == 1
     shutil.rmtree(tmp_path / "graphs")
+
+
+def test_a_switch_of_the_program_that_changes_only_gradients_is_seen(pipe, net, tmp_path):
+    path = tmp_path / "net_of_a_test.py"
+    frozen = SOURCE.replace("        return", "        x = x.detach() if FROZEN else x\n        return")
+    path.write_text(f"{frozen}\nFROZEN = False\n")
+    x = torch.randn(4, 4)
+
+    def trained(frozen):
+        model = net()
+        sys.modules["net_of_a_test"].FROZEN = frozen
+        piped = pipe(model, (x,), nparts=2, cache=tmp_path / "cache")
+        piped(x).square().sum().backward()
+        return [name for name, one in model.named_parameters() if one.grad is not None]
+
+    every = trained(False)
+    assert trained(True) == ["norm.weight", "norm.bias"]
+    assert trained(False) == every
