@@ -8,6 +8,8 @@ no faster. A forward on as many threads as a worker has tells how far that is.
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -35,14 +37,13 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
     """How many times as long a forward takes on fewer threads."""
     from gemini.capture.binding import Call
     from gemini.capture.state import Saved
-    from gemini.runtime.controller.dispatch import here
     from gemini.runtime.overlap.hookless import hookless
 
     call, before = Call(args, kwargs), torch.get_num_threads()
     saved = Saved(model, watch=True)
     taken = []
     try:
-        with here(), hookless(model), saved.watching():
+        with _in_this_process(), hookless(model), saved.watching():
             for count in (before, threads, before):  # the first is slower than it need be
                 torch.set_num_threads(count)
                 given = call.arguments()
@@ -54,3 +55,9 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
         torch.set_num_threads(before)
         saved.restore()
     return max(1.0, taken[1] / max(min(taken[0], taken[2]), 1e-6))
+
+
+def _in_this_process() -> AbstractContextManager[Any]:
+    """No call goes to a worker meanwhile; where the program has none yet, none does anyway."""
+    dispatch = sys.modules.get("gemini.runtime.controller.dispatch")
+    return nullcontext() if dispatch is None else dispatch.here()

@@ -26,6 +26,7 @@ from gemini.partition.partition import Partition
 from gemini.planner.scheduling import Choice
 from gemini.profiling.result import Profile
 from gemini.telling import tell
+from gemini.whole_files import write_whole
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
@@ -175,7 +176,7 @@ def _write(path: Path, key: str, profile: Profile, choice: Choice) -> None:
     try:
         body = json.loads(json.dumps(body))  # as it will be read
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_whole(path, json.dumps({"gemini plan": FORMAT, "key": key, "hash": _hash(body), "plan": body}))
+        write_whole(path, json.dumps({"gemini plan": FORMAT, "key": key, "hash": _hash(body), "plan": body}))
         kept = sorted(path.parent.glob("*.json"), key=_age)
         for old in kept[:-_MOST]:
             old.unlink(missing_ok=True)

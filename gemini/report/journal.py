@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gemini.errors import ArtifactError
-from gemini.schedule.files import write_whole
+from gemini.whole_files import write_whole
 
 OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
 FORMAT = 1

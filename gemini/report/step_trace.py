@@ -14,8 +14,8 @@ from pathlib import Path
 from gemini.errors import InvalidPlanError, MissingEngineError
 from gemini.schedule.block import Action, Block
 from gemini.schedule.export.perfetto import save_trace
-from gemini.schedule.files import write_whole
 from gemini.schedule.schedplan import SchedPlan, connect
+from gemini.whole_files import write_whole
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from gemini.errors import ArtifactError, PlacementError, ScheduleError
+from gemini.errors import PlacementError, ScheduleError
 from gemini.schedule.block import Block, Number
 from gemini.schedule.jsonfields import Field, read_json
 from gemini.schedule.links import Links, Table
 from gemini.schedule.schedplan import Pattern, Proof, SchedPlan
+from gemini.whole_files import write_whole
 
 FORMAT = "gemini.schedule"
 VERSION = 1
@@ -119,38 +118,6 @@ def _dump(document: Mapping[str, object], indent: str = "") -> str:
             text = json.dumps(value, allow_nan=False)
         lines.append(f"{indent} {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file at `path` by `content` in one step; on any failure what was there stays."""
-    content = content.encode("utf-8") if isinstance(content, str) else content
-    try:
-        if path.exists() and not path.is_file():
-            _write_special(path, content)
-            return
-        target = path.resolve()
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
-        try:
-            with open(draft, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {path}: {error.strerror or error}\n"
-            "    → give a path in a folder that exists and that you may write to"
-        ) from error
-
-
-def _write_special(target: Path, content: bytes) -> None:
-    """Pipes and devices such as /dev/stdout cannot be replaced, only written to."""
-    if target.is_dir():
-        raise IsADirectoryError(21, "it is a folder")
-    with open(target, "wb") as file:
-        file.write(content)
 
 
 # ------------------------------------------------------------------- JSON → plan

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gemini.errors import ScheduleError
 from gemini.schedule.draw.timeline import timeline
-from gemini.schedule.files import write_whole
 from gemini.schedule.schedplan import SchedPlan
+from gemini.whole_files import write_whole
 
 __all__ = ["SUFFIXES", "check_suffix", "draw"]
 
