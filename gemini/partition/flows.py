@@ -81,11 +81,18 @@ def find_flows(graph: Graph, partition: Partition, backward_ms: Sequence[float])
 
 
 def _values_read(graph: Graph, partition: Partition) -> dict[tuple[int, int], dict[Ref, None]]:
-    """The tensors that each stage reads from each other one, in order."""
+    """The tensors that each stage reads from each other one, in order; none where it only follows it.
+
+    A stage that draws random numbers follows the one that drew before it: it is given the generator's state by that.
+    """
     found: dict[tuple[int, int], dict[Ref, None]] = defaultdict(dict)
-    stage_of = partition.stage_of
+    stage_of, drew = partition.stage_of, None
     for node in graph.compute_nodes:
         target = stage_of[node.id]
+        if node.random:
+            if drew is not None and drew < target:
+                found[drew, target].update({})
+            drew = target
         for source in node.dependencies:
             if source in stage_of and stage_of[source] != target:
                 found[stage_of[source], target].update({})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gemini.capture.graph import Graph
     from gemini.planner.planning import Wish
 
-FORMAT = 1
+FORMAT = 2
 _MOST = 64  # plans that are kept
 _DECIDING = ("capture", "partition", "planner", "profiling", "schedule", "splitting")  # packages of ours
 _NOT_DECIDING = ("cache", "quiet")  # of what is wished for

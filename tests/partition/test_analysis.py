@@ -18,6 +18,7 @@ from gemini.partition.building import build_problem
 from gemini.partition.problem import in_flight
 from gemini.partition.scopes import span_text, stage_scopes
 from gemini.profiling import profile
+from gemini.schedule.block import FORWARD
 from gemini.schedule.library import LIBRARY
 from gemini.schedule.links import Links
 from tests.profiling.models import CASES
@@ -355,3 +356,30 @@ def test_narrow_terminals_get_scopes_below_the_figures(monkeypatch):
     text = found.table()
     assert max(map(len, text.splitlines())) <= 104
     assert all(stage.scopes in text for stage in found.stages)
+
+
+class Drawing(nn.Module):
+    """Its last draw depends on nothing but on the numbers that were drawn before."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = torch.dropout(self.first(x), 0.5, True)
+        hidden = torch.dropout(self.second(hidden), 0.5, True)
+        return hidden, torch.rand(8)
+
+
+@pytest.mark.parametrize("schedule", ["composed", "1f1b", "gpipe"])
+def test_stages_draw_in_the_order_of_the_model(schedule):
+    inputs = (torch.randn(8, 8),)
+    graph = capture(Drawing(), inputs)
+    costs = profile(graph, inputs, {}, analytic="cpu")
+    nodes = [node.id for node in graph.compute_nodes]
+    assert len(nodes) == 5
+    made = Partition("Drawing", "hand", 2, (tuple(nodes[:2]), tuple(nodes[2:4]), (nodes[4],)), (0, 1, 0))
+    found = analyse(graph, costs, made, Options(schedule=schedule, micro_batches=1))
+    assert [(flow.source, flow.target, flow.values) for flow in found.flows] == [(0, 1, 1), (1, 2, 0)]
+    starts = {block.stage: found.plan.step(block) for block in found.plan if block.btype == FORWARD}
+    assert starts[0] < starts[1] < starts[2]
