@@ -159,9 +159,14 @@ class _Analysing:
         return predict(
             works, flows, self.partition.nparts,
             schedule=self.options.schedule, nmicros=self.options.micro_batches,
-            links=Links(links.latency) if self.options.sending_ms else links,
+            links=Links(links.latency) if self.options.sending_ms else links, ends=self._ends(),
             free_mb=free, time_limit=self.options.time_limit,
         )  # fmt: skip
+
+    def _ends(self) -> list[int]:
+        """The stages that make outputs of the model."""
+        stage_of = self.partition.stage_of
+        return sorted({stage_of[ref.node] for ref in self.graph.outputs() if ref.node in stage_of})
 
     def _costs_of(self, worker: int) -> list[NodeCost]:
         return [

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gemini.errors import PartitionError, ScheduleError
 from gemini.partition.flows import Flow
@@ -87,13 +88,17 @@ def predict(
     schedule: str,
     nmicros: int,
     links: Links,
+    ends: Sequence[int] = (),
     free_mb: Sequence[float] | None = None,
     time_limit: float = 10.0,
 ) -> Prediction:
-    """Run `nmicros` micro-batches; `free_mb` is the memory of each worker that activations may take."""
+    """Run `nmicros` micro-batches; `free_mb` is the memory of each worker that activations may take.
+
+    `ends` are the stages that make outputs of the model, which the loss may read.
+    """
     name, note = find_schedule(schedule), ""
     known = LIBRARY.get(name)
-    laid_out = place(stages, flows, nworkers, nmicros, links, split=known is not None and known.split)
+    laid_out = place(stages, flows, nworkers, nmicros, links, ends, split=known is not None and known.split)
     if known is None:
         plan, note = _composed(laid_out, nmicros, links, free_mb, time_limit)
     else:
@@ -101,7 +106,7 @@ def predict(
         if orders is None:
             note = f"{name} needs {_needs(known)}, which this partition is not: shown for {DEFAULT}"
             name = DEFAULT
-            laid_out = place(stages, flows, nworkers, nmicros, links)
+            laid_out = place(stages, flows, nworkers, nmicros, links, ends)
             orders = mixed_orders(laid_out, nmicros)
         plan = plan_from_orders(laid_out, orders)
     ran = simulate(plan, links=links).require()
@@ -113,8 +118,9 @@ def predict(
 
 # ── the placement ──────────────────────────────────────────────────────────────────────────────────────────────────
 def place(
-    stages: Sequence[Work], flows: Sequence[Flow], nworkers: int, nmicros: int, links: Links, *, split: bool = False
-) -> SchedPlan:
+    stages: Sequence[Work], flows: Sequence[Flow], nworkers: int, nmicros: int, links: Links,
+    ends: Sequence[int] = (), *, split: bool = False,
+) -> SchedPlan:  # fmt: skip
     """The blocks of one micro-batch on the workers."""
     homes: dict[Block, tuple[int, ...]] = {}
 
@@ -137,10 +143,10 @@ def place(
             Block.make_dependency(forwards[at], backwards[at])
     for flow in flows:
         Block.make_dependency(forwards[flow.source], forwards[flow.target], flow.forward_mb * MB / nmicros)
-        if flow.gradients and flow.target in backwards and flow.source in backwards:
+        if flow.target in backwards and flow.source in backwards:  # a maker waits for its readers, gradients or not
             nbytes = flow.backward_mb * MB / nmicros
             Block.make_dependency(backwards[flow.target], backwards[flow.source], nbytes)
-    _end_before_gradients(forwards, backwards, flows)
+    _end_before_gradients(forwards, backwards, flows, ends)
     plan = SchedPlan(nworkers)
     plan.links = links.check(nworkers)
     for gid, (block, start) in enumerate(asap(homes, links).items()):
@@ -149,12 +155,24 @@ def place(
     return plan
 
 
-def _end_before_gradients(forwards: list[Block], backwards: dict[int, Block], flows: Sequence[Flow]) -> None:
-    """A backward begins when the whole forward is over: where no gradient arrives, it waits for the last stage."""
+def _end_before_gradients(
+    forwards: list[Block], backwards: dict[int, Block], flows: Sequence[Flow], ends: Sequence[int]
+) -> None:
+    """A backward begins when the whole forward is over: where no gradient arrives, it waits for the last stage.
+
+    The loss is where the last of the outputs is that it reads; which these are is not known yet. Its backward waits for
+    all of them and gives each its gradient, so backwards of outputs follow each other, last first.
+    """
     fed = {flow.source for flow in flows if flow.gradients}
     for stage, block in backwards.items():
         if stage not in fed and forwards[-1] is not forwards[stage]:
             Block.make_dependency(forwards[-1], block)
+    last_first = [backwards[stage] for stage in sorted(ends, reverse=True) if stage in backwards]
+    for block in last_first[:1]:
+        for stage in ends:
+            Block.make_dependency(forwards[stage], block)
+    for later, earlier in pairwise(last_first):
+        Block.make_dependency(later, earlier)
 
 
 # ── the order ──────────────────────────────────────────────────────────────────────────────────────────────────────
