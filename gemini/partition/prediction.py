@@ -98,7 +98,7 @@ def predict(
     """
     name, note = find_schedule(schedule), ""
     known = LIBRARY.get(name)
-    laid_out = place(stages, flows, nworkers, nmicros, links, ends, split=known is not None and known.split)
+    laid_out = place(stages, flows, nworkers, nmicros, links, ends=ends, split=known is not None and known.split)
     if known is None:
         plan, note = _composed(laid_out, nmicros, links, free_mb, time_limit)
     else:
@@ -106,7 +106,7 @@ def predict(
         if orders is None:
             note = f"{name} needs {_needs(known)}, which this partition is not: shown for {DEFAULT}"
             name = DEFAULT
-            laid_out = place(stages, flows, nworkers, nmicros, links, ends)
+            laid_out = place(stages, flows, nworkers, nmicros, links, ends=ends)
             orders = mixed_orders(laid_out, nmicros)
         plan = plan_from_orders(laid_out, orders)
     ran = simulate(plan, links=links).require()
@@ -119,7 +119,7 @@ def predict(
 # ── the placement ──────────────────────────────────────────────────────────────────────────────────────────────────
 def place(
     stages: Sequence[Work], flows: Sequence[Flow], nworkers: int, nmicros: int, links: Links,
-    ends: Sequence[int] = (), *, split: bool = False,
+    *, ends: Sequence[int] = (), split: bool = False,
 ) -> SchedPlan:  # fmt: skip
     """The blocks of one micro-batch on the workers."""
     homes: dict[Block, tuple[int, ...]] = {}
