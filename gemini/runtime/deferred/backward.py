@@ -107,7 +107,7 @@ def _has_run(tensor: Deferred) -> bool:
         return False
     if not pending.tape.metas[tensor._value].is_scalar():
         return False
-    pending.run(tensor._value)
+    pending.run(tensor._value, is_asked=True)
     return True
 
 

@@ -136,8 +136,11 @@ class Pending(Values):
         for number in made.intersection(self.alive()) - {value}:
             self._show(number)
 
-    def run(self, root: int) -> None:
-        """Run call, tape and backward from a root together; eagerly where that cannot be done."""
+    def run(self, root: int, is_asked: bool = False) -> None:
+        """Run call, tape and backward from a root together; eagerly where that cannot be done.
+
+        `is_asked`: all that comes next is a plain backward from this root.
+        """
         if self.state != WAITING:
             return
         with queue.running(self):
@@ -165,7 +168,7 @@ class Pending(Values):
             return
         queue.has_run(self)
         self._contents[root] = result.root.clone()  # the graph gets the object itself
-        self._give(root, Answer(self, root, result.root, self._gradients(result)).connect())
+        self._give(root, Answer(self, root, result.root, self._gradients(result)).connect(is_asked))
 
     def _tell(self, error: Exception) -> None:
         """Say that a step has failed; whoever raises then wants nobody to try again."""

@@ -1,0 +1,115 @@
+"""Gradients given without autograd's engine: as it would give them, and never where the program could tell."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
+
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller.crew import Crew
+from gemini.runtime.deferred import node
+from tests.overlap.test_programs_overlapped import manage
+
+Seen = list[Any]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def on_tensor(model: Net, seen: Seen) -> Any:
+    return model.layers[0].weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+
+
+def after_accumulation(model: Net, seen: Seen) -> Any:
+    return model.layers[0].weight.register_post_accumulate_grad_hook(lambda one: seen.append(one.grad.clone()))
+
+
+def on_node(model: Net, seen: Seen) -> Any:
+    edge = get_gradient_edge(model.layers[2].bias)
+    edge.node.register_hook(lambda _, given: seen.append(given[0].clone()))
+    return edge
+
+
+def on_several(model: Net, seen: Seen) -> Any:
+    several = [model.layers[0].weight, model.layers[4].bias]
+    return register_multi_grad_hook(several, lambda given: seen.append([one.clone() for one in given]))
+
+
+def in_anomaly_mode(_: Net, __: Seen) -> Any:
+    return torch.autograd.set_detect_anomaly(True, check_nan=False)
+
+
+WATCHING: list[Callable[[Net, Seen], Any]] = [on_tensor, after_accumulation, on_node, on_several, in_anomaly_mode]
+
+
+def train(model: Net, watch: Callable[[Net, Seen], Any] | None, steps: int = 7, every: int = 1) -> list[Any]:
+    torch.manual_seed(3)
+    optimizer, seen = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), []
+    held = None if watch is None else watch(model, seen)
+    for step in range(steps):
+        loss = model(torch.randn(8, 6, dtype=torch.float64)).square().mean()
+        loss.backward()
+        assert loss.requires_grad
+        assert loss.grad_fn is not None
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+        seen += [loss.detach().clone(), *(p.grad.clone() for p in model.layers.parameters()), model.unused.grad]
+        if step % every == every - 1:
+            optimizer.step()
+            optimizer.zero_grad()
+    if held is not None and watch is in_anomaly_mode:
+        held.__exit__()
+    return seen
+
+
+def compare(crew: Crew, watch: Callable[[Net, Seen], Any] | None, every: int = 1) -> Any:
+    torch.manual_seed(1)
+    model = Net().double()
+    reference = copy.deepcopy(model)
+    expected = train(reference, watch, every=every)
+    story = manage(model, crew)
+    found = train(model, watch, every=every)
+    assert len(found) == len(expected)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    asked, ask = [], node.take_as_they_are
+    monkeypatch.setattr(node, "take_as_they_are", lambda targets: asked.append(ask(targets)) or asked[-1])
+    return asked
+
+
+def test_gradients_are_given_as_they_come(crew: Crew, given: list[bool]) -> None:
+    compare(crew, None)
+    assert len(given) >= 3
+    assert all(given)
+
+
+def test_what_is_there_is_added_to(crew: Crew, given: list[bool]) -> None:
+    compare(crew, None, every=2)
+    assert True in given
+    assert False in given
+
+
+@pytest.mark.parametrize("watch", WATCHING)
+@pytest.mark.filterwarnings("ignore")
+def test_whoever_watches_sees_what_autograd_does(
+    watch: Callable[[Net, Seen], Any], crew: Crew, given: list[bool]
+) -> None:
+    compare(crew, watch)
+    assert not any(given)
