@@ -173,9 +173,9 @@ def test_ops_of_all_programs_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: dict[Any, Any] = {}
     run = Pending.run
 
-    def watched(self: Pending, root: int, is_asked: bool = False) -> None:
+    def watched(self: Pending, root: int, is_asked: bool = False) -> bool:
         seen.update((op.function, op) for op in self.tape.ops)
-        run(self, root, is_asked)
+        return run(self, root, is_asked)
 
     monkeypatch.setattr(Pending, "run", watched)
     for program, make in PROGRAMS.values():

@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 
 from gemini.report.journal import OVERLAPPED
 from gemini.runtime.controller.crew import Crew
-from gemini.runtime.deferred import node
+from gemini.runtime.deferred import pending
 from tests.overlap.test_programs_overlapped import manage
 
 Seen = list[Any]
@@ -89,8 +89,8 @@ def compare(crew: Crew, watch: Callable[[Net, Seen], Any] | None, every: int = 1
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    asked, ask = [], node.take_as_they_are
-    monkeypatch.setattr(node, "take_as_they_are", lambda targets: asked.append(ask(targets)) or asked[-1])
+    asked, ask = [], pending.is_unseen
+    monkeypatch.setattr(pending, "is_unseen", lambda targets: asked.append(ask(targets)) or asked[-1])
     return asked
 
 
@@ -98,6 +98,19 @@ def test_gradients_are_given_as_they_come(crew: Crew, given: list[bool]) -> None
     compare(crew, None)
     assert len(given) >= 3
     assert all(given)
+
+
+def test_backward_without_gradient_mode(crew: Crew, given: list[bool]) -> None:
+    torch.manual_seed(1)
+    model = Net().double()
+    manage(model, crew)
+    for _ in range(6):
+        loss = model(torch.randn(8, 6, dtype=torch.float64)).square().mean()
+        with torch.no_grad():
+            loss.backward()
+        assert loss.requires_grad
+        model.zero_grad()
+    assert True in given
 
 
 def test_what_is_there_is_added_to(crew: Crew, given: list[bool]) -> None:

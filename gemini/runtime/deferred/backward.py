@@ -89,8 +89,9 @@ def _add_those_through(  # noqa: PLR0917
 def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     queue.tidy()
     try:
-        if type(self) is Deferred and not args and not kwargs and _has_run(self):
-            _backward(real_of(self))
+        if type(self) is Deferred and not args and not kwargs and (pending := _waits_for(self)) is not None:
+            if not pending.run(self._value, is_asked=True):
+                _backward(real_of(self))
         elif isinstance(self, Deferred):
             _from_deferred(self, *args, **kwargs)
         else:
@@ -100,15 +101,12 @@ def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         raise
 
 
-def _has_run(tensor: Deferred) -> bool:
-    """Whether it is the loss of a call that waited, as nearly always; then its step has been run."""
-    pending = tensor._pending
-    if tensor._real is not None or pending is None or pending.state != WAITING:
-        return False
-    if not pending.tape.metas[tensor._value].is_scalar():
-        return False
-    pending.run(tensor._value, is_asked=True)
-    return True
+def _waits_for(loss: Deferred) -> Pending | None:
+    """The call that waits for this loss, as nearly always; None: it is anything else."""
+    pending = loss._pending
+    if loss._real is not None or pending is None or pending.state != WAITING:
+        return None
+    return pending if pending.tape.metas[loss._value].is_scalar() else None
 
 
 def _from_deferred(

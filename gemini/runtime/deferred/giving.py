@@ -13,23 +13,25 @@ gradient yet. Autograd must do it where anything of the program would see it:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 from torch import nn
 
-_HOOKS, _LATE_HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
-_GRADIENT, _HOLDERS, _IS_DENSE = attrgetter("grad"), methodcaller("_use_count"), methodcaller("is_contiguous")
+_SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
+_BARE = (None, None, None)
+_HOLDERS, _IS_DENSE = methodcaller("_use_count"), methodcaller("is_contiguous")
+with torch.inference_mode(False):
+    _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # stands for all parameters
 
 
-def take_as_they_are(targets: Sequence[torch.Tensor]) -> bool:
+def is_unseen(targets: Sequence[torch.Tensor]) -> bool:
     """Whether all are parameters without gradients, and nobody sees how they come by one."""
     return (
         {*map(type, targets)} == {nn.Parameter}
-        and not any(map(_HOOKS, targets))
-        and not any(map(_LATE_HOOKS, targets))
-        and {*map(_GRADIENT, targets)} == {None}
+        and _are_bare([*map(_SEEN, targets)])
         and {*map(_HOLDERS, targets)} == {1}
         and all(map(_IS_DENSE, targets))
         and not torch.is_anomaly_enabled()
@@ -38,15 +40,46 @@ def take_as_they_are(targets: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
+    """Neither hooks nor gradients; copied parameters have empty tables of hooks."""
+    is_usual = seen.count(_BARE) == len(seen)
+    return is_usual or all(not hooks and not late and gradient is None for hooks, late, gradient in seen)
+
+
 def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
     """Gradients, which are nobody else's, to such parameters."""
     for target, gradient in zip(targets, found, strict=True):
-        if gradient is None:
-            continue
-        if target.grad is not None:
-            target.grad += gradient
-        elif gradient.layout is torch.strided and not gradient.is_contiguous():
-            target.grad = gradient.contiguous()
-        else:
-            target.grad = gradient
-    found.clear()
+        if gradient is not None:
+            is_as_usual = gradient.layout is not torch.strided or gradient.is_contiguous()
+            target.grad = gradient if is_as_usual else gradient.contiguous()
+
+
+def spent(root: torch.Tensor) -> torch.Tensor:
+    """A root in a graph of which backward has been called."""
+    with in_graph():
+        made: torch.Tensor = _Spent.apply([root], _LEAF)
+    return made
+
+
+def in_graph() -> AbstractContextManager[Any]:
+    """Inside, graphs are made, whatever the program's modes are."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    return stack
+
+
+class _Spent(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, contents: list[torch.Tensor], leaf: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return contents.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:  # noqa: ARG004
+        """Raise what torch does."""
+        with torch.enable_grad():
+            freed = _LEAF.exp()
+        torch.autograd.grad(freed, _LEAF)
+        torch.autograd.grad(freed, _LEAF)

@@ -10,27 +10,23 @@ handed over, times the gradient that came: so accumulation, parameter hooks, los
 Anything else that is asked of it (gradients of another value, of the gradients themselves, a second time) is answered
 by running the step again, eagerly, from what the call was given.
 
-Where the program's backward follows at once, and nobody could see the difference (`targets`), parameters are given
-their gradients here: torch's engine takes longer for as many than all else that a step asks of this process.
+Where the program's backward is what runs the step, and nobody could see the difference, parameters are given their
+gradients at once (`giving`): torch's engine takes longer for as many than all else that a step asks of this process.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gemini.runtime.controller.remote import token
-from gemini.runtime.deferred.giving import give, take_as_they_are
+from gemini.runtime.deferred.giving import in_graph
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
-
-with torch.inference_mode(False):
-    _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # stands for all parameters, and gets no gradient
 
 
 class Answer:
@@ -39,17 +35,10 @@ class Answer:
     def __init__(self, pending: Pending, value: int, contents: torch.Tensor, gradients: list[Any] | None) -> None:
         self.pending: Pending | None = pending
         self.value, self.contents, self.gradients = value, [contents], gradients
-        self.targets: list[torch.Tensor] = []  # whom gradients are given to here; none: autograd does
 
-    def connect(self, is_asked: bool = False) -> torch.Tensor:
-        """The value as a tensor of the program's graph; `is_asked`: all that comes next is a plain backward from it."""
-        assert self.pending is not None
-        given = self.pending.differentiable()
-        if is_asked and self.contents[0].is_cpu and take_as_they_are(given):
-            self.targets, given = given, [_LEAF]
-        is_usual = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        modes = (nullcontext(), nullcontext()) if is_usual else (torch.inference_mode(False), torch.enable_grad())
-        with modes[0], modes[1]:
+    def connect(self, given: list[torch.Tensor]) -> torch.Tensor:
+        """The value as a tensor of the program's graph, in which gradients go to those given."""
+        with in_graph():
             made: torch.Tensor = _apply(self, *given)
         return made
 
@@ -88,14 +77,10 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         is_usual = not (torch.is_grad_enabled() or pending.has_graph() or _is_batched(gradient))
         pending.arrived(answer.value, is_usual)
         if answer.gradients is None or not is_usual:
-            found = pending.differentiate(answer.value, gradient, torch.is_grad_enabled())
-        else:
-            found, factor = answer.take(keep), gradient.item()
-            found = found if factor == 1 else _scaled(found, factor)
-        if answer.targets:
-            give(answer.targets, found)
-            return None, None
-        return (None, *_given_away(found))
+            return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled()))
+        found = answer.take(keep)
+        factor = gradient.item()
+        return (None, *_given_away(found if factor == 1 else _scaled(found, factor)))
 
 
 def _apply(*given: Any) -> Any:

@@ -27,6 +27,7 @@ from gemini.capture.regions import Region
 from gemini.capture.values import decode
 from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.deferred import queue
+from gemini.runtime.deferred.giving import give, is_unseen, spent
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
 from gemini.runtime.deferred.replay import Failure, replay
@@ -136,13 +137,13 @@ class Pending(Values):
         for number in made.intersection(self.alive()) - {value}:
             self._show(number)
 
-    def run(self, root: int, is_asked: bool = False) -> None:
+    def run(self, root: int, is_asked: bool = False) -> bool:
         """Run call, tape and backward from a root together; eagerly where that cannot be done.
 
-        `is_asked`: all that comes next is a plain backward from this root.
+        `is_asked`: a plain backward from this root is all that the program wants. Whether that is done, too.
         """
         if self.state != WAITING:
-            return
+            return False
         with queue.running(self):
             self._check()
             self.surroundings.begin()
@@ -165,10 +166,19 @@ class Pending(Values):
             # Where the program's own code raises here too, nothing of ours has failed.
             if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
                 self._tell(raised)
-            return
+            return False
         queue.has_run(self)
         self._contents[root] = result.root.clone()  # the graph gets the object itself
-        self._give(root, Answer(self, root, result.root, self._gradients(result)).connect(is_asked))
+        gradients, given = self._gradients(result), self.differentiable()
+        # A parameter that the loss reads as well is among the given twice.
+        is_done = is_asked and len(given) == len(self.work.parameters) and result.root.is_cpu and is_unseen(given)
+        if is_done:
+            self.arrived(root, is_usual=True)
+            give(given, gradients)
+            self._give(root, spent(result.root))
+        else:
+            self._give(root, Answer(self, root, result.root, gradients).connect(given))
+        return is_done
 
     def _tell(self, error: Exception) -> None:
         """Say that a step has failed; whoever raises then wants nobody to try again."""
@@ -342,7 +352,11 @@ class Pending(Values):
         if value in self._contents:
             contents = self._contents[value]
             is_differentiable = self.tape.metas[value].requires_grad
-            return Answer(self, value, contents.detach(), None).connect() if is_differentiable else contents
+            return (
+                Answer(self, value, contents.detach(), None).connect(self.differentiable())
+                if is_differentiable
+                else contents
+            )
         at = self.tape.makers().get(value)
         if at is None or any(op.writes is not None for op in self.tape.ops):
             return None
