@@ -20,7 +20,7 @@ from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Unreadable
 
 _LINK = attrgetter("link")
-_SLICE = 1000  # milliseconds between looks at the clock
+_SLICE = 2000  # milliseconds between looks at the clock
 
 
 class Chorus:

@@ -22,7 +22,7 @@ from gemini.runtime.deferred.work import MISSING
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_TRAINED, _DTYPE, _DEVICE = attrgetter("requires_grad"), attrgetter("dtype"), attrgetter("device")
+_FACTS = attrgetter("requires_grad", "dtype", "device")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
 # Attributes that every module has, on which no call depends: half of all there are.
 _IDLE = frozenset(vars(nn.Module())) - {
@@ -103,20 +103,12 @@ class State:
         self._tables = Sameness([*tables, *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
         self._tensors: list[torch.Tensor] = [tensor for tensor in held if tensor is not None]
-        self._trained = [*map(_TRAINED, self._tensors)]
-        self._dtypes, self._devices = [*map(_DTYPE, self._tensors)], [*map(_DEVICE, self._tensors)]
+        self._facts = [*map(_FACTS, self._tensors)]
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
 
     def holds(self) -> bool:
         """Whether the model is in it still."""
-        tensors = self._tensors
-        return (
-            self._attributes.are_same()
-            and self._tables.holds()
-            and [*map(_TRAINED, tensors)] == self._trained
-            and [*map(_DTYPE, tensors)] == self._dtypes
-            and [*map(_DEVICE, tensors)] == self._devices
-        )
+        return self._attributes.are_same() and self._tables.holds() and [*map(_FACTS, self._tensors)] == self._facts
 
     def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]]:
         """Attributes that the program has changed, or put something into which is put off, and what they were in this
