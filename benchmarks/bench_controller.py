@@ -4,8 +4,8 @@
 
 A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the thread that calls it computed
 (`time.thread_time`: without what others compute, though they make it longer by sharing caches and cores); the copies
-of batch and targets are told apart and not counted. What torch takes to accumulate as many gradients, with or without
-workers, is counted, and told as well. `waiting` is the rest of the clock: from the call until a worker begins, and from
+of batch and targets are told apart and not counted. What torch's engine takes to accumulate as many gradients is told
+for comparison: steps do without it where nobody can tell (`gemini.runtime.deferred.giving`). `waiting` is the rest of the clock: from the call until a worker begins, and from
 the last action of a worker until `backward()` returns, whoever was computing; it needs a quiet machine. `letting go` is
 `zero_grad`, which frees the gradients of the step before.
 
@@ -202,7 +202,7 @@ def report(name: str, bench: Bench, given: argparse.Namespace) -> dict[str, Any]
     parts = ", ".join(f"{part} {value:.2f}" for part, value in found["parts_ms"].items())
     print(
         f"{name}: computed {found['computed_ms']:.2f} ms a step (best {found['best_ms']:.2f}): {parts}; torch's own "
-        f"accumulation {accumulating:.2f}; copies {copying:.2f}; letting go {found['letting_go_ms']:.2f}; "
+        f"accumulation would be {accumulating:.2f}; copies {copying:.2f}; letting go {found['letting_go_ms']:.2f}; "
         f"waiting {found['waiting_ms']:.2f} (best {found['shortest_waiting_ms']:.2f})"
     )
     if given.profile:

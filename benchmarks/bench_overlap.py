@@ -14,8 +14,9 @@ sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
 
 `computing` is what the busiest process of a contender computed in a step: how much work there is and how well it is
 divided, on a machine that others use as well. `expected` is what the planner foretold, of the step, of computing and of
-the bubble. With `--seconds` the whole run takes no longer; contenders that are clearly not the fastest of their side
-are then not repeated.
+the bubble, before any step; `rehearsed` is the median of some steps as a multiple of what others of them let expect
+(`gemini.report.rehearsal`). With `--seconds` the whole run takes no longer; contenders that are clearly not the fastest
+of their side are then not repeated.
 
 Limits, on a quiet machine: gpt on 2 workers no slower than the best of torch's schedules and within 1.10 of the
 ceiling; head, t5 and unet at least 1.2 times as fast as torch's best; on 4 and 8 workers no slower than torch's best;
@@ -46,6 +47,7 @@ from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
 from gemini.profiling.device import find_device
+from gemini.report.rehearsal import rehearsed
 
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
@@ -174,7 +176,8 @@ def report(found: Found) -> dict[str, Any]:
     title = f"{task.name}, {task.workers} workers, {task.layers} layers, {task.micro_batches} micro-batches"
     print(f"\n{title}; ready after {found.ours.ready_s:.1f} s")
     heads = (
-        "best", "median", "÷ ceiling", "computing", "expected", "median ÷", "computing", "bubble", "expected",
+        "best", "median", "÷ ceiling", "computing", "expected", "median ÷", "rehearsed", "computing", "bubble",
+        "expected",
     )  # fmt: skip
     print(f"  {'seconds a step':24}" + "".join(f"{head:>10}" for head in heads))
     rows = []
@@ -184,8 +187,9 @@ def report(found: Found) -> dict[str, Any]:
         own = [row["best"], row["median"], row["to_ceiling"], row["computing"]]
         text = "".join(f"{value:10.3f}" for value in own)
         if "expected" in row:
-            text += f"{row['expected']:10.3f}{row['median'] / row['expected']:10.3f}{row['expected_computing']:10.3f}"
-            text += f"{row['bubble']:10.1%}{row['expected_bubble']:10.1%}"
+            text += f"{row['expected']:10.3f}{row['median'] / row['expected']:10.3f}"
+            text += f"{'' if row['rehearsed'] is None else format(row['rehearsed'], '.3f'):>10}"
+            text += f"{row['expected_computing']:10.3f}{row['bubble']:10.1%}{row['expected_bubble']:10.1%}"
         print(f"  {one.name:24}{text}")
     for name, reason in found.left_out.items():
         print(f"  {name:24} left out: {reason}")
@@ -216,9 +220,18 @@ def _row(found: Found, one: Contender, ceiling: Contender) -> dict[str, Any]:
             "expected": analysis.step_ms / 1e3, "expected_bubble": analysis.bubble,
             "expected_computing": max(worker.load_ms for worker in analysis.workers) / 1e3,
             "bubble": statistics.median(took.trace.bubble for took in one.took),
-            "actions": _actions(one.took),
+            "actions": _actions(one.took), "rehearsed": _rehearsed(found, one),
         }  # fmt: skip
     return row
+
+
+def _rehearsed(found: Found, one: Contender) -> float | None:
+    """What half of the steps say about the others: their median as a multiple of it; None where it is not known."""
+    traces = [took.trace for took in one.took]
+    if len(traces) < 2 or found.ours.of(one.name.partition(" ")[2]).tail is not None:
+        return None
+    said, others = traces[::2], traces[1::2]
+    return statistics.median(step.step_ms for step in others) / rehearsed([*said, others[-1]]).rehearsed_ms
 
 
 def _actions(steps: list[Took]) -> list[tuple[int, str, float, float]]:

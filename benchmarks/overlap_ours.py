@@ -26,7 +26,7 @@ from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.executor.request import Event
 from gemini.runtime.overlap.kinds import Kind
-from gemini.runtime.overlap.tracing import save_trace, trace_of
+from gemini.runtime.overlap.tracing import trace_of
 
 AUTO = "auto"
 PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
@@ -124,7 +124,7 @@ class Ours:
         """The trace of one more step, and its picture."""
         took = self.step(name)
         assert self._last is not None
-        return save_trace(folder, self.of(name), self._last[1], took.seconds * 1e3)
+        return trace_of(self.of(name), self._last[1], took.seconds * 1e3).save(folder)
 
     def _keep(self, kind: Kind, ran: Any, _step_ms: float) -> None:
         self._last = kind, list(ran.trace)

@@ -38,6 +38,7 @@ class StepTrace:
     predicted_ms: float
     peak_mb: tuple[float, ...] = ()  # of each worker, measured; empty where it was not
     predicted_mb: tuple[float, ...] = ()
+    rehearsed_ms: float = 0.0  # what the steps before it say (`rehearsal`); 0 where there were none
 
     @property
     def bubble(self) -> float:
@@ -45,11 +46,16 @@ class StepTrace:
         return _bubble(self.measured)
 
     def __str__(self) -> str:
-        error = self.step_ms / self.predicted_ms - 1 if self.predicted_ms else 0.0
-        text = f"step {self.step_ms:.1f} ms, {self.predicted_ms:.1f} predicted ({error:+.1%}); bubble {self.bubble:.1%}"
+        text = f"step {self.step_ms:.1f} ms, {self.predicted_ms:.1f} predicted{self._error(self.predicted_ms)}"
+        if self.rehearsed_ms:
+            text += f", {self.rehearsed_ms:.1f} by the steps before it{self._error(self.rehearsed_ms)}"
+        text += f"; bubble {self.bubble:.1%}"
         if self.peak_mb and self.predicted_mb:
             text += f"; largest worker {max(self.peak_mb):.0f} MB, {max(self.predicted_mb):.0f} predicted"
         return text
+
+    def _error(self, expected_ms: float) -> str:
+        return f" ({self.step_ms / expected_ms - 1:+.1%})" if expected_ms else ""
 
     # ── what stands over the pictures ──────────────────────────────────────────────────────────────────────────────
     @property
@@ -68,8 +74,7 @@ class StepTrace:
     @property
     def measured_title(self) -> str:
         """Over what was measured."""
-        error = f" ({self.step_ms / self.predicted_ms - 1:+.1%})" if self.predicted_ms else ""
-        return f"measured: {self.step_ms:.1f} ms{error}"
+        return f"measured: {self.step_ms:.1f} ms{self._error(self.predicted_ms)}"
 
     @property
     def measured_facts(self) -> tuple[tuple[str, str], ...]:
@@ -80,6 +85,8 @@ class StepTrace:
             ("from first action to last", f"{inside:.1f} ms"),
             ("before and after", f"{max(0.0, self.step_ms - inside):.1f} ms"),
         ]
+        if self.rehearsed_ms:
+            facts.append(("by the steps before it", f"{self.rehearsed_ms:.1f} ms{self._error(self.rehearsed_ms)}"))
         if self.peak_mb:
             facts.append(("largest worker", f"{max(self.peak_mb):.0f} MB"))
         return tuple(facts)

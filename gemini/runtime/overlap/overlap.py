@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
     from gemini.runtime.executor.executor import Executor
+    from gemini.runtime.overlap.tracing import Tracing
 
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
@@ -78,6 +79,7 @@ class Overlap:
         self.managed, self.story, self.trace = managed, story, trace
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.steps = 0
+        self._tracing: Tracing | None = None
         self._roster: Roster | None = None
         self._leavings = Leavings()
         self.catalogue = Catalogue(managed, planner, story, self._leavings)
@@ -309,13 +311,14 @@ class Overlap:
         return executor_for(kind, prepared, known, self.managed)
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
-        if self.trace is None or self.steps not in (3, 10):  # once warm, and once more
+        if self.trace is None:
             return
-        from gemini.runtime.overlap.tracing import save_trace
+        if self._tracing is None:
+            from gemini.runtime.overlap.tracing import Tracing
 
-        assert kind.plan is not None
+            self._tracing = Tracing(self.trace / self.managed.name)
         with undrawn():
-            files = save_trace(self.trace / f"{self.managed.name}-{self.steps}", kind.plan, ran.trace, step_ms)
+            files = self._tracing.add(kind, self.steps, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
 
 
