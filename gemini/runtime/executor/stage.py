@@ -97,11 +97,10 @@ class LiveStage:
         if not isinstance(value, torch.Tensor):
             return value
         fresh = value.detach()
-        if fresh.is_inference():  # nobody counts what is written to it: an ordinary copy is counted
+        if fresh.is_inference() or self.written is None or name in self.written:
+            # In inference mode, too, an ordinary copy: nobody counts what is written to another one.
             with torch.inference_mode(False):
                 fresh = fresh.clone()
-        elif self.written is None or name in self.written:
-            fresh = fresh.clone()
         if not value.requires_grad or not torch.is_grad_enabled():
             return fresh
         leaf = kept.leaves[name, self.number] = fresh.requires_grad_()
