@@ -215,6 +215,12 @@ def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -
     return made
 
 
+def _copied(made: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return made.clone()
+    return type(made)(_copied(one) for one in made) if type(made) in (tuple, list) else made
+
+
 def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Tensor]:
     """The outputs on the whole batch, of the model itself: a rolled graph is one of a micro-batch only."""
     made = [tensor for _, tensor in tensors(graph.bound_model()(*args, **kwargs))]
@@ -238,5 +244,5 @@ def _whole_run(
             execution.step(node)
             result = execution.results[node.id]
             if node.random:
-                drawn[node.id] = result
+                drawn[node.id] = _copied(result)  # later nodes may write to it
     return {ref: execution.read(ref) for ref in graph.outputs()}, drawn

@@ -244,6 +244,13 @@ def test_batch_in_another_dimension_and_inputs_without_one():
     split_equals(step)
 
 
+def test_what_was_drawn_may_be_written_to():
+    layers = nn.Sequential(nn.Linear(D, D), nn.Dropout(0.4), nn.LeakyReLU(0.2, inplace=True), nn.Linear(D, 1))
+    step = Step(make(layers), (batch(D),), lambda o: F.mse_loss(o, torch.ones_like(o)))
+    assert step.reason == ""
+    assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+
+
 def test_a_wrong_proof_is_overruled():
     step = Step(make(Body(WAYS["flattened"])), (batch(T, D),), own)
     wrong = type(step.splitting)(**{**vars(step.splitting), "node_shares": {}, "op_shares": {}})
