@@ -16,7 +16,7 @@ from gemini.planner.step_plan import StepPlan, UnplannableError
 from gemini.schedule.block import FORWARD
 from gemini.splitting.effects import written_buffers
 from gemini.splitting.graphs import GraphForms
-from gemini.step.kinds import Constant, Opaque, Partial, Sample
+from gemini.step.kinds import Constant, Mean, Opaque, Partial, Sample
 
 Once = tuple[tuple[int, ...], ...]
 
@@ -62,7 +62,7 @@ def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
             raise UnplannableError(f"{one} keeps a number that is read from contents")
         for ref in leaves(form) if not unsplit else ():
             kind = forms.kind(ref) if isinstance(ref, Ref) else Constant()
-            if not isinstance(kind, (Sample, Constant, Partial)):
+            if not isinstance(kind, (Sample, Constant, Partial, Mean)):
                 why = f": {kind.reason}" if isinstance(kind, Opaque) else ""
                 raise UnplannableError(f"{one} keeps something of the batch in an attribute{why}")
 

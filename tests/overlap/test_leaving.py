@@ -76,6 +76,25 @@ class Averaged(Base):
         return self.inner["three"](h)
 
 
+class OwnLoss(Base):
+    """Its loss, which the program takes from there; labels are the signs of the inputs, and some do not count."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        found = self.inner["three"](self.body(x))
+        labels = torch.where(x[:, 2] > 1, -1, (x[:, :2] > 0).sum(1))
+        self.kept = F.cross_entropy(found, labels, ignore_index=-1)
+        return found
+
+
+class Spread(Base):
+    """A number that no sum over micro-batches gives."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.body(x)
+        self.kept = h.detach().std(0)
+        return self.inner["three"](h)
+
+
 class Carried(Base):
     """The next call reads it."""
 
@@ -99,6 +118,16 @@ def read_at_once(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Te
 def in_the_loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
     found = model(x)
     return F.cross_entropy(found, y) + 0.1 * model.kept.square().mean(), []
+
+
+def own(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    model(x)
+    return model.kept / 2, []
+
+
+def compared(model: Any, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
+    found = model(x)
+    return F.cross_entropy(found @ found.T, y % len(y)) + model.kept.square().mean(), []
 
 
 def train(model: Any, step: Step) -> list[Any]:
@@ -131,7 +160,14 @@ def train(model: Any, step: Step) -> list[Any]:
         (OfWeights, plain, OVERLAPPED),
         (Normed, plain, UNDIVIDED),
         (Normed, in_the_loss, UNDIVIDED),
-        (Averaged, plain, UNDIVIDED),
+        (Averaged, plain, OVERLAPPED),
+        (Averaged, read_at_once, OVERLAPPED),
+        (Averaged, in_the_loss, OVERLAPPED),
+        (Averaged, compared, OVERLAPPED),
+        (OwnLoss, plain, OVERLAPPED),
+        (OwnLoss, compared, OVERLAPPED),
+        (OwnLoss, own, OVERLAPPED),
+        (Spread, plain, UNDIVIDED),
         (Carried, plain, DISPATCHED),
     ],
 )
