@@ -4,17 +4,19 @@ Hooks of the unit itself run in the controller, around the call, so a unit trave
 has a class of its own that refuses to be pickled: it travels as its first class and is given such a class again. Locks
 guard nothing across processes: the worker makes its own. Modules of Python whose packages have put an object in their
 place (`torch.backends`) travel by name, and so do classes that their packages have under another name than their own
-(`torch.nn.attention.SDPBackend`).
+(`torch.nn.attention.SDPBackend`). Functions that an installed package has made inside others, hooks of `transformers`
+for one, have the globals of that package in the worker: copies of these would be told nothing of what it does there.
 """
 
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 import threading
 import types
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
@@ -29,6 +31,8 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_OWN = ("__name__", "__qualname__", "__module__", "__defaults__", "__kwdefaults__", "__doc__")  # of functions
+_RECORDING = "transformers.utils.output_capturing"
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -79,7 +83,52 @@ def reduce(value: Any) -> Any:
         return (importlib.import_module, (value.__name__,)) if _is_imported(value) else NotImplemented
     if isinstance(value, type) and (name := _other_name(value)):
         return _named, (value.__module__, name)
+    if isinstance(value, types.FunctionType) and _is_made_inside(value):
+        return _reduce_function(value)
     return NotImplemented
+
+
+def _is_made_inside(function: types.FunctionType) -> bool:
+    """Whether a function was made inside another one by a module of an installed package."""
+    from gemini.runtime.transport.packing import is_the_users
+
+    name = function.__globals__.get("__name__")
+    if "<locals>" not in function.__qualname__ or not isinstance(name, str) or is_the_users(name):
+        return False
+    home = sys.modules.get(name)
+    return getattr(home, "__file__", None) is not None and vars(home) is function.__globals__
+
+
+def _reduce_function(function: types.FunctionType) -> Any:
+    """Its code, with the globals of its module there; what it holds comes next, for it may hold itself."""
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    state = {name: getattr(function, name) for name in _OWN} | {"__dict__": dict(vars(function))}
+    made = (function.__code__, function.__globals__["__name__"], len(cells))
+    return _made_inside, made, (cells, state), None, None, _filled
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not filled yet
+        return ()
+
+
+def _made_inside(code: types.CodeType, module: str, cells: int) -> types.FunctionType:
+    """A function of a module, without what it holds."""
+    closure = tuple(types.CellType() for _ in range(cells))
+    return types.FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, closure)
+
+
+def _filled(function: types.FunctionType, found: tuple[list[tuple[Any, ...]], dict[str, Any]]) -> None:
+    """Give it what it holds."""
+    cells, state = found
+    for cell, content in zip(function.__closure__ or (), cells, strict=True):
+        for one in content:
+            cell.cell_contents = one
+    vars(function).update(state.pop("__dict__"))
+    for name, value in state.items():
+        setattr(function, name, value)
 
 
 def _other_name(cls: type) -> str:
@@ -106,10 +155,20 @@ def _is_imported(module: types.ModuleType) -> bool:
 
 
 def _reduce_module(module: nn.Module) -> Any:
+    if getattr(type(module), "_can_record_outputs", None) and _RECORDING in sys.modules:
+        make, given, *others = module.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return _recording, (make, *given), *others
     if not parametrize.is_parametrized(module) or not type(module).__name__.startswith("Parametrized"):
         return NotImplemented
     base = type(module).__bases__[0]
     return _parametrized, (base, list(module.parametrizations)), dict(vars(module))
+
+
+def _recording(make: Callable[..., nn.Module], cls: type[nn.Module], *given: Any) -> nn.Module:
+    """A model of `transformers`, which knows what models of a class can record once one of them has been made."""
+    registry = getattr(importlib.import_module(_RECORDING), "_CAN_RECORD_REGISTRY", {})
+    registry.setdefault(str(cls), cls._can_record_outputs)
+    return make(cls, *given)
 
 
 def _parametrized(base: type[nn.Module], names: list[str]) -> nn.Module:
