@@ -21,6 +21,7 @@ from gemini.capture.batches import BatchPlan
 from gemini.capture.graph import Graph
 from gemini.capture.state import keeping_memory
 from gemini.errors import ScheduleError
+from gemini.muting import muted
 from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.contention import Contention
@@ -97,7 +98,7 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     check_hooks(model)
     check_scripted(model)
     check_held(model)
-    with keeping_memory(model) as moved:
+    with keeping_memory(model) as moved, muted():  # its calls will give its warnings
         plan = _plan(model, args, kwargs, wish)
     if moved:  # in a worker it would leave the memory that is shared
         raise UnplannableError(f"its forward gives {min(moved)} other memory")

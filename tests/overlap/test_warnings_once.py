@@ -54,3 +54,39 @@ def test_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert managed.overlap.story.steps[OVERLAPPED] >= 2
     assert [text for text in shown if "of the model" in text] == ["a warning of the model"]
     assert len([text for text in shown if "size_average" in text]) == 1
+
+
+class Implicit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.log_softmax(self.layers(x))
+
+
+def test_of_torch_they_name_lines_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+    torch.manual_seed(0)
+    model = Implicit()
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        warnings.simplefilter("default", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        def show(message: Warning | str, category: Any, filename: str, *_: Any) -> None:
+            del category
+            shown.append((str(message)[:19], filename))
+
+        monkeypatch.setattr(warnings, "showwarning", show)
+        parallel = GeminiCompiler().compiler(model, config=config)
+        for step in range(5):
+            made = parallel(torch.randn(8, 16))
+            loss = F.nll_loss(made, torch.arange(8) % 4) if step < 3 else F.mse_loss(made, torch.zeros(4))
+            loss.backward()
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert shown == [("Implicit dimension ", __file__), ("Using a target size", __file__)]

@@ -17,6 +17,7 @@ from gemini.capture.regions import Region
 from gemini.capture.values import LITERALS, decode
 from gemini.runtime.deferred.facts import Facts, facts_of
 from gemini.runtime.deferred.tensor import Deferred
+from gemini.runtime.deferred.warned import at_caller
 from gemini.step.tape import Meta, Op, exact_kind
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any
         metas = [_meta(one) for one in given.tensors]
         kind = (function, key, tuple(metas), region)
         alike = _ALIKE.get(function, function)
-        facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
+        facts = facts_of(kind, lambda fakes: at_caller(function, lambda: given.call(alike, args, kwargs, fakes)), metas)
     except (_Unfit, TypeError):
         return None
     if facts is None or facts.is_random:

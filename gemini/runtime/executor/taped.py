@@ -14,6 +14,7 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.capture.values import decode, tensors
+from gemini.muting import muted
 from gemini.step.shares import weigh
 from gemini.step.tape import Op
 
@@ -34,7 +35,8 @@ def run_tape(ops: Sequence[Op], values: Mapping[int, Any], shares: Mapping[int, 
         with ExitStack() as stack:
             op.region.enter(stack, Region.current())
             try:
-                made = op.function(*args, **kwargs)
+                with muted():  # it has warned when the program called it
+                    made = op.function(*args, **kwargs)
             except Exception as error:
                 raise TapeRaised(error, getattr(op.function, "__name__", str(op.function))) from error
             if at in shares:

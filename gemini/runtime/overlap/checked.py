@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemini.capture.binding import Call
 from gemini.capture.state import undrawn
 from gemini.capture.values import decode
+from gemini.muting import muted
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.deferred import Pending
 from gemini.runtime.overlap.hookless import hookless
@@ -20,7 +21,7 @@ def checked(plan: StepPlan, prepared: Prepared, pending: Pending, tape: Tape, ro
 
     args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
     given = None if pending.work.foreign is None else pending.work.foreign.results
-    with here(), hookless(pending.work.model), undrawn():
+    with here(), hookless(pending.work.model), undrawn(), muted():
         if plan.tail is not None:
             reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, Call(args, kwargs), given)
         else:

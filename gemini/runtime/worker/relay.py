@@ -18,6 +18,7 @@ from gemini.runtime.protocol import Logged, Said, Warned
 from gemini.runtime.transport.link import Link
 
 _FIELDS = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created", "msecs")
+_STAGES = "<stages of "  # the name of a text that was generated
 
 
 class Relay:
@@ -49,7 +50,8 @@ class Relay:
             self._waiting.popleft()
 
     def _warn(self, message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
-        self.tell(Warned(category, str(message), filename, lineno))
+        if not filename.startswith(_STAGES):  # that is no line of the program's, whose own has warned in the first call
+            self.tell(Warned(category, str(message), filename, lineno))
 
 
 class _Stream(io.TextIOBase):

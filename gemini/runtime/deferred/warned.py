@@ -1,0 +1,53 @@
+"""Warnings of ops that are put off: given when the program calls them, at its own line, as if they ran then.
+
+Such an op is run on tensors without contents first, once for each kind of call. There its warnings are collected; they
+would name the line of ours that runs it. When it runs on contents, here or in a worker, it is silent.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gemini.muting import unmarked
+from gemini.runtime.controller.news import repeat
+from gemini.runtime.protocol import Warned
+
+_OURS = str(Path(__file__).parents[2])
+_WAY = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
+
+
+def at_caller(function: Any, run: Callable[[], Any]) -> Any:
+    """What `run` returns, which calls the function for the program; warnings are of the program's call."""
+    with unmarked(), warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        made = run()
+    for one in found:
+        if one.filename.startswith(_OURS):
+            _warn_at(_caller(function), one)
+        else:
+            repeat(Warned(one.category, str(one.message), one.filename, one.lineno))
+    return made
+
+
+def _caller(function: Any) -> FrameType:
+    """Who has called the function: nobody of ours, nor the function itself, which was asked first."""
+    code = getattr(function, "__code__", None)
+    frame = here = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).startswith(_WAY) or frame.f_code is code:
+        if frame.f_back is None:
+            return here
+        frame = frame.f_back
+    return frame
+
+
+def _warn_at(frame: FrameType, one: warnings.WarningMessage) -> None:
+    known = frame.f_globals
+    warnings.warn_explicit(
+        one.message, one.category, frame.f_code.co_filename, frame.f_lineno,
+        known.get("__name__"), known.setdefault("__warningregistry__", {}),
+    )  # fmt: skip
