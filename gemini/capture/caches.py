@@ -1,8 +1,9 @@
 """Caches: memoized functions of the model's code, emptied around a trace.
 
 A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace, nor has a number that counts
-samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there. They are
-looked for in the modules that define the model's classes, and in those whose functions these have imported (einops).
+samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there, nor within it
+what a part that is kept whole did, whose Python is not recorded. They are looked for in the modules that define the
+model's classes, and in those whose functions these have imported (einops).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -72,3 +73,15 @@ def clear(caches: list[Any]) -> None:
     """Empty them."""
     for cache in caches:
         cache.cache_clear()
+
+
+def filled(caches: Sequence[Any]) -> list[Any]:
+    """How often each has had to be filled so far."""
+    return [getattr(info, "misses", info) for info in (cache.cache_info() for cache in caches)]
+
+
+def forget_since(caches: Sequence[Any], before: list[Any]) -> None:
+    """Empty those that were filled since."""
+    for cache, then, now in zip(caches, before, filled(caches), strict=True):
+        if then != now:
+            cache.cache_clear()

@@ -19,6 +19,7 @@ from gemini.capture.binding import Call, bind
 from gemini.capture.caches import clear
 from gemini.capture.draws import drawing_functions
 from gemini.capture.fingerprint import glue_modules
+from gemini.capture.forms import Literal, Number, leaves
 from gemini.capture.granularity import Granularity
 from gemini.capture.hooks import with_hooks
 from gemini.capture.node import MODULES, Node, TensorMeta
@@ -76,6 +77,7 @@ def trace(
         seed_all(seed)
     tracer = make(model, granularity)
     tracer.values, tracer.lookout, tracer.given = [] if keep else None, lookout, chances or {}
+    tracer.caches = tuple(caches)
     begin = time.perf_counter()
     try:
         output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))
@@ -141,7 +143,7 @@ def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
         for field in ("kind", "target", "region", "sketch", "checkpoint", "mutates", "args", "kwargs"):
             left, right = getattr(one, field), getattr(two, field)
             if not _same(left, right):
-                return _owner(a, one), f"its {field} depend on the batch size: {left!s:.80} and {right!s:.80}"
+                return _owner(a, one), f"its {field} depend on the batch size: {_apart(left, right)}"
     if len(a.nodes) != len(b.nodes):
         return _owner(
             a, a.nodes[min(len(a.nodes), len(b.nodes)) - 1]
@@ -154,6 +156,19 @@ def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
 def _owner(trace_: Trace, node: Node) -> Node:
     """The node itself, or the first computing one after a source."""
     return next((later for later in trace_.nodes[node.id :] if not later.is_source), node)
+
+
+def _apart(left: Any, right: Any) -> str:
+    """Where two fields of a node are not the same, in a few words."""
+    for one, two in zip(leaves(left), leaves(right), strict=False):
+        if not _same(one, two):
+            return f"{_brief(one)} and {_brief(two)}"
+    return f"{left!s:.40} and {right!s:.40}"
+
+
+def _brief(leaf: Any) -> str:
+    told = leaf.value if isinstance(leaf, Literal) else leaf.expr if isinstance(leaf, Number) else leaf
+    return f"{told!s:.40}"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -18,6 +18,7 @@ from torch import nn
 
 from gemini.capture import reads
 from gemini.capture.assignments import TARGET, Attributes, can_be_assigned
+from gemini.capture.caches import filled, forget_since
 from gemini.capture.changes import changed, state_of
 from gemini.capture.forms import Literal, Owned, Ref, Sequence
 from gemini.capture.granularity import Granularity
@@ -63,6 +64,7 @@ class WholeCalls(Recording):
     checkpoint = ""
     saw_checkpoint = False
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
+    caches: tuple[Any, ...] = ()  # memoized functions of the model's code
 
     def __init__(self, model: nn.Module, granularity: Granularity) -> None:
         super().__init__(model, granularity)
@@ -156,13 +158,14 @@ class WholeCalls(Recording):
         node.checkpoint = self.checkpoint if job.module is not None else ""
         self._check_swapped(job.module)
         leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
-        held, random = sketch((args, kwargs)), torch_randomness()
+        held, random, memory = sketch((args, kwargs)), torch_randomness(), filled(self.caches)
         state = state_of(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
         try:
             output = job.call(args, kwargs)
         finally:
             self.leaf, self.recording = None, True
+            forget_since(self.caches, memory)
         self.busy = True
         if job.kind == "call" and reads.holds_number(output):
             self._release(job.target)
