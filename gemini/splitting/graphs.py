@@ -242,4 +242,4 @@ def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind
         if found is not None:
             return found
     opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
-    raise Refused(what) if opaque is None else Refused(f"{what}; {opaque.reason}")
+    raise Refused(what) if opaque is None else Inherited(opaque.reason)  # what comes first is in the way
