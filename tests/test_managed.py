@@ -155,3 +155,14 @@ def test_mixed_precision_is_torchs_own_affair_until_a_device_was_replaced() -> N
         print(g.device_type("cuda"), g.stand_in(torch.cuda.amp.GradScaler)().is_enabled())
     """)
     assert done.stdout.split() == ["cuda", "False", "cpu", "True"]
+
+
+@without_cuda
+def test_what_a_program_puts_in_torchs_place_is_its_own() -> None:
+    done = python("""
+        import torch, gemini.managed as g
+        torch.cuda.synchronize = mine = lambda: "mine"
+        print(g.stand_in(torch.cuda.synchronize) is mine, g.device_type("cuda"))
+        print(g.stand_in(torch.cuda.current_device)())
+    """)
+    assert done.stdout.split() == ["True", "cuda", "0"]
