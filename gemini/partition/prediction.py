@@ -143,6 +143,8 @@ def place(
             Block.make_dependency(forwards[at], backwards[at])
     for flow in flows:
         Block.make_dependency(forwards[flow.source], forwards[flow.target], flow.forward_mb * MB / nmicros)
+        if not flow.values:  # it only follows, as one that draws random numbers follows another: backwards need not
+            continue
         if flow.target in backwards and flow.source in backwards:  # a maker waits for its readers, gradients or not
             nbytes = flow.backward_mb * MB / nmicros
             Block.make_dependency(backwards[flow.target], backwards[flow.source], nbytes)
