@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gemini.planner.planning import Wish, plan_step
 from gemini.planner.step_plan import UnplannableError
 from gemini.report.journal import DISPATCHED, OVERLAPPED, UNDIVIDED
+from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from tests.overlap.test_programs_overlapped import manage
 
@@ -102,6 +103,29 @@ def test_single_samples_do_not_keep_batches_whole(crew: Crew) -> None:
     story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), crew)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+
+
+class Summed(nn.Module):
+    """Adds its samples up before most of the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(108, 16), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.flatten(1).sum(0, keepdim=True)).relu())
+
+
+def test_one_line_says_why(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Summed().double()
+    story = manage(model, crew)
+    managed = dispatch.find(model)
+    assert managed is not None
+    managed.record.quiet = False
+    train(model, square, (8,) * 4)
+    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "a batch as one" in line]
+    assert "of a sum over the batch" in line
 
 
 def test_evaluation_of_a_batch_that_may_not_be_split(crew: Crew) -> None:

@@ -291,7 +291,8 @@ class Overlap:
             whole = self.catalogue.undivided_like(kind, pending.work.model, Call(args, kwargs), reason)
         tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
         how = "goes forward with all micro-batches first" if tailed else "runs a batch as one"
-        if not of_batch:
+        told = whole is not None and whole.plan is not None and whole.plan.unsplit  # when it was planned
+        if not of_batch and not told:
             self.managed.record.say(f"{self.managed.name} {how}: {reason}", once=reason)
         if whole is not None:
             try:
