@@ -7,7 +7,7 @@ alone. What hands the memory to other libraries is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -108,6 +108,9 @@ STATIC = frozenset(
         "is_inference_mode_enabled",
     ]
 )
+LIKE = frozenset(  # size and type of the first tensor are all that they look at
+    ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"]
+)
 PARTS = frozenset({"unbind", "split", "chunk", "tensor_split"})
 _METADATA = frozenset({"is_contiguous"})  # facts about memory, not about contents
 _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
@@ -202,6 +205,14 @@ def data_refs(form: Form, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
             yield leaf
         elif isinstance(leaf, Number):
             yield from expr_data_refs(leaf.expr, dynamic)
+
+
+def looked_at(node: Node, read: Sequence[Ref]) -> Sequence[Ref]:
+    """Of the tensors that a node is given, those whose contents it follows from."""
+    if node.kind != "op" or short_name(node.target) not in LIKE:
+        return read
+    first = next(leaves(node.args), None)
+    return [ref for ref in read if ref != first]
 
 
 def holds_decision(value: Any) -> bool:

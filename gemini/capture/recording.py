@@ -149,7 +149,7 @@ class Recording:
         self.nodes.append(node)
         self._refuse_floods(node)
         read = (*reads.data_refs(node.args, self.dynamic), *reads.data_refs(node.kwargs, self.dynamic))
-        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in read))
+        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in reads.looked_at(node, read)))
         if self.lookout is not None:
             self.lookout.appended(self.heavy[-1])
         if self.values is not None:

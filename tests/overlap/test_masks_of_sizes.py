@@ -1,0 +1,63 @@
+"""Masks made of sizes, in the type of what a model computes: branches on them keep nothing from overlapping."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.models import CLASSES
+from tests.overlap.test_programs_overlapped import manage
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ x.transpose(1, 2)
+        if mask.any().item():
+            scores = scores.masked_fill(mask, -torch.inf)
+        return x + scores.softmax(-1) @ self.value(x)
+
+
+class Causal(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, width), nn.Linear(width, CLASSES)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        mask = torch.triu(x.new_ones(tokens.shape[1], tokens.shape[1]), diagonal=1).bool()
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.head(x[:, -1])
+
+
+def train(model: nn.Module) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    optimizer, seen = torch.optim.SGD(model.parameters(), 0.1), []
+    for length in (6, 6, 6, 6, 1, 1, 1, 1, 6):  # of one word, nothing is masked
+        tokens, labels = torch.randint(20, (8, length)), torch.randint(CLASSES, (8,))
+        loss = F.cross_entropy(model(tokens), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.detach())
+    return [*seen, *(value.clone() for value in model.state_dict().values())]
+
+
+def test_a_branch_on_a_mask_of_sizes_is_no_branch_on_samples(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Causal().double()
+    expected = train(copy.deepcopy(model))
+    story = manage(model, crew)
+    for one, other in zip(train(model), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    assert story.steps.get(OVERLAPPED, 0) >= 5, str(story)
