@@ -149,10 +149,24 @@ class StepProgram:
         """The stages that draw random numbers, in the order in which one device would."""
         return [stage for stage, patterns in enumerate(self.draws) if patterns]
 
+    def with_backward(self, stage: int) -> StepProgram:
+        """The same order with a backward of a stage, right after its forward, where it has none."""
+        if any(action.stage == stage and action.btype in GRADIENTS for row in self.orders for action in row):
+            return self
+        rows = [
+            [each for action in row for each in _with_backward(action, is_wanted=action.stage == stage)]
+            for row in self.orders
+        ]
+        return replace(self, orders=tuple(map(tuple, rows)))
+
     def forward_only(self) -> StepProgram:
         """The same order without backward actions: evaluation."""
         rows = tuple(tuple(action for action in row if action.btype == FORWARD) for row in self.orders)
         return replace(self, orders=rows, recompute=frozenset())
+
+
+def _with_backward(action: Action, is_wanted: bool) -> tuple[Action, ...]:
+    return (action, Action(action.stage, BACKWARD, action.mid)) if is_wanted else (action,)
 
 
 def program_of(

@@ -65,3 +65,48 @@ def test_weights_of_the_loss_learn(tmp_path, path):
     assert managed is not None
     assert managed.overlap is not None
     assert managed.overlap.story.steps[path] >= 6
+
+
+class Half(nn.Module):
+    """Its last stages are frozen, and see nothing of what the first learn; its head is the program's to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)])
+        self.frozen = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)])
+        self.frozen.requires_grad_(requires_grad=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        learned = self.body(x)
+        return learned, self.frozen(learned.detach())
+
+
+def train_half(model: Half, reads_both: bool) -> list[float]:
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], 0.01)
+    generator, told = torch.Generator().manual_seed(0), []
+    for _ in range(5):
+        x, y = torch.randn(8, 16, generator=generator), torch.randint(4, (8,), generator=generator)
+        learned, fixed = model(x)
+        loss = F.cross_entropy(model.head(fixed), y) + (learned.pow(2).mean() if reads_both else 0)
+        optimizer.zero_grad()
+        loss.backward()
+        told += [loss.item(), *(0 if one.grad is None else one.grad.norm().item() for one in model.parameters())]
+        optimizer.step()
+    return told
+
+
+@pytest.mark.parametrize("reads_both", [False, True])
+def test_a_loss_may_follow_a_stage_without_a_backward(tmp_path, reads_both):
+    torch.manual_seed(0)
+    model = Half()
+    expected = train_half(copy.deepcopy(model), reads_both)
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path), strict=True
+    )
+    found = train_half(GeminiCompiler().compiler(model, config), reads_both)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    assert managed.overlap.story.steps[OVERLAPPED] >= 3

@@ -13,7 +13,6 @@ from gemini.runtime.executor.arrivals import local_readers
 from gemini.runtime.executor.gradients import Places
 from gemini.runtime.executor.messages import Stages, Tasks
 from gemini.runtime.executor.stage import LiveStage
-from gemini.step.program import GRADIENTS
 
 
 class Installed:
@@ -51,7 +50,6 @@ class Plan:
         self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
         self.frozen, self.tail = message.frozen, message.tail
         self.is_training = self.loss is not None
-        self.going_back = {task.stage for task in self.tasks if task.kind in GRADIENTS}  # stages with a backward
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
         self.places = Places.made(p for stage in self.stages.values() for p in stage.parameters)
         self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage, has_tail=self.tail is not None)

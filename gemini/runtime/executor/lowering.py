@@ -82,11 +82,8 @@ def lower(program: StepProgram, loss: Loss | None) -> Lowered:
     loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
     if tail is not None:
         loss_stage = program.nstages - 1
-    elif loss is not None and loss_stage in program.frozen:
-        raise InvalidPlanError(
-            f"the loss follows stage {loss_stage}, which has no backward in the plan\n"
-            "    → give it one; only stages before all that is trained may have none"
-        )
+    elif loss is not None:  # it may have weights of its own where nothing in its stage learns
+        program = program.with_backward(loss_stage)
     lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
     lowering.check()
     tasks = tuple(tuple(lowering.task(worker, action) for action in row) for worker, row in enumerate(lowering.rows))

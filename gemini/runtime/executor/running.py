@@ -147,9 +147,7 @@ class StepRun:
             self._loss(task, stage, made, kept)
         if again:
             kept.given, kept.edges, kept.leaves = given, dict.fromkeys(kept.edges), {}
-        if task.has_loss and task.stage not in self.plan.going_back:
-            self._loss_back(task, stage, kept)
-        elif task.stage in self.plan.frozen:
+        if task.stage in self.plan.frozen:
             if kept.edges:
                 raise Refusal(f"stage {task.stage} has no backward in the plan, and gradients should pass it")
         elif self.records:
@@ -304,13 +302,6 @@ class StepRun:
             self.left[task.stage, mid] = queue
         self.gradients.adopt(stage.parameters)
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
-
-    def _loss_back(self, task: Task, stage: LiveStage, kept: Kept) -> None:
-        """A loss of a model in which nothing learns: its backward goes to operands alone, and need not wait."""
-        if kept.root is not None:
-            queue = AtOnce(self.gradients)
-            self._run_backward(task, stage, [(kept.root, torch.ones_like(kept.root_like))], queue)
-            settle(queue, self.gradients)
 
     def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[Later]) -> None:
         drawn = self.draws.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
