@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gemini.launch.recognition import Recognition
 
 _OPTIMIZERS = "torch.optim.optimizer"
+_NOTHING = "no model was trained"
+_LAYERS = "only single layers were trained, each called by itself"
 
 
 class Armed:
@@ -108,8 +110,10 @@ def _farewell() -> None:
     """One line where a program that has torch, and ends well, has trained nothing."""
     if os.getpid() != armed.owner or armed.session is None or armed.session["quiet"] or hasattr(sys, "last_value"):
         return
-    if armed.recognition is None or not armed.recognition.models:
+    found = armed.recognition
+    if found is None or not found.models:
         from contextlib import suppress
 
+        what = _NOTHING if found is None or not found.layers else _LAYERS
         with suppress(OSError, ValueError, AttributeError):  # standard error is closed
-            sys.stderr.write("gemini: no model was trained: the program ran as under python\n")
+            sys.stderr.write(f"gemini: {what}: the program ran as under python\n")

@@ -51,6 +51,7 @@ class Recognition:
         self.decider = decider
         self.owner = os.getpid()
         self.models = 0  # times that one was looked at
+        self.layers = 0  # trained ones that the program calls by themselves
         self._open: dict[int, weakref.ref[Any]] = {}  # trained, and of no model yet
         self._taken: dict[int, weakref.ref[Any]] = {}  # of a model that is managed
         self._settled: dict[int, weakref.ref[nn.Module]] = {}
@@ -111,7 +112,9 @@ class Recognition:
             return None
         if _is_compiled(module):
             return lambda *args, **kwargs: self._compiled(module, args, kwargs)
-        if any(id(one) in self._taken for one in parameters) or not any(True for _ in module.children()):
+        is_layer = not any(True for _ in module.children())
+        if is_layer or any(id(one) in self._taken for one in parameters):
+            self.layers += is_layer
             self.settle(module, managed=False)
             return None
         self.models += 1

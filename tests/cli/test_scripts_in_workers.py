@@ -93,6 +93,20 @@ def test_a_program_that_trains_nothing_ends_with_one_line(tmp_path: Path) -> Non
     assert run(COMMAND, "-q", "eval.py", cwd=tmp_path).stderr == ""
 
 
+def test_a_program_that_trains_single_layers_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], 0.1)\n"
+        "two(one(torch.ones(1, 2)).relu()).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    done = run(COMMAND, "train.py", cwd=tmp_path)
+    assert done.stderr == (
+        "gemini: only single layers were trained, each called by itself: the program ran as under python\n"
+    )
+
+
 def test_runs_that_share_a_folder_and_later_ones_that_find_their_plan(folder: Path) -> None:
     expected = run(sys.executable, "train.py", cwd=folder)
     both = [begin(COMMAND, *FORCED, "train.py", cwd=folder) for _ in range(2)]
