@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 _HERE = os.path.dirname(__file__)
-_LOOPS = os.path.join(os.path.dirname(_HERE), "splitting", "loops.py")  # a tracer, too
+_OURS = os.path.join(os.path.dirname(_HERE), "")
+_LOOPS = os.path.join(_OURS, "splitting", "loops.py")  # a tracer, too
 _SKIP = (os.path.dirname(torch.__file__), _HERE, _LOOPS, os.path.dirname(os.__file__) + "/contextlib.py", "<")
 
 
@@ -22,11 +23,11 @@ def is_model_code(frame: FrameType) -> bool:
 
 
 def source_line() -> str:
-    """`file.py:12` of the innermost frame that is neither torch nor the tracer."""
+    """`file.py:12` of the innermost frame that is neither torch nor the tracer; '' where that asked for the trace."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_model_code(frame):
         frame = frame.f_back
-    if frame is None:
+    if frame is None or frame.f_code.co_filename.startswith(_OURS):
         return ""
     return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
 
