@@ -35,3 +35,22 @@ def test_a_sparse_tensor_is_not_cut() -> None:
     found = find_samples(Pooled(), (torch.randn(6, 4), torch.ones(5, 3).to_sparse()), {})
     assert found is not None
     assert found.dims == (0, None)
+
+
+class Words(nn.Module):
+    """Time first; of all steps the words are one after the other, those of all samples in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rnn, self.head = nn.Embedding(11, 6), nn.GRU(6, 5, 2), nn.Linear(5, 11)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found, state = self.rnn(self.table(x), state)
+        return self.head(found).view(-1, 11), state
+
+
+def test_rows_in_which_samples_take_turns() -> None:
+    torch.manual_seed(0)
+    found = find_samples(Words(), (torch.randint(11, (7, 4)), torch.zeros(2, 4, 5)), {})
+    assert found is not None
+    assert (found.dims, found.size) == ((1, 1), 4)
