@@ -216,8 +216,9 @@ class Overlap:
             with self._leavings.aside(asked.model):
                 whole = self.catalogue.undivided_like(kind, asked.model, asked.call, prepared.reason)
             if whole is not None:
-                whole.outlines[samples] = outline
-                return self._evaluated(asked, whole, samples)
+                counted = whole.samples(asked.call.tensors) or 1  # it may count them in another dimension
+                whole.outlines[counted] = outline
+                return self._evaluated(asked, whole, counted)
             with nullcontext() if asked.foreign is None else asked.foreign.as_then():
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
