@@ -150,14 +150,11 @@ class StepProgram:
         return [stage for stage, patterns in enumerate(self.draws) if patterns]
 
     def with_backward(self, stage: int) -> StepProgram:
-        """The same order with a backward of a stage, right after its forward, where it has none."""
+        """The same order with a backward of a stage, where it has none: when its worker is through with forwards of a
+        micro-batch, for the loss may read what they make."""
         if any(action.stage == stage and action.btype in GRADIENTS for row in self.orders for action in row):
             return self
-        rows = [
-            [each for action in row for each in _with_backward(action, is_wanted=action.stage == stage)]
-            for row in self.orders
-        ]
-        return replace(self, orders=tuple(map(tuple, rows)))
+        return replace(self, orders=tuple(tuple(_with_backward(row, stage)) for row in self.orders))
 
     def forward_only(self) -> StepProgram:
         """The same order without backward actions: evaluation."""
@@ -165,8 +162,13 @@ class StepProgram:
         return replace(self, orders=rows, recompute=frozenset())
 
 
-def _with_backward(action: Action, is_wanted: bool) -> tuple[Action, ...]:
-    return (action, Action(action.stage, BACKWARD, action.mid)) if is_wanted else (action,)
+def _with_backward(row: Sequence[Action], stage: int) -> Iterator[Action]:
+    mids = {action.mid for action in row if action.stage == stage}
+    last = {action.mid: at for at, action in enumerate(row) if action.btype == FORWARD}
+    for at, action in enumerate(row):
+        yield action
+        if action.btype == FORWARD and action.mid in mids and last[action.mid] == at:
+            yield Action(stage, BACKWARD, action.mid)
 
 
 def program_of(

@@ -160,7 +160,10 @@ def inputs_of(
     for port in wiring.from_call:
         value = caller.read_port(port)
         if isinstance(value, torch.Tensor):
-            found[port.name] = Whole(value, dims.get(id(value)))
+            dim = dims.get(id(value))
+            if dim is not None and total and value.shape[dim] % total:
+                raise OurFault(f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out")
+            found[port.name] = Whole(value, dim)
         else:
             numbers.append(port)
     if numbers:  # sizes of a micro-batch are not those of the batch
