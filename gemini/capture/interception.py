@@ -9,6 +9,7 @@
     builtins.len, range           which would turn traced sizes into plain numbers unseen
     torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
     torch.distributions           its checks of parameters, which would be branches on them, are off
+    nn.Parameter.__new__          constants that the glue wraps in one without a gradient: no torch function shows it
 
 Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
 Function calls that refinement wants whole are patched in the globals of their module or in their class.
@@ -38,6 +39,7 @@ ORIGINAL_LEN = len
 _MACHINERY = frozenset(dir(nn.Module()))  # what every module has
 ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
+ORIGINAL_PARAMETER = nn.Parameter.__new__
 ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
 
 
@@ -52,6 +54,9 @@ class Watcher(Protocol):
 
     def on_get(self, module: nn.Module, name: str) -> None:
         """An attribute of a module was read."""
+
+    def on_frozen(self, data: torch.Tensor) -> torch.Tensor:
+        """The model's own code makes a parameter without a gradient of a tensor."""
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is applied."""
@@ -98,6 +103,14 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
             watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
         return object.__getattribute__(module, name)
 
+    def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        frozen = cls is nn.Parameter and type(data) in (torch.Tensor, nn.Parameter) and requires_grad is False
+        # torch makes parameters too, where it casts or moves a module: those stay, as no result does.
+        torchs = frozen and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
+        if not frozen or torchs or threading.get_ident() != thread:
+            return ORIGINAL_PARAMETER(cls, data, requires_grad)
+        return watcher.on_frozen(data)
+
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_APPLY(cls, *args, **kwargs)
@@ -134,6 +147,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         _swap(stack, nn.Module, "__setattr__", set_attribute)
         nn.Module.__getattribute__ = get_attribute
         stack.callback(delattr, nn.Module, "__getattribute__")
+        _swap(stack, nn.Parameter, "__new__", staticmethod(parameter))
         _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
         _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
         _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)

@@ -22,7 +22,7 @@ from gemini.capture.caches import filled, forget_since
 from gemini.capture.changes import changed, state_of
 from gemini.capture.forms import Literal, Owned, Ref, Sequence
 from gemini.capture.granularity import Granularity
-from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL
+from gemini.capture.interception import ORIGINAL_APPLY, ORIGINAL_CALL, ORIGINAL_PARAMETER
 from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.origins import own_tensors
 from gemini.capture.recording import DRAWS, Coarsen, Recording, Smuggled
@@ -116,6 +116,13 @@ class WholeCalls(Recording):
     def reads(self) -> list[tuple[str, str]]:
         """(module, attribute) of what the glue has read."""
         return [(self.origins.modules[owner], key) for owner, key in self.touched if owner in self.origins.modules]
+
+    def on_frozen(self, data: torch.Tensor) -> torch.Tensor:
+        """A parameter without a gradient that the glue makes of a tensor is that tensor, detached."""
+        made: torch.Tensor = ORIGINAL_PARAMETER(nn.Parameter, data, False)
+        if self.leaf is None and not self.busy and self.active:
+            self.known.add(made, self.origin(data.detach()))  # which is seen as any torch function is
+        return made
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is one node."""
