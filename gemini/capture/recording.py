@@ -167,12 +167,18 @@ class Recording:
 
     def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
         """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
-        sources = [self.dynamic[index] for index in sorted(read & self.dynamic.keys())]
-        sizes = {size for tensor in made if tensor not in self.known for size in tensor.shape}
-        found = [source for source in sources if source.sizes & sizes]
+        fresh = [tensor for tensor in made if tensor not in self.known]
+        sizes = {size for tensor in fresh for size in tensor.shape}
+        found: list[reads.Dynamic] = []
+        for index in sorted(read & self.dynamic.keys()):
+            source = self.dynamic[index]
+            shapes = [meta.shape for meta in self.nodes[index].outputs.values()]
+            taken = (source.sizes & sizes) | _resized(source.sizes, shapes, fresh)
+            if taken:
+                found.append(reads.Dynamic(frozenset(taken), source.causes))
         if found:
             causes = dict.fromkeys(cause for source in found for cause in source.causes)
-            self.dynamic[node.id] = reads.Dynamic(frozenset().union(*(s.sizes & sizes for s in found)), tuple(causes))
+            self.dynamic[node.id] = reads.Dynamic(frozenset().union(*(one.sizes for one in found)), tuple(causes))
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
         """From now on `tensor` is known as this result of `node`."""
@@ -221,6 +227,18 @@ class Recording:
         if key not in self.guards:
             where = len(self.nodes), tuple(self.scope), source_line()
             self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
+
+
+def _resized(sizes: frozenset[int], shapes: list[tuple[int, ...]], made: list[torch.Tensor]) -> set[int]:
+    """Sizes of results that stand where an argument has a dynamic one, longer or shorter: padded, joined, cut off."""
+    return {
+        after
+        for shape in shapes
+        for tensor in made
+        if tensor.dim() == len(shape)
+        for before, after in zip(shape, tensor.shape, strict=True)
+        if before in sizes and after not in (before, 1)
+    }
 
 
 BRANCHES = "its Python code branches on values the model computes"
