@@ -7,7 +7,10 @@ keep Python state in their forward: these stay basic blocks, since a graph would
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +24,11 @@ from torch import nn
 from gemini.capture.writes import Copy, has_contents, held_tensors, put_back, watched_writes
 
 _CONTAINERS = (list, dict, set, deque)
+_LIBRARIES = (  # and this one
+    *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
+_MANY = 10_000  # items: more are data, and none of them is looked into
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -72,7 +80,7 @@ def torch_randomness() -> tuple[Any, ...]:
 
 
 class Attributes:
-    """The plain attributes of every module, one level of containers deep."""
+    """The plain attributes of every module, with what containers and objects of the program's own classes hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
@@ -81,7 +89,7 @@ class Attributes:
             for name, module in self.modules.items()
         }
         self.contents = {
-            name: {key: _copy(value) for key, value in found.items() if isinstance(value, _CONTAINERS)}
+            name: {key: tuple((one, _copy(one)) for one in _reached(value)) for key, value in found.items()}
             for name, found in self.values.items()
         }
         self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
@@ -98,7 +106,11 @@ class Attributes:
                 if now.get(key, _MISSING) is not before.get(key, _MISSING)
                 and not _equal(now.get(key, _MISSING), before.get(key, _MISSING))
             ]
-            keys += [key for key, value in contents.items() if key in now and not _same_items(now[key], value)]
+            keys += [
+                key
+                for key, held in contents.items()
+                if key in now and not all(_same_items(live, saved) for live, saved in held)
+            ]
             for live, saved in zip(_slots(module), self.slots[name], strict=True):
                 keys += [key for key, value in live.items() if saved.get(key, _MISSING) is not value]
             if keys:
@@ -119,9 +131,10 @@ class Attributes:
         for key, value in before.items():
             if own.get(key, _MISSING) is not value and wanted(key):
                 own[key] = value
-        for key, value in self.contents[name].items():
-            if wanted(key) and not _same_items(before[key], value):
-                _refill(before[key], value)
+        for key, held in self.contents[name].items():
+            for live, saved in held if wanted(key) else ():
+                if not _same_items(live, saved):
+                    _refill(live, saved)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
             for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, _MISSING)]:
                 if key in saved:
@@ -136,6 +149,33 @@ _MISSING: Any = object()
 def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
     """Where a module holds its buffers and parameters; a scripted one holds them out of reach."""
     return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
+
+
+def _reached(value: Any) -> Iterator[Any]:
+    """The containers that a value holds, at any depth, and the attributes of objects of the program's own classes."""
+    seen: set[int] = set()
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not isinstance(one, _CONTAINERS):
+            if not _is_of_program(one):
+                continue
+            one = vars(one)
+        yield one
+        if len(one) <= _MANY:
+            todo += one.values() if isinstance(one, dict) else one
+
+
+def _is_of_program(value: Any) -> bool:
+    """Whether it is an object with attributes, of a class that no library has made."""
+    kind = type(value)
+    if isinstance(value, (nn.Module, torch.Tensor, type)) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return kind.__module__ == "__main__" or (bool(file) and not file.startswith(_LIBRARIES))
 
 
 def _copy(value: Any) -> Any:
