@@ -30,6 +30,7 @@ from gemini.capture.scaling import REASON
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness, torch_randomness
 from gemini.capture.symbols import symbol_of
+from gemini.capture.targets import op_name
 from gemini.capture.values import strip, tensors, walk
 
 
@@ -42,6 +43,7 @@ class Leaf:
     uses: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     made: list[Smuggled] = field(default_factory=list)
+    counts: bool = False  # whether contents decide sizes in it
 
 
 @dataclass(frozen=True)
@@ -194,10 +196,19 @@ class WholeCalls(Recording):
         self.effects(node, given, versions)
         self.last_call[job.target] = node.id
         self.append(node, list(tensors(output)), heavy=self._follows_from_weights(job, node))
+        self._sizes_of_contents(node, leaf, given, [tensor for _, tensor in tensors(output)])
         self._side_results(node, job.module, leaf, (args, kwargs))
         self._arrays(node, output)
         self.busy = False
         return output
+
+    def _sizes_of_contents(self, node: Node, leaf: Leaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Where contents decide sizes inside, those that no argument has may depend on them."""
+        sizes = {size for tensor in made for size in tensor.shape} - {size for one in given for size in one.shape}
+        if leaf.counts and sizes:
+            before = self.dynamic.get(node.id, reads.Dynamic(frozenset(), ()))
+            causes = dict.fromkeys((*before.causes, *(self.origin(tensor) for tensor in given)))
+            self.dynamic[node.id] = reads.Dynamic(before.sizes | sizes, tuple(causes))
 
     def _follows_from_weights(self, job: Job, node: Node) -> bool:
         """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
@@ -287,6 +298,7 @@ class WholeCalls(Recording):
             for _, tensor in tensors((args, kwargs)):
                 self._check_touch(leaf, tensor)
             output = func(*args, **kwargs)
+            leaf.counts = leaf.counts or bool(reads.size_causes(reads.short_name(op_name(func)), args, output))
             for _, tensor in tensors(output):
                 if tensor not in self.known:
                     self.smuggled.add(tensor, Smuggled(tuple(self.scope)))

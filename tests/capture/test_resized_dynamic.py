@@ -32,3 +32,26 @@ def test_a_branch_on_a_changed_dynamic_size_depends_on_contents(change):
     graph = capture(model, (torch.tensor([1.0, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]),))
     branches = [guard for guard in graph.guards if "gt(" in str(guard)]
     assert graph.is_whole or all(guard.data for guard in branches)
+
+
+class Distinct(nn.Module):
+    def forward(self, x):
+        return torch.unique(x)[None]
+
+
+class BranchesOnALeaf(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.leaf, self.last = Distinct(), nn.Linear(1, 2)
+
+    def forward(self, x):
+        kept = self.leaf(x)
+        if kept.shape[1] > 6:
+            kept = kept * 2
+        return self.last(kept.sum(1, keepdim=True))
+
+
+def test_a_leaf_in_which_contents_decide_sizes_has_results_of_such_sizes():
+    graph = capture(BranchesOnALeaf(), (torch.tensor([1.0, 2, 3, 4, 5, 5, 5, 5, 5, 5, 5, 5]),))
+    branches = [guard for guard in graph.guards if "gt(" in str(guard)]
+    assert graph.is_whole or all(guard.data for guard in branches)
