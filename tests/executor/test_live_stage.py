@@ -31,3 +31,24 @@ def test_writes_to_what_arrives_are_seen_in_the_first_forward(mode: type[Abstrac
         assert made["out"].tolist() == [0.0, 2.0]
         assert given.tolist() == [-1.0, 2.0]
     assert stage.written == {"hidden"}
+
+
+class _Repeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(2))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.query.expand(len(hidden), 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_view_of_a_parameter_has_no_place_in_a_graph_without_gradients(
+    mode: type[AbstractContextManager[None]],
+) -> None:
+    stage, kept, given = _stage(_Repeats()), Kept(), torch.zeros(3, 2)
+    with mode():
+        assert stage.forward([given], kept)["out"].tolist() == [[1.0, 1.0]] * 3
+    assert not kept.edges
+    stage.forward([given], kept)
+    assert set(kept.edges) == {"out"}

@@ -88,7 +88,8 @@ class LiveStage:
             _version(value) != version for value, version in zip(entered, versions, strict=True)
         ):
             self._note_written(entered, versions)
-        for name, value in made.items():
+        # Without gradients there is no graph, but a view of a parameter still says that it wants one.
+        for name, value in made.items() if torch.is_grad_enabled() else ():
             if isinstance(value, torch.Tensor) and value.requires_grad:
                 kept.edges[name] = place_in_graph(value)
         return made
