@@ -28,7 +28,7 @@ _LIBRARIES = (  # and this one
     *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 )
-_MANY = 10_000  # items: more are data, and none of them is looked into
+_MANY = 10_000  # items, or containers: more are data, and are not looked into
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -155,9 +155,9 @@ def _reached(value: Any) -> Iterator[Any]:
     """The containers that a value holds, at any depth, and the attributes of objects of the program's own classes."""
     seen: set[int] = set()
     todo = [value]
-    while todo:
+    while todo and len(seen) < _MANY:
         one = todo.pop()
-        if id(one) in seen:
+        if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
             continue
         seen.add(id(one))
         if not isinstance(one, _CONTAINERS):
