@@ -154,9 +154,9 @@ def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
 def _reached(value: Any) -> Iterator[Any]:
     """The containers that a value holds, at any depth, and the attributes of objects of the program's own classes."""
     seen: set[int] = set()
-    todo = [value]
-    while todo and len(seen) < _MANY:
-        one = todo.pop()
+    waiting = [value]
+    while waiting and len(seen) < _MANY:
+        one = waiting.pop()
         if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
             continue
         seen.add(id(one))
@@ -166,7 +166,7 @@ def _reached(value: Any) -> Iterator[Any]:
             one = vars(one)
         yield one
         if len(one) <= _MANY:
-            todo += one.values() if isinstance(one, dict) else one
+            waiting += one.values() if isinstance(one, dict) else one
 
 
 def _is_of_program(value: Any) -> bool:
