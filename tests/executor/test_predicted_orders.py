@@ -64,4 +64,7 @@ def test_no_loss_makes_workers_wait_for_each_other(seed: int) -> None:
         program = program_of(piped, found.plan, draws=tuple(("some",) if one else () for one in drawing))
         for names in losses:
             ports = dict(enumerate(names))
-            lower(program, Loss((), ports, (), root=0, keep=tuple(ports)))
+            lowered = lower(program, Loss((), ports, (), root=0, keep=tuple(ports)))  # raises where nobody can go on
+            assert sum(task.has_loss for row in lowered.tasks for task in row) == program.micro_batches
+            planned = {action for row in program.orders for action in row}
+            assert planned <= {task.action for row in lowered.tasks for task in row}
