@@ -121,7 +121,7 @@ class Auto(Forced):
 
     def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
         from gemini.capture.state import undrawn
-        from gemini.runtime.controller.dispatch import here
+        from gemini.runtime.controller.here import here
         from gemini.runtime.overlap.hookless import hookless
 
         planner = self.planner()

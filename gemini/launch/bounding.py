@@ -8,14 +8,13 @@ no faster. A forward on as many threads as a worker has tells how far that is.
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
 from gemini.launch.clock import Clock
+from gemini.runtime.controller.here import here
 
 _IDLE = 1.05  # no plan keeps all workers busy all the time
 
@@ -43,7 +42,7 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
     saved = Saved(model, watch=True)
     taken = []
     try:
-        with _in_this_process(), hookless(model), saved.watching():
+        with here(), hookless(model), saved.watching():
             for count in (before, threads, before):  # the first is slower than it need be
                 torch.set_num_threads(count)
                 given = call.arguments()
@@ -55,9 +54,3 @@ def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
         torch.set_num_threads(before)
         saved.restore()
     return max(1.0, taken[1] / max(min(taken[0], taken[2]), 1e-6))
-
-
-def _in_this_process() -> AbstractContextManager[Any]:
-    """No call goes to a worker meanwhile; where the program has none yet, none does anyway."""
-    dispatch = sys.modules.get("gemini.runtime.controller.dispatch")
-    return nullcontext() if dispatch is None else dispatch.here()

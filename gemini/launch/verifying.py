@@ -33,7 +33,7 @@ class Verification:
         """Compare a step with its like in this process."""
         if self.steps >= _STEPS:
             return
-        from gemini.runtime.controller.dispatch import here
+        from gemini.runtime.controller.here import here
         from gemini.runtime.deferred.pending import RAN
 
         before, pending.state = pending.state, RAN  # made again, not made

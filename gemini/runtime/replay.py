@@ -31,6 +31,7 @@ from torch import nn
 
 from gemini.capture.regions import Region
 from gemini.errors import ArtifactError
+from gemini.runtime.controller.here import here
 from gemini.runtime.generator import set_state
 
 KEPT = 3
@@ -178,7 +179,6 @@ def _decode(data: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
     """Make a saved call again, in this process; returns its result, or raises what it raised."""
-    from gemini.runtime.controller.dispatch import here
 
     failure = load(folder)
     missing = _missing([failure.args, failure.kwargs, failure.gradients])

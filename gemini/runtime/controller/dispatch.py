@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 from gemini.capture.hooks import has_any_hooks, with_hooks
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.errors import WorkerError
+from gemini.runtime.controller.here import HERE, here
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.managed import Managed
 from gemini.runtime.controller.microbatches import SplitCall
@@ -44,7 +44,6 @@ _others: Asked | None = None
 
 
 class _State(threading.local):
-    here: bool = False  # everything runs in this process
     observation: Observation | None = None
     model: nn.Module | None = None  # managed, and being called
 
@@ -83,7 +82,7 @@ def ask_about_others(ask: Asked | None) -> None:
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or _state.here:  # torch.compile sees the program's own code, and compiles that
+    if torch.compiler.is_compiling() or HERE.is_set:  # torch.compile sees the program's own code, and compiles that
         return ORIGINAL_CALL(module, *args, **kwargs)
     if _state.observation is not None:
         return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
@@ -230,16 +229,6 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
         _add(managed, managed.split(unit, reason))
     # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
-
-
-@contextmanager
-def here() -> Iterator[None]:
-    """Run everything in this process for a while."""
-    before, _state.here = _state.here, True
-    try:
-        yield
-    finally:
-        _state.here = before
 
 
 def _here(forward: Any, args: Any, kwargs: Any) -> Any:

@@ -12,9 +12,11 @@ gradient yet. Autograd must do it where anything of the program would see it:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from operator import attrgetter, methodcaller
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,9 +24,11 @@ from torch import nn
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
 _BARE = (None, None, None)
-_HOLDERS, _IS_DENSE = methodcaller("_use_count"), methodcaller("is_contiguous")
-with torch.inference_mode(False):
+_HOLDERS, _IS_DENSE = torch.Tensor._use_count, torch.Tensor.is_contiguous
+with torch.inference_mode(False), torch.enable_grad():
     _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # stands for all parameters
+    _FREED = _LEAF.exp()  # backward has been called of it
+    torch.autograd.grad(_FREED, _LEAF)
 
 
 def is_unseen(targets: Sequence[torch.Tensor]) -> bool:
@@ -48,16 +52,27 @@ def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
 
 def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
     """Gradients, which are nobody else's, to such parameters."""
+    if _are_dense(found):
+        deque(map(setattr, targets, repeat("grad"), found), 0)
+        return
     for target, gradient in zip(targets, found, strict=True):
         if gradient is not None:
             is_as_usual = gradient.layout is not torch.strided or gradient.is_contiguous()
             target.grad = gradient if is_as_usual else gradient.contiguous()
 
 
+def _are_dense(found: list[Any]) -> bool:
+    try:
+        return all(map(_IS_DENSE, found))
+    except (TypeError, RuntimeError):  # there is none, or it is sparse
+        return False
+
+
 def spent(root: torch.Tensor) -> torch.Tensor:
-    """A root in a graph of which backward has been called."""
-    with in_graph():
-        made: torch.Tensor = _Spent.apply([root], _LEAF)
+    """A root in a graph of which backward has been called: torch itself says so whoever calls it again."""
+    with torch._C.DisableTorchFunction(), in_graph():
+        made = _FREED.clone()
+        made.data = root
     return made
 
 
@@ -69,17 +84,3 @@ def in_graph() -> AbstractContextManager[Any]:
     stack.enter_context(torch.inference_mode(False))
     stack.enter_context(torch.enable_grad())
     return stack
-
-
-class _Spent(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, contents: list[torch.Tensor], leaf: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        return contents.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:  # noqa: ARG004
-        """Raise what torch does."""
-        with torch.enable_grad():
-            freed = _LEAF.exp()
-        torch.autograd.grad(freed, _LEAF)
-        torch.autograd.grad(freed, _LEAF)

@@ -21,6 +21,7 @@ from gemini.planner.tails import gathering
 from gemini.planner.undivided import undivided
 from gemini.planner.ways import this_way
 from gemini.report.journal import Story
+from gemini.runtime.controller.here import here
 from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.deferred import Outline
 from gemini.runtime.deferred.watching import before_drawing
@@ -150,7 +151,6 @@ class Catalogue:
         kind.outlines[samples] = outline
 
     def _planned(self, model: nn.Module, call: Call) -> Kind:
-        from gemini.runtime.controller.dispatch import here
 
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()

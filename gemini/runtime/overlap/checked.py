@@ -7,6 +7,7 @@ from gemini.capture.state import undrawn
 from gemini.capture.values import decode
 from gemini.muting import muted
 from gemini.planner.step_plan import StepPlan
+from gemini.runtime.controller.here import here
 from gemini.runtime.deferred import Pending
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.losses import Prepared
@@ -15,7 +16,6 @@ from gemini.step.tape import Tape
 
 def checked(plan: StepPlan, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
     """The same, or why not; everything is left as it was. Raises SplittingError where this batch is another case."""
-    from gemini.runtime.controller.dispatch import here
     from gemini.splitting.checking import check
     from gemini.splitting.tail_checking import check_tail
 

@@ -13,9 +13,11 @@ import torch
 
 from gemini.capture.regions import Region
 from gemini.planner.step_plan import StepPlan
+from gemini.runtime.controller.here import here
 from gemini.runtime.executor.request import StepRequest, inputs_of
 from gemini.runtime.overlap.kinds import Kind
 from gemini.runtime.overlap.losses import Prepared, fetchable, fetched, port_names, undivided
+from gemini.splitting.foreseeing import Foreseen
 from gemini.step.kinds import Mean
 from gemini.step.tape import Meta, Tape
 
@@ -53,8 +55,6 @@ def request_outputs(  # noqa: PLR0917
     given: Mapping[int, Any] | None = None,
 ) -> StepRequest:
     """The forward as the executor takes it; `given`: what was drawn from other generators than torch's."""
-    from gemini.runtime.controller.dispatch import here
-    from gemini.splitting.foreseeing import Foreseen
 
     plan = kind.plan
     assert plan is not None

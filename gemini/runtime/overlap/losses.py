@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from gemini.planner.step_plan import StepPlan
+from gemini.runtime.controller.here import here
 from gemini.runtime.deferred.pending import Pending
-from gemini.runtime.executor.request import Output, StepRequest, Whole
+from gemini.runtime.executor.request import Output, StepRequest, Whole, inputs_of
 from gemini.runtime.overlap.kinds import Kind
+from gemini.splitting.foreseeing import Foreseen
 from gemini.step.kinds import Constant, Mean, Partial, Positions, Sample, SplittingError
 from gemini.step.program import Loss
 from gemini.step.shares import Known
@@ -113,9 +115,6 @@ def request_of(
     kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
 ) -> tuple[StepRequest, dict[int, list[float]]]:
     """The step as the executor takes it, and the weights of means among the values that stay in workers."""
-    from gemini.runtime.controller.dispatch import here
-    from gemini.runtime.executor.request import inputs_of
-    from gemini.splitting.foreseeing import Foreseen
 
     plan, splitting = kind.plan, prepared.splitting
     assert plan is not None

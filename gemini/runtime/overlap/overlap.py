@@ -29,6 +29,7 @@ from gemini.errors import GeminiError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.randomness.foreign import ForeignDraws
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
+from gemini.runtime.controller.here import here
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Pending, StepResult, Work, defer, placed
@@ -328,7 +329,6 @@ def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws
     """What a call draws from Python's and NumPy's generators, now that it is made."""
     if kind.plan is None or not kind.plan.is_foreign:
         return None
-    from gemini.runtime.controller.dispatch import here
 
     with here(), torch.no_grad():
         return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))

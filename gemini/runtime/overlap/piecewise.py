@@ -18,6 +18,7 @@ from gemini.errors import GeminiError
 from gemini.planner.pieces import piece_sizes
 from gemini.planner.step_plan import StepPlan
 from gemini.randomness.slicing import SlicedDraws
+from gemini.runtime.controller.here import here
 from gemini.runtime.deferred.work import taken_apart
 from gemini.runtime.overlap.hookless import hookless
 from gemini.runtime.overlap.leaving import passed
@@ -29,7 +30,6 @@ from gemini.step.tape import Tape
 
 def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     """The output of a call, put together from those of its micro-batches, with autograd."""
-    from gemini.runtime.controller.dispatch import here
 
     call = Call(args, kwargs)
     samples = plan.batch.samples(call.tensors)

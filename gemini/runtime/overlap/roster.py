@@ -46,6 +46,13 @@ def _walks_as_usual(module: nn.Module) -> bool:
     return has_tables and _usual[cls] and own.keys().isdisjoint(_WALKS)
 
 
+def _may_hold(value: Any) -> bool:
+    """Whether something put off may come to be in it while it stays the very object."""
+    if isinstance(value, tuple):
+        return any(map(_may_hold, value))
+    return isinstance(value, (list, dict, torch.Tensor))
+
+
 class _Attributes:
     """Those of all modules but what nothing depends on; modules with the same names are looked at together."""
 
@@ -62,7 +69,7 @@ class _Attributes:
             (space, name)
             for space in self._spaces
             for name, value in space.items()
-            if isinstance(value, (list, dict, tuple, torch.Tensor)) and name not in _OF_MODULES
+            if _may_hold(value) and name not in _OF_MODULES
         ]
 
     def _now(self) -> Iterator[Any]:
