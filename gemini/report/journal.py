@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writings, after the first calls
 _SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
+_TIMED = 15  # steps whose times are known
 
 
 @dataclass
@@ -46,6 +48,7 @@ class Story:
     steps: dict[str, int] = field(default_factory=dict)  # calls by path
     reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
     traces: list[str] = field(default_factory=list)
+    last_ms: list[float] = field(default_factory=list)  # what the last steps by that plan took
     told: ClassVar[Any] = None  # what to call then; a story of a journal has one
 
     def took(self, path: str, reason: str = "") -> None:
@@ -56,12 +59,22 @@ class Story:
         if self.told is not None:
             self.told()
 
+    def timed(self, step_ms: float) -> None:
+        """A step by the plan took so long."""
+        self.last_ms.append(step_ms)
+        del self.last_ms[:-_TIMED]
+
+    def _measured(self) -> str:
+        if not self.last_ms:
+            return ""
+        return f"; {statistics.median(self.last_ms):.0f} ms measured (median of the last {len(self.last_ms)})"
+
     def __str__(self) -> str:
         taken = ", ".join(f"{self.steps[path]} {path}" for path in PATHS if self.steps.get(path)) or "no calls"
         where = f"on {self.workers} workers: {taken}" if self.workers else "in the program's own process"
         lines = [f"{self.model} {where}"]
         if self.plan:
-            lines.append(f"  plan: {self.plan}")
+            lines.append(f"  plan: {self.plan}{self._measured()}")
         lines += [f"  {count} × not faster: {reason}" for reason, count in Counter(self.reasons).most_common()]
         lines += [f"  trace: {path}" for path in self.traces]
         return "\n".join(lines)
@@ -171,4 +184,5 @@ def read_newest(folder: Path) -> list[Story]:
 
 
 def _story(entry: dict[str, Any]) -> Story:
-    return Story(**{name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")})
+    told = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
+    return Story(**told, last_ms=entry.get("last_ms", []))

@@ -179,7 +179,6 @@ def _decode(data: Any, tensors: dict[str, torch.Tensor]) -> Any:
 
 def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
     """Make a saved call again, in this process; returns its result, or raises what it raised."""
-
     failure = load(folder)
     missing = _missing([failure.args, failure.kwargs, failure.gradients])
     if missing:

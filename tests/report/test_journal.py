@@ -18,13 +18,15 @@ def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for _ in range(3):
         story.took("overlapped")
     story.took("dispatched", "softmax over the batch in head")
-    story.plan = "2 stages"
+    story.plan = "2 stages, 12 ms a step expected"
+    for step_ms in (90.0, 12.6, 13.4, 13.1):
+        story.timed(step_ms)
     journal.write()
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert text.splitlines() == [
         "Net on 2 workers: 3 overlapped, 1 dispatched",
-        "  plan: 2 stages",
+        "  plan: 2 stages, 12 ms a step expected; 13 ms measured (median of the last 4)",
         "  1 × not faster: softmax over the batch in head",
     ]
     assert main(["explain", "--run-folder", str(tmp_path), "--json"]) == 0

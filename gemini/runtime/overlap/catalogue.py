@@ -52,6 +52,7 @@ class Catalogue:
         self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
         self.kinds: dict[Any, list[Kind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
+        self.told: StepPlan | None = None  # the one that the story tells of
         self._untold: Exception | None = None  # why planning has failed
 
     def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
@@ -151,7 +152,6 @@ class Catalogue:
         kind.outlines[samples] = outline
 
     def _planned(self, model: nn.Module, call: Call) -> Kind:
-
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.leavings.settle(model)
@@ -168,7 +168,7 @@ class Catalogue:
             return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
         else:
             if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
-                self.story.plan = str(plan)
+                self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
             if plan.unsplit:
                 text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
                 self.managed.record.say(text, once=plan.unsplit)

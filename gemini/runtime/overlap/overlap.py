@@ -274,9 +274,12 @@ class Overlap:
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             began = time.perf_counter()
             ran = executor.run(request)
+        step_ms = (time.perf_counter() - began) * 1e3
         self._took(kind.plan)
         self.steps += 1
-        self._trace(kind, ran, (time.perf_counter() - began) * 1e3)
+        if kind.plan is self.catalogue.told:
+            self.story.timed(step_ms)
+        self._trace(kind, ran, step_ms)
         follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran, means)
 

@@ -30,7 +30,6 @@ from gemini.step.tape import Tape
 
 def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     """The output of a call, put together from those of its micro-batches, with autograd."""
-
     call = Call(args, kwargs)
     samples = plan.batch.samples(call.tensors)
     assert samples is not None  # the call is of the kind that was planned for
