@@ -14,35 +14,27 @@ from dataclasses import replace
 
 from gemini.report.step_trace import StepTrace
 from gemini.schedule.block import Block, Number
-from gemini.schedule.schedplan import SchedPlan, connect
+from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.simulate import Simulation, simulate
 
 
 def rehearsed(steps: Sequence[StepTrace]) -> StepTrace:
     """The last of some steps of one plan, with what those before it say about it; at least one is before it."""
     *before, last = steps
-    plan = respanned(last.planned, [one.measured for one in before])
+    again = respanned(last.planned, [one.measured for one in before])
     around = statistics.median(one.step_ms - float(one.measured.nsteps) for one in before)
-    return replace(last, rehearsed_ms=float(plan.nsteps) + around)
+    return replace(last, rehearsed_ms=float(again.makespan) + around)
 
 
-def respanned(plan: SchedPlan, ran: Iterable[SchedPlan]) -> SchedPlan:
-    """The same orders, each action as long as those of its stage and kind took (median), as early as that allows."""
-    took: dict[tuple[int | None, str], list[float]] = {}
+def respanned(plan: SchedPlan, ran: Iterable[SchedPlan]) -> Simulation:
+    """The same orders, each action as long as those of its stage and kind took (median)."""
+    took: dict[tuple[int | None, str], list[Number]] = {}
     for one in ran:
         for block in one:
-            took.setdefault((block.stage, block.btype), []).append(float(block.span))
+            took.setdefault((block.stage, block.btype), []).append(block.span)
     spans = {key: statistics.median(found) for key, found in took.items()}
-    free: list[Number] = [0] * plan.ndevs
-    made, twins, ends = SchedPlan(plan.ndevs), dict[Block, Block](), dict[Block, Number]()
-    made.placement = plan.placement
-    for block in sorted(plan, key=plan.step):  # what a block needs comes before it
-        span = spans.get((block.stage, block.btype), float(block.span))
-        devices = plan.device(block)
-        start = max([ends[prev] + plan.delay(prev, block) for prev in block.before] + [free[one] for one in devices])
-        twins[block] = Block(block.mid, span, block.memory, block.btype, stage=block.stage, gid=block.gid)
-        made.add_block(twins[block], devices, start)
-        ends[block] = start + span
-        for device in devices:
-            free[device] = ends[block]
-    connect(twins)
-    return made
+
+    def span(block: Block) -> Number:
+        return spans.get((block.stage, block.btype), block.span)
+
+    return simulate(plan, spans=span)

@@ -78,7 +78,7 @@ def test_steps_before_it_tell_what_a_step_takes() -> None:
 def test_orders_stay_and_nothing_overlaps_with_other_times() -> None:
     plan = library("1f1b", 3, 5)
     slow = executed(plan, ran_slower(plan))
-    found = respanned(plan, [slow])
+    found = respanned(plan, [slow]).require().executed()
     for device in range(3):
         assert [b.action for b in found.device_blocks(device)] == [b.action for b in plan.device_blocks(device)]
     assert found.validate() is found
