@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.utils.checkpoint as checkpointing
@@ -87,7 +87,34 @@ class TracedRange(metaclass=_LikeRange):
 def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]:
     """Route these places to `watcher` until the block ends."""
     thread = threading.get_ident()
+    of_modules, of_torch = _of_modules(watcher, thread), _of_torch(watcher, thread)
+    with TURN, ExitStack() as stack:
+        _swap(stack, builtins, "len", _length(thread))
+        _swap(stack, builtins, "range", TracedRange)
+        _swap(stack, nn.Module, "__call__", of_modules.call)
+        _swap(stack, nn.Module, "__setattr__", of_modules.set)
+        nn.Module.__getattribute__ = of_modules.get
+        stack.callback(delattr, nn.Module, "__getattribute__")
+        _swap(stack, nn.Parameter, "__new__", staticmethod(of_torch.parameter))
+        _swap(stack, torch.autograd.Function, "apply", classmethod(of_torch.apply))
+        _swap(stack, checkpointing, "CheckpointFunction", of_torch.reentrant)
+        _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", of_torch.saved)
+        _swap(stack, torch.jit.ScriptFunction, "__call__", of_torch.script)
+        _swap(stack, Distribution, "_validate_args", False)
+        for target in calls:
+            _wrap_call(stack, watcher, target)
+        yield
 
+
+class _OfModules(NamedTuple):
+    """What stands in for methods of `nn.Module`."""
+
+    call: Any
+    set: Any
+    get: Any
+
+
+def _of_modules(watcher: Watcher, thread: int) -> _OfModules:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_CALL(module, *args, **kwargs)
@@ -103,6 +130,20 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
             watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
         return object.__getattribute__(module, name)
 
+    return _OfModules(call, set_attribute, get_attribute)
+
+
+class _OfTorch(NamedTuple):
+    """What stands in for functions of torch in Python."""
+
+    parameter: Any
+    apply: Any
+    script: Any
+    reentrant: Any
+    saved: Any
+
+
+def _of_torch(watcher: Watcher, thread: int) -> _OfTorch:
     def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         frozen = cls is nn.Parameter and type(data) in (torch.Tensor, nn.Parameter) and requires_grad is False
         # torch makes parameters too, where it casts or moves a module: those stay, as no result does.
@@ -134,28 +175,17 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
         with watcher.checkpointed("saved"):
             yield
 
+    return _OfTorch(parameter, apply, script, Reentrant, saved)
+
+
+def _length(thread: int) -> Callable[[Any], int]:
     def length(value: Any) -> int:
         # The built-in turns every length into a plain number; that of a tensor must stay traced.
         if isinstance(value, torch.Tensor) and threading.get_ident() == thread:
             return value.shape[0] if value.dim() else ORIGINAL_LEN(value)
         return ORIGINAL_LEN(value)
 
-    with TURN, ExitStack() as stack:
-        _swap(stack, builtins, "len", length)
-        _swap(stack, builtins, "range", TracedRange)
-        _swap(stack, nn.Module, "__call__", call)
-        _swap(stack, nn.Module, "__setattr__", set_attribute)
-        nn.Module.__getattribute__ = get_attribute
-        stack.callback(delattr, nn.Module, "__getattribute__")
-        _swap(stack, nn.Parameter, "__new__", staticmethod(parameter))
-        _swap(stack, torch.autograd.Function, "apply", classmethod(apply))
-        _swap(stack, checkpointing, "CheckpointFunction", Reentrant)
-        _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", saved)
-        _swap(stack, torch.jit.ScriptFunction, "__call__", script)
-        _swap(stack, Distribution, "_validate_args", False)
-        for target in calls:
-            _wrap_call(stack, watcher, target)
-        yield
+    return length
 
 
 def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
