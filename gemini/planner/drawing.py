@@ -10,8 +10,9 @@ import torch
 
 from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import bind
-from gemini.capture.executor import Execution, GuardBroken
+from gemini.capture.executor import Execution, GuardBroken, NodeFailed
 from gemini.capture.graph import Graph
+from gemini.capture.node import Node
 from gemini.capture.recording import DRAWS
 from gemini.capture.regions import RegionSwitch
 from gemini.pipe.piped import Piped
@@ -113,12 +114,21 @@ def draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
                     regions.to(node.region)
                 recorder = Recorder()
                 with recorder.recording() if node.random else nullcontext():
-                    execution.step(node)
+                    _step(execution, node)
                 if node.random:
                     found[node.id] = recorder.draws
     finally:
         undo.undo()
     return found
+
+
+def _step(execution: Execution, node: Node) -> None:
+    try:
+        execution.step(node)
+    except NodeFailed as failed:
+        if isinstance(failed.cause, UnsliceableDraw):  # the recorder's, not the node's
+            raise failed.cause from failed
+        raise UnplannableError(f"a part of the batch does not run alone: {failed}") from failed
 
 
 def _draws(piped: Piped, call: Arguments) -> Recorded:
