@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gemini.config import GeminiConfig
+from gemini.errors import ConfigError
 from gemini.launch.choosing import completed
 from gemini.launch.recognition import Instead, Recognition
 from gemini.telling import tell
@@ -70,7 +71,7 @@ class Forced:
         except Exception as error:
             if self.config.strict:
                 raise
-            return self.stays(model, f"{type(error).__name__}: {error}", "in this process")
+            return self.stays(model, _reason(error), "in this process")
         finally:
             self.recognition.resume()
 
@@ -144,3 +145,10 @@ def decider_for(session: Session, folder: str) -> Forced:
     from gemini.launch.auto import Auto
 
     return Auto(config)
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong, in words that begin with it."""
+    if isinstance(error, ConfigError) and error.faults:
+        return error.faults[0].what
+    return f"{type(error).__name__}: {error}"

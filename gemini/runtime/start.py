@@ -10,16 +10,19 @@ from pathlib import Path
 from torch import nn
 
 from gemini.config import GeminiConfig
+from gemini.errors import ConfigError, Fault
 from gemini.report.journal import journal_of
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.managed import Managed
 from gemini.runtime.devices.placing import devices_of, home_of
 from gemini.runtime.hosts.address import is_address
+from gemini.runtime.memory.machine import MB, amount, available
 from gemini.runtime.overlap.kinds import Planner
 from gemini.runtime.overlap.overlap import Overlap
 from gemini.telling import tell
 
+_EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
 _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
 
 
@@ -76,9 +79,22 @@ def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
     found = _crews.get(key)
     if found is None or found.loss:
+        _check_room(len(local))
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
         found = _crews[key] = Crew(len(devices), threads, watchdog, devices, home)
     return found
+
+
+def _check_room(count: int) -> None:
+    """Refuse workers for which there is no memory, before any is started."""
+    left = available()
+    if left is not None and count * _EMPTY > left[0]:
+        text = (
+            f"{count} workers on this machine take {amount(count * _EMPTY)} before a model is in them, "
+            f"{amount(left[0])} {left[1]} can be had"
+        )
+        most = max(1, int(left[0] / (2 * _EMPTY)))
+        raise ConfigError([Fault(text, f"ask for {most} or fewer (pipeline_degree, sharding_size, workers)")])
 
 
 def _say(config: GeminiConfig, text: str) -> None:
