@@ -560,6 +560,18 @@ def hooks_on_parameters(s: Session) -> None:
 
 
 @program()
+def hooks_on_parameters_after_reading(s: Session) -> None:
+    found: list[float] = []
+    handle = next(s.net.parameters()).register_hook(lambda g: found.append(g.sum().item()) or g * 0.5)
+    out = s.model(s.x)
+    loss = F.cross_entropy(out, s.y)
+    s.saw(loss.item())
+    step(s, loss + 0.1 * out.pow(2).mean())
+    s.saw(len(found), torch.tensor(found))
+    handle.remove()
+
+
+@program()
 def grad_fn_is_there(s: Session) -> None:
     loss = F.cross_entropy(s.model(s.x), s.y)
     s.saw(loss.requires_grad, loss.is_leaf, loss.grad_fn is not None)

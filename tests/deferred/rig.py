@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call
+from gemini.capture.unhooked import unhooked
 from gemini.capture.values import decode
 from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.replay import Failure, replay
@@ -145,7 +146,8 @@ def overlapped(  # noqa: PLR0917
     gradients = [None] * len(targets)
     if pairs and targets:
         outputs, given_to = zip(*pairs, strict=True)
-        gradients = list(torch.autograd.grad(outputs, targets, given_to, allow_unused=True))
+        with unhooked(parameters):  # workers have none
+            gradients = list(torch.autograd.grad(outputs, targets, given_to, allow_unused=True))
     inputs = iter(gradients[len(parameters) :])
     keep = range(len(tape.metas)) if kept is None else kept
     rest = dict(zip(operands, found[len(found) - len(operands) :], strict=True))

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gemini.capture.unhooked import unhooked
+
 
 @dataclass
 class Switch:
@@ -48,11 +50,17 @@ class Rerun:
         return Rerun(parameters, [stand_in(one) for one in inputs], given, switch)
 
     def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool) -> list[Any]:
-        """Gradients of parameters, of inputs, and of operands that require one."""
+        """Gradients of parameters, of inputs, and of operands that require one.
+
+        Hooks of parameters see them where the program's own backward brings them, and not here as well.
+        """
         wanted = [*self.parameters, *(one for one in (*self.inputs, *self.operands.values()) if one.requires_grad)]
         self.switch.is_closed = True
         try:
-            found = torch.autograd.grad([self.values[value]], wanted, [gradient], True, create_graph, allow_unused=True)
+            with unhooked(self.parameters):
+                found = torch.autograd.grad(
+                    [self.values[value]], wanted, [gradient], True, create_graph, allow_unused=True
+                )
         finally:
             self.switch.is_closed = False
         return list(found)
