@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.capture.forms import Form
+from gemini.runtime.deferred.naming import node_of
 from gemini.runtime.deferred.work import taken_apart
 from gemini.step.tape import Meta, Op
 
@@ -40,6 +41,7 @@ class Facts:
     written: tuple[Meta, ...]  # these, afterwards
     is_random: bool
     plain: tuple[Any] | None  # what it returns, where that is no tensor
+    nodes: tuple[str, ...] = ()  # names of what makes the tensors it returns, or writes to
     ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
 
 
@@ -83,7 +85,8 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
         if not found:
             if not writes and not _is_plain(returned):
                 return None
-            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,))
+            nodes = tuple(node_of(given[at]) for at in writes)
+            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes)
         if any(one.layout is not torch.strided or one.device.type == "meta" for one in found):
             return None
         places = {id(one): at for at, one in enumerate(given)}
@@ -92,7 +95,8 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
         if len(set(memory)) < len(memory) and not any(shares):  # parts of something new
             shares = tuple(frozenset({-1}) for _ in memory)
         same = tuple(places.get(id(one)) for one in found)
-        return Facts(form, tuple(map(Meta.of, found)), same, shares, writes, after, watch.is_random, None)
+        nodes = tuple(map(node_of, found))
+        return Facts(form, tuple(map(Meta.of, found)), same, shares, writes, after, watch.is_random, None, nodes)
 
 
 def _is_plain(value: Any) -> bool:

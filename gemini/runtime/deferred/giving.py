@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.runtime.deferred.naming import named
+
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
 _BARE = (None, None, None)
 _HOLDERS, _IS_DENSE = torch.Tensor._use_count, torch.Tensor.is_contiguous
@@ -68,12 +70,23 @@ def _are_dense(found: list[Any]) -> bool:
         return False
 
 
-def spent(root: torch.Tensor) -> torch.Tensor:
-    """A root in a graph of which backward has been called: torch itself says so whoever calls it again."""
-    with torch._C.DisableTorchFunction(), in_graph():
-        made = _FREED.clone()
-        made.data = root
+def spent(root: torch.Tensor, name: str) -> torch.Tensor:
+    """A root in a graph of which backward has been called, made by a node of a name."""
+    function: Any = named(_Spent, name)
+    with in_graph():
+        made: torch.Tensor = super(torch.autograd.Function, function).apply([root], _FREED)
     return made
+
+
+class _Spent(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, contents: list[torch.Tensor], freed: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return contents.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
+        """On to what is freed: torch itself says so."""
+        return None, gradient
 
 
 def in_graph() -> AbstractContextManager[Any]:

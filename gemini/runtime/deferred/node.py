@@ -24,6 +24,7 @@ import torch
 
 from gemini.runtime.controller.remote import token
 from gemini.runtime.deferred.giving import in_graph
+from gemini.runtime.deferred.naming import named
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
@@ -38,8 +39,10 @@ class Answer:
 
     def connect(self, given: list[torch.Tensor]) -> torch.Tensor:
         """The value as a tensor of the program's graph, in which gradients go to those given."""
+        assert self.pending is not None
+        function = named(Step, self.pending.nodes.get(self.value, ""))
         with in_graph():
-            made: torch.Tensor = _apply(self, *given)
+            made: torch.Tensor = _apply(function, self, *given)
         return made
 
     def take(self, keep: bool) -> list[Any]:
@@ -83,11 +86,11 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         return (None, *_given_away(found if factor == 1 else _scaled(found, factor)))
 
 
-def _apply(*given: Any) -> Any:
+def _apply(function: Any, *given: Any) -> Any:
     """`Step.apply`, without looking at every parameter for what no parameter is: a wrapper, or a deferred tensor."""
     if torch._C._are_functorch_transforms_active():
-        return Step.apply(*given)
-    return super(torch.autograd.Function, Step).apply(*given)
+        return function.apply(*given)
+    return super(torch.autograd.Function, function).apply(*given)
 
 
 def _is_batched(gradient: torch.Tensor) -> bool:

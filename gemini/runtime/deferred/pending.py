@@ -175,7 +175,7 @@ class Pending(Values):
         if is_done:
             self.arrived(root, is_usual=True)
             give(given, gradients)
-            self._give(root, spent(result.root))
+            self._give(root, spent(result.root, self.nodes.get(root, "")))
         else:
             self._give(root, Answer(self, root, result.root, gradients).connect(given))
         return is_done

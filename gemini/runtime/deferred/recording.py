@@ -105,6 +105,7 @@ def _write_down(  # noqa: PLR0917
     if facts.writes:
         (target,) = facts.writes
         number = pending.new_value(facts.written[0], ())
+        pending.nodes[number] = facts.nodes[0]
         add((number,), numbers[target])
         written = given.tensors[target]
         assert isinstance(written, Deferred)
@@ -118,6 +119,7 @@ def _write_down(  # noqa: PLR0917
             continue
         number = pending.new_value(meta, [numbers[one] if one >= 0 else -len(tape.ops) - 1 for one in facts.shares[at]])
         results.append(number)
+        pending.nodes[number] = facts.nodes[at]
         made[at] = pending.make(number, meta)
     add(tuple(results))
     return _returned(facts, given, made)

@@ -27,6 +27,7 @@ class Values:
 
     def __init__(self, outline: Outline) -> None:
         self.tape = Tape(len(outline.metas), list(outline.metas))
+        self.nodes = dict(enumerate(outline.nodes))  # what values are made by, as torch calls it
         self._copies = Copies()
         self._groups = Groups(outline.shared)
         self._made: dict[int, weakref.ref[Deferred]] = {}

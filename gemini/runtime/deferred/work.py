@@ -16,6 +16,7 @@ from torch import nn
 
 from gemini.capture.forms import Form, Ref
 from gemini.capture.values import Encoder, UnsupportedValueError, decode
+from gemini.runtime.deferred.naming import node_of
 from gemini.step.tape import Meta, Tape
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Outline:
     form: Form
     metas: tuple[Meta, ...]
     shared: tuple[frozenset[int], ...] = ()  # tensors of it that share memory
+    nodes: tuple[str, ...] = ()  # names of what has made its tensors
 
     @staticmethod
     def of(output: Any) -> Outline:
@@ -44,7 +46,7 @@ class Outline:
                 raise UnsupportedValueError(f"a {tensor.layout} tensor")
             memory.setdefault(tensor.untyped_storage()._cdata, set()).add(at)
         shared = tuple(frozenset(group) for group in memory.values() if len(group) > 1)
-        return Outline(form, tuple(map(Meta.of, found)), shared)
+        return Outline(form, tuple(map(Meta.of, found)), shared, tuple(map(node_of, found)))
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
         """The output with these tensors."""

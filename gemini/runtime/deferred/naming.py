@@ -1,0 +1,35 @@
+"""Names of nodes: a tensor that a step has computed is printed with the node that it would have without us.
+
+print(loss)     tensor(1.5934, grad_fn=<NllLossBackward0>)
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def node_of(tensor: torch.Tensor) -> str:
+    """The name of what has made a tensor, as torch prints it; '' where that is nothing, or something of ours."""
+    node = tensor.grad_fn
+    if node is None:
+        return ""
+    kind: Any = type(node)
+    if kind.__name__ == "CppFunction":  # of an extension
+        return str(node.name()).rpartition("::")[2]
+    made_by = getattr(kind, "_forward_cls", None)
+    return "" if made_by is not None and made_by.__module__.startswith("gemini.") else str(kind.__name__)
+
+
+@cache
+def named(function: type[torch.autograd.Function], name: str) -> type[torch.autograd.Function]:
+    """The function, whose nodes go by another name."""
+    if not name:
+        return function
+    made: Any = type(function.__name__, (function,), {"__module__": function.__module__})
+    node = made._backward_cls
+    node.__name__ = node.__qualname__ = name
+    node.__module__ = "builtins"  # torch's own have no module
+    return made  # type: ignore[no-any-return]

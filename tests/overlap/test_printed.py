@@ -1,0 +1,74 @@
+"""A loss is printed as it is without workers: its contents, and the name of the node that it comes from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.models import CLASSES
+from tests.overlap.programs import batch
+from tests.overlap.test_programs_overlapped import manage
+
+
+class Net(nn.Module):
+    """Returns logits, or its loss."""
+
+    def __init__(self, has_loss: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, CLASSES))
+        self.has_loss = has_loss
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        logits = self.layers(x)
+        return F.cross_entropy(logits, y) if self.has_loss else logits
+
+
+def entropy(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, y)
+
+
+def squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output, F.one_hot(y, CLASSES).to(output)) / 2
+
+
+def halved(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(output, y)
+    loss /= 2
+    return loss
+
+
+def its_own(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return output
+
+
+LOSSES: list[Callable[..., torch.Tensor]] = [entropy, squared, halved, its_own]
+
+
+def printed(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> list[Any]:
+    seen: list[Any] = []
+    for number in range(6):
+        x, y = batch(number)
+        loss = loss_of(model(x, y), y)
+        if number % 2:
+            seen.append(str(loss))
+        loss.backward()
+        seen += [str(loss), repr(loss.grad_fn).partition(" at ")[0]]
+    return seen
+
+
+@pytest.mark.parametrize("loss_of", LOSSES)
+def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Net(has_loss=loss_of is its_own).double()
+    reference = copy.deepcopy(model)
+    story = manage(model, crew)
+    assert printed(model, loss_of) == printed(reference, loss_of)
+    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
