@@ -210,6 +210,7 @@ class Outputs(NamedTuple):
     generator: bytes  # where the unit drew random numbers
     written: bool  # whether it writes to buffers
     objects: bool  # whether it was given objects: the body is a parcel, with what it has changed of them
+    node: str  # what the first differentiable one comes from, as torch calls it
     tensors: list[Any]
 
 

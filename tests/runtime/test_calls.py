@@ -101,6 +101,7 @@ def test_every_call_runs_in_the_surroundings_of_the_program(crew: Crew) -> None:
         assert torch.equal(after, torch.get_rng_state()), name
         assert made.dtype == expected.dtype, name
         assert torch.equal(made, expected), name
+        assert str(made) == str(expected), name  # with the name of the node that it comes from
         assert (made.requires_grad, made.is_inference()) == (expected.requires_grad, expected.is_inference()), name
     assert found.calls
     assert not found.demotions

@@ -33,6 +33,7 @@ from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given, objects_of, opened
 from gemini.runtime.memory.gone import when_gone
+from gemini.runtime.naming import named
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.transport.packing import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
 
@@ -82,7 +83,7 @@ class Call:
         outputs = self.forward()
         if True in outputs.differentiable:
             self.trained = self.unit.trained()
-            made = iter(RemoteCall.apply(self, len(self.inputs), *self.inputs, *self.trained))
+            made = iter(named(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained))
         else:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]

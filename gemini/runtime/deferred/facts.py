@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.capture.forms import Form
-from gemini.runtime.deferred.naming import node_of
 from gemini.runtime.deferred.work import taken_apart
+from gemini.runtime.naming import node_of
 from gemini.step.tape import Meta, Op
 
 _MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.deferred.naming import named
+from gemini.runtime.naming import named
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
 _BARE = (None, None, None)

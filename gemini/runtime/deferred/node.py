@@ -24,7 +24,7 @@ import torch
 
 from gemini.runtime.controller.remote import token
 from gemini.runtime.deferred.giving import in_graph
-from gemini.runtime.deferred.naming import named
+from gemini.runtime.naming import named
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending

@@ -16,7 +16,7 @@ from torch import nn
 
 from gemini.capture.forms import Form, Ref
 from gemini.capture.values import Encoder, UnsupportedValueError, decode
-from gemini.runtime.deferred.naming import node_of
+from gemini.runtime.naming import node_of
 from gemini.step.tape import Meta, Tape
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given
+from gemini.runtime.naming import node_of
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
 from gemini.runtime.transport.packing import ONLY_TENSORS, Classes, unpack
 from gemini.runtime.transport.tensors import INLINE
@@ -158,7 +159,9 @@ class Calls:
         place = {id(tensor): at for at, tensor in enumerate(inputs)}
         same = [place.get(id(tensor)) for tensor in tensors]
         graded = [at is None and tensor.requires_grad for tensor, at in zip(tensors, same, strict=True)]
+        node = ""
         if True in graded:
+            node = node_of(tensors[graded.index(True)])
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             edges = [edge_of(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
             self.kept[request.number] = Kept(leaves, trained, edges)
@@ -167,7 +170,8 @@ class Calls:
         news = b"" if drawn == self._generator else drawn
         has_objects = bool(unit.audit.given.objects)
         unit.audit.given = self._nothing  # it holds inputs, and so slabs
-        return Outputs(request.number, body, same, graded, news, bool(unit.audit.suspects), has_objects, sent)
+        has_written = bool(unit.audit.suspects)
+        return Outputs(request.number, body, same, graded, news, has_written, has_objects, node, sent)
 
     def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = unpack(request.body, inputs, self.classes)
