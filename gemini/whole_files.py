@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from gemini.errors import ArtifactError
 
@@ -31,6 +33,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
             f"cannot write {path}: {error.strerror or error}\n"
             "    → give a path in a folder that exists and that you may write to"
         ) from error
+
+
+def write_json(path: str | Path, data: Any) -> None:
+    """Write plain data as JSON that people can read, too."""
+    write_whole(Path(path), json.dumps(data, indent=1))
+
+
+def read_json(path: str | Path) -> Any:
+    """Plain data from a file; raises ArtifactError."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ArtifactError(f"{path} is not JSON: {error}") from error
 
 
 def _write_special(target: Path, content: bytes) -> None:

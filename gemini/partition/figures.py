@@ -6,14 +6,14 @@ is what a step needs at its peak under the schedule; the rest of a partition's f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemini.errors import ArtifactError, PartitionError
+from gemini.errors import PartitionError
 from gemini.partition.flows import Flow
+from gemini.whole_files import read_json, write_json
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
@@ -200,21 +200,12 @@ class Analysis:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        try:
-            Path(path).write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be written: {error.strerror}") from error
+        write_json(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> Analysis:
         """Read one that `save` wrote."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ArtifactError(f"{path} is not JSON: {error}") from error
-        return Analysis.from_json(data)
+        return Analysis.from_json(read_json(path))
 
 
 _PLAIN = (

@@ -12,14 +12,14 @@ Inputs of the model and tensors it holds belong to no stage: every stage that re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemini.errors import ArtifactError, PartitionError
+from gemini.errors import PartitionError
+from gemini.whole_files import read_json, write_json
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
@@ -105,21 +105,12 @@ class Partition:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        try:
-            Path(path).write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be written: {error.strerror}") from error
+        write_json(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> Partition:
         """Read one that `save` wrote."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ArtifactError(f"{path} is not JSON: {error}") from error
-        return Partition.from_json(data)
+        return Partition.from_json(read_json(path))
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gemini.errors import ArtifactError, ProfileError
+from gemini.errors import ProfileError
 from gemini.profiling.costs import NodeCost
 from gemini.profiling.measurement import ANALYTIC, MEASURED
+from gemini.whole_files import read_json, write_json
 
 FORMAT = 1
 _LISTS = ("parameters", "saved_values", "input_values", "output_values")
@@ -129,21 +129,12 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON."""
-        try:
-            Path(path).write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be written: {error.strerror}") from error
+        write_json(path, self.to_json())
 
     @staticmethod
     def load(path: str | Path) -> Profile:
         """Read one that `save` wrote."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            raise ArtifactError(f"{path} is not JSON: {error}") from error
-        return Profile.from_json(data)
+        return Profile.from_json(read_json(path))
 
 
 def _tuples(node: dict[str, Any]) -> dict[str, Any]:

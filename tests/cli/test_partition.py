@@ -139,7 +139,7 @@ def test_constraints(run):
         (["--uncut", "nowhere"], "no scope 'nowhere'"),
         (["--micro-batches", "0"], "1 or more"),
         (["--draw", "cut.bmp"], "name a file ending in"),
-        (["--output", "missing/partition.json"], "cannot be written"),
+        (["--output", "missing/partition.json"], "cannot write"),
         (["--profile", "missing.json"], "cannot be read"),
         (["--link", "missing.json"], "cannot be read"),
         (["--device", "cuda:77"], "devices present"),
