@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from gemini.runtime.transport.packing import _by_value, is_the_users
+from gemini.runtime.transport.packing import _by_value, _from_value, is_the_users
 
 TEXT = """
 import threading
@@ -49,7 +48,7 @@ def runs(tmp_path: Path) -> int:
 def test_a_function_arrives_though_its_file_is_not_run(module: ModuleType, tmp_path: Path) -> None:
     body = _by_value(module.scaled)
     sys.modules.pop(module.__name__)  # as in a worker
-    assert pickle.loads(body)(2) == 6
+    assert _from_value(body)(2) == 6
     assert runs(tmp_path) == 1
     assert not cloudpickle.list_registry_pickle_by_value()
 
@@ -57,5 +56,5 @@ def test_a_function_arrives_though_its_file_is_not_run(module: ModuleType, tmp_p
 def test_what_cannot_be_copied_is_imported(module: ModuleType, tmp_path: Path) -> None:
     body = _by_value(module.held)
     sys.modules.pop(module.__name__)
-    assert pickle.loads(body)(2)[0] == 2
+    assert _from_value(body)(2)[0] == 2
     assert runs(tmp_path) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import types
 from collections.abc import Iterator
@@ -110,6 +111,14 @@ def test_code_of_the_program_may_use_modules_that_are_objects(ends: tuple[Link, 
     assert type(torch.backends) is not types.ModuleType
     assert arrived(ends, chosen)() == chosen()
     assert arrived(ends, (lambda x: x, torch.backends.mkldnn))[1] is torch.backends.mkldnn
+
+
+def test_names_that_python_keeps_once_stay_so(ends: tuple[Link, Link]) -> None:
+    def branch(kind: str, other: str = "other_branch") -> tuple[bool, bool]:
+        return operator.is_(kind, "some_branch"), operator.is_(other, "other_branch")
+
+    sent = arrived(ends, {"kinds": [("some_branch", 3)], "branch": branch})
+    assert sent["branch"](sent["kinds"][0][0]) == (True, True)
 
 
 def test_classes_go_by_the_name_that_their_package_has_them_under(ends: tuple[Link, Link]) -> None:

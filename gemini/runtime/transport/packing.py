@@ -7,6 +7,8 @@ Classes and functions that the user's program defines are not importable in a wo
 travel by value once, under a number that both sides use from then on; so an output of such a class comes home as the
 very class that the program knows. A function that holds parts of a module (`m = self.mlp; self.run = lambda x: m(x)`)
 is packed with what holds it: by itself it would have copies, whose weights and modes nobody keeps up to date.
+
+Names that Python keeps once stay so: `kind is "conv"` holds in a worker where it holds in the program.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Classes:
         """Learn what the other side has told."""
         for number, body in news:
             try:
-                self.learn(number, pickle.loads(body))
+                self.learn(number, _from_value(body))
             except Exception as error:  # say so when it is used, not here
                 self.of[number] = Missing(f"{type(error).__name__}: {error}")
 
@@ -208,6 +210,11 @@ def _copied(one: Any) -> bytes:
     return body.getvalue()
 
 
+def _from_value(body: bytes) -> Any:
+    """A class or function that came with its code."""
+    return _CopiedUnpickler(io.BytesIO(body)).load()
+
+
 @contextmanager
 def _without_imports() -> Iterator[None]:
     """Code of all modules of the user's is copied: to import one in a worker would be to run what it does once more.
@@ -244,6 +251,11 @@ def _reduce_method(method: types.MethodType) -> Any:
 _TABLE = ChainMap[Any, Any]({types.MethodType: _reduce_method}, copyreg.dispatch_table)
 
 
+def _kept_once(value: Any) -> str | None:
+    """A string that Python keeps once (a literal, if it looks like a name), which stands for itself; else None."""
+    return value if type(value) is str and value.isidentifier() and sys.intern(value) is value else None
+
+
 class _Packer(pickle.Pickler):
     """For what Python itself can pickle."""
 
@@ -261,11 +273,14 @@ class _Packer(pickle.Pickler):
             return at
         if isinstance(value, _NAMED):
             return self.classes.name(value)
-        return str(self.known[id(value)]) if id(value) in self.known else None
+        return str(self.known[id(value)]) if id(value) in self.known else _kept_once(value)
 
 
 class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]
     """For code that travels by value, with all that it uses."""
+
+    def persistent_id(self, value: Any) -> Any:
+        return _kept_once(value)
 
     def reducer_override(self, value: Any) -> Any:
         found = reduce(value)
@@ -278,6 +293,13 @@ class _ThoroughPacker(_Copier):
     persistent_id = _Packer.persistent_id
 
 
+class _CopiedUnpickler(pickle.Unpickler):
+    """Reads what a `_Copier` wrote."""
+
+    def persistent_load(self, found: str) -> str:
+        return sys.intern(found)
+
+
 class _Unpacker(pickle.Unpickler):
     tensors: Sequence[torch.Tensor | None]
     classes: Classes
@@ -287,7 +309,7 @@ class _Unpacker(pickle.Unpickler):
         if isinstance(found, int):
             return self.tensors[found]
         if isinstance(found, str):
-            return self.known[int(found)]
+            return sys.intern(found) if found.isidentifier() else self.known[int(found)]
         one = self.classes.of[found[0]]
         if isinstance(one, Missing):
             raise pickle.UnpicklingError(one.reason)
