@@ -22,6 +22,7 @@ Sink = Callable[[str, torch.Tensor], Any]  # what to keep of a gradient
 
 _WIDTH = 4096
 _TABLE = 65_521  # a prime: no size of a model divides by it
+_BACKWARD = torch.autograd.backward  # while a model is captured, it may not call this itself
 
 
 def objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -88,7 +89,7 @@ def _by_backward(total: torch.Tensor, named: dict[str, torch.Tensor]) -> Iterato
     for leaf in named.values():
         leaf.grad = None
     try:
-        total.backward()
+        _BACKWARD(total)
         for name, leaf in named.items():
             if leaf.grad is not None:
                 yield name, leaf.grad

@@ -37,6 +37,7 @@ from gemini.capture.scaling import Lookout, scaling_lines
 from gemini.capture.settling import Settling, materialize
 from gemini.capture.state import Saved
 from gemini.capture.traces import Subject, Trace, first_mismatch, mark_batch, other_way, trace
+from gemini.capture.training import refused_training
 from gemini.capture.values import tensors
 from gemini.capture.variants import Validity
 
@@ -83,7 +84,7 @@ class Refinement:
         """The finest graph that equals the model on all batches tried."""
         try:
             held = (*self.call.tensors, *self.model.parameters())
-            with self.saved.watching(), deterministic(held):
+            with self.saved.watching(), deterministic(held), refused_training():
                 self.plan = find_batch(self.model, self.call, self.settling)
                 self.settling.finish(self._first_call)
                 while True:
