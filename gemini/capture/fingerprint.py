@@ -3,7 +3,8 @@
 `self.training`, configurations, the children of containers, replaced forwards, hooks, and the attributes of modules
 and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
 is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
-reads does not take part, nor do modules that run whole: their Python decides anew each time.
+reads does not take part, nor do modules that run whole: their Python decides anew each time. Of these only the rates
+count at which they draw no random numbers.
 """
 
 from __future__ import annotations
@@ -89,6 +90,22 @@ def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
         if key in vars(module) or not isinstance(value, code):
             found.add(f"{key}@{name}")
     return sorted(found)
+
+
+def idle_rates(model: nn.Module, quiet: Iterable[str]) -> list[str]:
+    """The rates, `attribute@module`, at which these modules, which run whole and drew nothing, draw nothing.
+
+    A dropout of 0 or 1 does not draw; with any other it does, and its graph is another.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    return [
+        f"{key}@{name}"
+        for whole in dict.fromkeys(quiet)
+        for name, module in modules.items()
+        if name == whole or name.startswith(f"{whole}.") or not whole
+        for key, value in vars(module).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1)
+    ]
 
 
 def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:

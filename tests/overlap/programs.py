@@ -78,6 +78,13 @@ def dropout(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Se
     return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
 
 
+@program(Plain, "")
+def dropout_turned_on_later(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    model.layers[1].drop.p = 0.3 if step > 2 else 0.0
+    return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
+
+
 @program(Plain)
 def read_early(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
