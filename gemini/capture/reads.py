@@ -7,8 +7,8 @@ alone. What hands the memory to other libraries is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -17,6 +17,7 @@ from gemini.capture.forms import Form, Number, Ref, leaves, refs
 from gemini.capture.node import Node
 from gemini.capture.numbers import Expr, traced
 from gemini.capture.shadow import NoShadow, shadow
+from gemini.capture.sizes import Dynamic
 from gemini.capture.values import LITERALS, strip, tensors, walk
 
 SIZES = frozenset({"size", "shape", "numel", "nelement", "stride", "storage_offset", "__len__"})
@@ -120,7 +121,7 @@ class Recorder(Protocol):
     """The tracer, as far as reads need it."""
 
     nodes: list[Node]
-    dynamic: dict[int, Dynamic]
+    dynamic: dict[Ref, Dynamic]
 
     def origin(self, tensor: torch.Tensor) -> Ref:
         """The node a tensor came from."""
@@ -146,26 +147,19 @@ def short_name(name: str) -> str:
     return f"{owner}=" if last == "__set__" else last
 
 
-@dataclass(frozen=True)
-class Dynamic:
-    """Sizes that depend on contents, and the tensors whose contents decide them."""
-
-    sizes: frozenset[int]
-    causes: tuple[Ref, ...]
-
-
-def expr_data_refs(expr: Any, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
+def expr_data_refs(expr: Any, dynamic: Mapping[Ref, Dynamic]) -> Iterator[Ref]:
     """The tensors whose contents, not only sizes, an expression depends on.
 
-    `dynamic` are the nodes whose sizes depend on contents: reading such a size is reading those contents.
+    `dynamic` are the tensors whose sizes depend on contents: reading such a size is reading those contents.
     """
     if not isinstance(expr, Expr):
         return
     if expr.op == "item":
         yield expr.operands[0]
     elif expr.op in _TENSOR_READS:
-        if expr.operands[0].node in dynamic:
-            yield from dynamic[expr.operands[0].node].causes
+        found = dynamic.get(expr.operands[0])
+        if found is not None and (expr.op != "size" or found.is_dynamic(expr.operands[1])):
+            yield from found.causes
     elif expr.op == "call":
         if short_name(expr.operands[0]) not in _METADATA:
             for part in expr.operands[1:]:
@@ -173,19 +167,6 @@ def expr_data_refs(expr: Any, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
     else:
         for part in expr.operands:
             yield from expr_data_refs(part, dynamic)
-
-
-def size_causes(short: str, args: Any, output: Any) -> list[torch.Tensor]:
-    """The arguments whose contents decide the sizes of an op's result."""
-    if short in ("nonzero", "argwhere", "unique", "unique_consecutive", "_unique2", "bincount"):
-        return [args[0]]
-    if short == "where" and isinstance(output, tuple):
-        return [args[0]]
-    if short in ("repeat_interleave", "masked_select") and len(args) > 1:
-        return [tensor for _, tensor in tensors(args[1])]
-    if short == "__getitem__":
-        return [tensor for _, tensor in tensors(args[1]) if tensor.dtype in (torch.bool, torch.uint8)]
-    return []
 
 
 def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
@@ -198,7 +179,7 @@ def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
     return [at for at, tensor in enumerate(given) if any(tensor is one for one in named)]
 
 
-def data_refs(form: Form, dynamic: Mapping[int, Dynamic]) -> Iterator[Ref]:
+def data_refs(form: Form, dynamic: Mapping[Ref, Dynamic]) -> Iterator[Ref]:
     """The tensors whose contents a form depends on."""
     for leaf in leaves(form):
         if isinstance(leaf, Ref):
@@ -229,8 +210,8 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
     """A size, as traced numbers."""
     value = func(*strip(args), **strip(kwargs))
     ref = recorder.origin(args[0] if args else kwargs.get("input"))
-    if ref.node in recorder.dynamic:
-        return _read_dynamic(recorder, ref, value, args)
+    if ref in recorder.dynamic and short not in ("size", "shape"):
+        return _read_dynamic(recorder, ref, short, value)
     if short == "__len__":
         recorder.guard(Expr("size", (ref, 0)), value, concrete=True)
         return value
@@ -241,14 +222,26 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
     op = "stride" if short == "stride" else "size"
     if isinstance(value, int):
         dim = strip(args[1] if len(args) > 1 else kwargs["dim"])
-        return traced(value, Expr(op, (ref, dim)), recorder)
-    parts = [traced(part, Expr(op, (ref, dim)), recorder) for dim, part in enumerate(value)]
+        return _number(recorder, Expr(op, (ref, dim)), value)
+    parts = [_number(recorder, Expr(op, (ref, dim)), part) for dim, part in enumerate(value)]
     return torch.Size(parts) if isinstance(value, torch.Size) else tuple(parts)
 
 
-def _read_dynamic(recorder: Recorder, ref: Ref, value: Any, args: Any) -> Any:
-    """A size that depends on contents: plain numbers, with a guard on each."""
-    for dim, size in enumerate(args[0].shape):
+def _number(recorder: Recorder, expr: Expr, value: int) -> Any:
+    """A size, traced; one that depends on contents is a plain number with a guard on it."""
+    found = recorder.dynamic.get(expr.operands[0])
+    if found is None or not found.is_dynamic(expr.operands[1]):
+        return traced(value, expr, recorder)
+    recorder.guard(expr, value, concrete=True)
+    return value
+
+
+def _read_dynamic(recorder: Recorder, ref: Ref, short: str, value: Any) -> Any:
+    """What follows from sizes of which some depend on contents."""
+    shape = recorder.dynamic[ref].shape
+    if short in ("numel", "nelement"):
+        return math.prod(_number(recorder, Expr("size", (ref, dim)), size) for dim, size in enumerate(shape))
+    for dim, size in enumerate(shape[:1] if short == "__len__" else shape):
         recorder.guard(Expr("size", (ref, dim)), size, concrete=True)
     return value
 

@@ -21,9 +21,10 @@ from gemini.capture.numbers import Expr
 from gemini.capture.origins import Origins
 from gemini.capture.regions import Region
 from gemini.capture.scaling import REASON, Lookout
+from gemini.capture.sizes import Dynamic, dynamic_sizes, resized
 from gemini.capture.state import python_randomness
 from gemini.capture.storages import Storages
-from gemini.capture.values import Encoder, UnsupportedValueError
+from gemini.capture.values import Encoder, UnsupportedValueError, tensors
 
 _FLOOD = 2000
 
@@ -64,7 +65,8 @@ class Recording:
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
         self.encoder = Encoder(self.origin, self.origins.owner, self.array)
-        self.dynamic: dict[int, reads.Dynamic] = {}  # nodes whose sizes depend on contents
+        self.dynamic: dict[Ref, Dynamic] = {}  # tensors whose sizes depend on contents
+        self.unnamed: KnownTensors[Dynamic] = KnownTensors()  # and those inside leaves
         self.storages = Storages()
         self.last_call: dict[str, int] = {}
         self.names: dict[str, int] = {}
@@ -79,6 +81,7 @@ class Recording:
         self.values = None
         self.known.clear()
         self.smuggled.clear()
+        self.unnamed.clear()
         self.arrays.clear()
         self.kept.clear()
 
@@ -154,7 +157,6 @@ class Recording:
             self.lookout.appended(self.heavy[-1])
         if self.values is not None:
             self.values.append([tensor for _, tensor in made])
-        self._inherit_dynamic(node, [tensor for _, tensor in made], {ref.node for ref in read})
         for path, tensor in made:
             self.register(node, "ret", path, tensor)
 
@@ -165,24 +167,34 @@ class Recording:
             if count > _FLOOD:
                 self.refuse(f"its Python code runs more than {_FLOOD} operations")
 
-    def _inherit_dynamic(self, node: Node, made: list[torch.Tensor], read: set[int]) -> None:
-        """A result that has a dimension of a dynamic argument is dynamic too, unless it was written in place."""
-        fresh = [tensor for tensor in made if tensor not in self.known]
-        sizes = {size for tensor in fresh for size in tensor.shape}
-        found: list[reads.Dynamic] = []
-        for index in sorted(read & self.dynamic.keys()):
-            source = self.dynamic[index]
-            shapes = [meta.shape for meta in self.nodes[index].outputs.values()]
-            taken = (source.sizes & sizes) | _resized(source.sizes, shapes, fresh)
-            if taken:
-                found.append(reads.Dynamic(frozenset(taken), source.causes))
-        if found:
-            causes = dict.fromkeys(cause for source in found for cause in source.causes)
-            self.dynamic[node.id] = reads.Dynamic(frozenset().union(*(one.sizes for one in found)), tuple(causes))
+    def sized(self, tensor: torch.Tensor) -> Dynamic | None:
+        """What of a tensor's sizes depends on contents."""
+        ref = self.known.get(tensor)
+        return self.unnamed.get(tensor) if ref is None else self.dynamic.get(ref)
+
+    def note_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
+        """Note which sizes of an op's new results depend on contents; whether they come to do so by this op.
+
+        `leaf`: what a leaf was given, if the op ran inside one; all of it counts as the cause.
+        """
+        counts = False
+        given = [self.sized(tensor) for _, tensor in tensors((args, kwargs))]
+        inherited = [cause for one in given if one is not None for cause in one.causes]
+        for found in dynamic_sizes(name, args, kwargs, output, self.sized):
+            own = map(self.origin, found.causes) if leaf is None else leaf if found.causes else ()
+            causes = tuple(dict.fromkeys((*inherited, *own)))
+            counts = counts or bool(found.causes)
+            self.unnamed.add(found.tensor, Dynamic(tuple(found.tensor.shape), found.others, causes))
+        return counts
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
         """From now on `tensor` is known as this result of `node`."""
         ref = Ref(node.id, source, path)
+        sizes = self.sized(tensor)
+        if sizes is not None:
+            shape = tuple(tensor.shape)
+            changed = shape != sizes.shape  # in place: by `squeeze_`, say
+            self.dynamic[ref] = Dynamic(shape, resized(shape, lambda *_: True), sizes.causes) if changed else sizes
         self.known.add(tensor, ref)
         node.outputs[source, path] = meta_of(tensor)
         maker = self.storages.made_by(node.id, tensor)
@@ -227,18 +239,6 @@ class Recording:
         if key not in self.guards:
             where = len(self.nodes), tuple(self.scope), source_line()
             self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
-
-
-def _resized(sizes: frozenset[int], shapes: list[tuple[int, ...]], made: list[torch.Tensor]) -> set[int]:
-    """Sizes of results that stand where an argument has a dynamic one, longer or shorter: padded, joined, cut off."""
-    return {
-        after
-        for shape in shapes
-        for tensor in made
-        if tensor.dim() == len(shape)
-        for before, after in zip(shape, tensor.shape, strict=True)
-        if before in sizes and after not in (before, 1)
-    }
 
 
 BRANCHES = "its Python code branches on values the model computes"

@@ -110,13 +110,14 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         node.sketch = sketch(output)
         node.random = random != torch_randomness()
         self.effects(node, given, before)
+        self.note_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, heavy=False)
         if isinstance(output, (tuple, list)) and reads.short_name(name) in reads.PARTS:
-            ref = self.origin(given[0])
-            if ref.node in self.dynamic:  # how many parts there are depends on contents
-                self.guard(Expr("size", (ref, 0)), given[0].shape[0])
-        causes = reads.size_causes(reads.short_name(name), args, output)
-        if causes:
-            sizes = frozenset(tensor.shape[0] for _, tensor in made if tensor.dim())
-            self.dynamic[node.id] = reads.Dynamic(sizes, tuple(self.origin(cause) for cause in causes))
+            self._note_parts(given[0])
         return output
+
+    def _note_parts(self, tensor: torch.Tensor) -> None:
+        """How many parts of a tensor there are may depend on contents."""
+        ref = self.origin(tensor)
+        for dim in sorted(self.dynamic[ref].dims if ref in self.dynamic else ()):
+            self.guard(Expr("size", (ref, dim)), tensor.shape[dim])

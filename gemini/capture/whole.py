@@ -27,6 +27,7 @@ from gemini.capture.node import EMPTY_KWARGS, Node
 from gemini.capture.origins import own_tensors
 from gemini.capture.recording import DRAWS, Coarsen, Recording, Smuggled
 from gemini.capture.scaling import REASON
+from gemini.capture.sizes import Dynamic, resized
 from gemini.capture.sketch import sketch
 from gemini.capture.state import python_randomness, torch_randomness
 from gemini.capture.symbols import symbol_of
@@ -43,7 +44,9 @@ class Leaf:
     uses: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
     made: list[Smuggled] = field(default_factory=list)
+    given: tuple[Ref, ...] = ()
     counts: bool = False  # whether contents decide sizes in it
+    numbers: set[int] = field(default_factory=set)  # what its Python has read of contents, and of such sizes
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ class WholeCalls(Recording):
         node.checkpoint = self.checkpoint if job.module is not None else ""
         self._check_swapped(job.module)
         leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
+        leaf.given = tuple(dict.fromkeys(self.origin(tensor) for tensor in given))
         held, random, memory = sketch((args, kwargs)), torch_randomness(), filled(self.caches)
         state = state_of(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
@@ -195,20 +199,31 @@ class WholeCalls(Recording):
         node.after = self._earlier(job)
         self.effects(node, given, versions)
         self.last_call[job.target] = node.id
+        self._note_results(leaf, given, [tensor for _, tensor in tensors(output)])
         self.append(node, list(tensors(output)), heavy=self._follows_from_weights(job, node))
-        self._sizes_of_contents(node, leaf, given, [tensor for _, tensor in tensors(output)])
         self._side_results(node, job.module, leaf, (args, kwargs))
         self._arrays(node, output)
         self.busy = False
         return output
 
-    def _sizes_of_contents(self, node: Node, leaf: Leaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Where contents decide sizes inside, those that no argument has may depend on them."""
-        sizes = {size for tensor in made for size in tensor.shape} - {size for one in given for size in one.shape}
-        if leaf.counts and sizes:
-            before = self.dynamic.get(node.id, reads.Dynamic(frozenset(), ()))
-            causes = dict.fromkeys((*before.causes, *(self.origin(tensor) for tensor in given)))
-            self.dynamic[node.id] = reads.Dynamic(before.sizes | sizes, tuple(causes))
+    def _note_results(self, leaf: Leaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Sizes of results that may follow from numbers which Python has read inside, or were made out of sight."""
+        sized = [found for tensor in given if (found := self.sized(tensor)) is not None]
+        moving = {one.shape[dim] for one in sized for dim in one.dims}
+        fixed = {size for one in given for size in one.shape}
+        for tensor in made if moving or leaf.numbers else ():
+            before, shape = self.sized(tensor), tuple(tensor.shape)
+            if tensor in self.known:
+                continue
+            read = leaf.numbers | (set() if tensor in self.smuggled else moving)
+
+            def depends(dim: int, size: int, before: Dynamic | None = before, read: set[int] = read) -> bool:
+                others = leaf.counts and bool(leaf.numbers) and size not in fixed
+                return size in read or others or (before is not None and dim in before.dims)
+
+            causes = dict.fromkeys(cause for one in sized for cause in one.causes)
+            causes.update(dict.fromkeys((*(before.causes if before else ()), *(leaf.given if leaf.numbers else ()))))
+            self.unnamed.add(tensor, Dynamic(shape, resized(shape, depends), tuple(causes)))
 
     def _follows_from_weights(self, job: Job, node: Node) -> bool:
         """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
@@ -298,7 +313,7 @@ class WholeCalls(Recording):
             for _, tensor in tensors((args, kwargs)):
                 self._check_touch(leaf, tensor)
             output = func(*args, **kwargs)
-            leaf.counts = leaf.counts or bool(reads.size_causes(reads.short_name(op_name(func)), args, output))
+            self._note_inside(leaf, op_name(func), args, kwargs, output)
             for _, tensor in tensors(output):
                 if tensor not in self.known:
                     self.smuggled.add(tensor, Smuggled(tuple(self.scope)))
@@ -306,6 +321,17 @@ class WholeCalls(Recording):
             return output
         finally:
             self.busy = False
+
+    def _note_inside(self, leaf: Leaf, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Note which sizes in a leaf depend on contents, and what its Python reads of contents and such sizes."""
+        short = reads.short_name(name)
+        if short in reads.SIZES:
+            found = self.sized(args[0]) if args else None
+            leaf.numbers |= {found.shape[dim] for dim in found.dims} if found is not None else set()
+        elif short in reads.READS or short == "tolist":
+            leaf.numbers |= {one for _, one in walk(output) if type(one) is int}
+        elif name:
+            leaf.counts = self.note_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
 
     def _check_touch(self, leaf: Leaf, tensor: torch.Tensor) -> None:
         key = id(tensor)
