@@ -6,10 +6,13 @@ with a state of its own. Tensors are known by version, plain attributes by value
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import nn
+
+from gemini.capture.writes import memory_of
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
@@ -24,10 +27,10 @@ def state_of(module: nn.Module) -> State:
     return {name: tuple(_facts(part)) for name, part in module.named_modules()}
 
 
-def changed(before: State, module: nn.Module) -> list[str]:
-    """The children, or "" for the module itself, whose state is another now."""
+def changed(before: State, module: nn.Module, written: Collection[int] = ()) -> list[str]:
+    """The children, or "" for the module itself, whose state is another now; `written`: memory that the run wrote."""
     after = state_of(module)
-    writing = {name for name, part in module.named_modules() if _counts_batches(part)}
+    writing = {name for name, part in module.named_modules() if _counts_batches(part) or _holds(part, written)}
     return [name for name, facts in after.items() if before.get(name) != facts or name in writing]
 
 
@@ -56,6 +59,12 @@ def _fact(key: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, _PLAIN):
         return key, repr(value)
     return key, id(value), len(value) if isinstance(value, (list, dict, set)) else 0
+
+
+def _holds(part: nn.Module, written: Collection[int]) -> bool:
+    """Whether some of its own tensors look at this memory."""
+    held = (*part._parameters.values(), *part._buffers.values(), *vars(part).values()) if written else ()
+    return any(isinstance(one, torch.Tensor) and memory_of(one) in written for one in held)
 
 
 def _counts_batches(part: nn.Module) -> bool:

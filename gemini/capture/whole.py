@@ -33,6 +33,7 @@ from gemini.capture.state import python_randomness, torch_randomness
 from gemini.capture.symbols import symbol_of
 from gemini.capture.targets import op_name
 from gemini.capture.values import strip, tensors, walk
+from gemini.capture.writes import memory_of
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Leaf:
     given: tuple[Ref, ...] = ()
     counts: bool = False  # whether contents decide sizes in it
     numbers: set[int] = field(default_factory=set)  # what its Python has read of contents, and of such sizes
+    written: set[int] = field(default_factory=set)  # memory, also by way of `.data`, which has versions of its own
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,14 @@ class WholeCalls(Recording):
         self.attributes.see(job.module)
         node.uses = tuple(sorted(leaf.uses))
         if job.module is not None:
-            node.changes = tuple(".".join(filter(None, (job.target, name))) for name in changed(state, job.module))
+            names = changed(state, job.module, leaf.written)
+            node.changes = tuple(".".join(filter(None, (job.target, name))) for name in names)
         node.sketch = sketch(output)
         if (after := sketch((args, kwargs))) != held:
             node.sketch += f" | {after}"
         node.after = self._earlier(job)
-        self.effects(node, given, versions)
+        seen = [version - (memory_of(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
+        self.effects(node, given, seen)
         self.last_call[job.target] = node.id
         self._note_results(leaf, given, [tensor for _, tensor in tensors(output)])
         self.append(node, list(tensors(output)), heavy=self._follows_from_weights(job, node))
@@ -310,10 +314,14 @@ class WholeCalls(Recording):
         """An op inside a leaf: not recorded, but it must not touch tensors that were not handed to the leaf."""
         self.busy = True
         try:
-            for _, tensor in tensors((args, kwargs)):
+            given = [tensor for _, tensor in tensors((args, kwargs))]
+            for tensor in given:
                 self._check_touch(leaf, tensor)
+            versions = self.storages.versions(given)
             output = func(*args, **kwargs)
             self._note_inside(leaf, op_name(func), args, kwargs, output)
+            after = self.storages.versions(given)
+            leaf.written |= {memory_of(one) for one, a, b in zip(given, versions, after, strict=True) if a != b}
             for _, tensor in tensors(output):
                 if tensor not in self.known:
                     self.smuggled.add(tensor, Smuggled(tuple(self.scope)))

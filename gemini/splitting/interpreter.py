@@ -162,12 +162,12 @@ class Interpreter:
 
     def _step(self, at: int) -> None:
         statement = self.statements[at]
+        reason = ""
         try:
             kinds = self._kinds(statement)
-        except Inherited as inherited:
-            kinds = [Opaque(str(inherited))] * len(statement.results)
         except Refused as refused:
-            kinds = [Opaque(f"{statement.where}: {refused}")] * len(statement.results)
+            reason = str(refused) if isinstance(refused, Inherited) else f"{statement.where}: {refused}"
+            kinds = [Opaque(reason)] * len(statement.results)
         known = statement.pure and not statement.random and self._knows(statement)
         for (key, result), kind in zip(statement.results, kinds, strict=True):
             if key in statement.writes:
@@ -188,6 +188,9 @@ class Interpreter:
         self._hand_out(statement)
         for key in statement.writes:
             write(self, statement, key)
+        if reason and statement.writes and not statement.results:  # nothing says what is there now
+            self.rewritten = True
+            self.block(statement, reason)
         if statement.writes and not statement.traced:
             forget(self, statement)
 
