@@ -3,18 +3,26 @@
 A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace, nor has a number that counts
 samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there, nor within it
 what a part that is kept whole did, whose Python is not recorded. They are looked for in the modules that define the
-model's classes, and in those whose functions these have imported (einops).
+model's classes, and in those whose functions these have imported (einops). One that draws random numbers is left alone:
+emptied, it would give others than those that it remembers.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
+
+from gemini.capture.state import python_randomness, torch_randomness, undrawn
+
+_draws: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what is known of memoized functions
 
 
 def find_caches(model: nn.Module) -> list[Any]:
@@ -28,7 +36,38 @@ def find_caches(model: nn.Module) -> list[Any]:
                 found[id(cache)] = cache
     for other in {one for name in names for one in _imported_from(name)} - names:
         found.update((id(value), value) for value in list(_space(other).values()) if _remembers_arguments(value))
-    return list(found.values())
+    return [cache for cache in found.values() if not draws(cache)]
+
+
+def draws(cache: Any) -> bool:
+    """Whether a memoized function of the program's draws random numbers: it is asked once more."""
+    if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
+        return False
+    if cache not in _draws:
+        _draws[cache] = _is_the_programs(cache.__module__) and _draws_again(cache)
+    return _draws[cache]
+
+
+def _is_the_programs(name: str | None) -> bool:
+    from gemini.runtime.transport.packing import is_the_users
+
+    return is_the_users(name)
+
+
+def _draws_again(cache: Any) -> bool:
+    """Whether generators have moved when the function in it has run."""
+    tables = [one for one in gc.get_referents(cache) if type(one) is dict and one is not vars(cache)]
+    key = next(iter(tables[-1]))  # before it come results, which may be dictionaries, too
+    args = key if isinstance(key, tuple) else (key,)
+    mark = next((at for at, one in enumerate(args) if type(one) is object), len(args))  # what is behind it has names
+    named = args[mark + 1 :]
+    with undrawn(), torch.no_grad():
+        before = torch_randomness(), python_randomness()
+        try:
+            cache.__wrapped__(*args[:mark], **dict(zip(named[::2], named[1::2], strict=True)))
+        except Exception:  # it wants to be asked in another way
+            return False
+        return before != (torch_randomness(), python_randomness())
 
 
 def _remembers_arguments(value: Any) -> bool:

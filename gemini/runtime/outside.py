@@ -7,12 +7,14 @@ A worker has the code of the program's classes as it was when it was sent, with 
 good as the originals until the program changes one; then the modules whose code reads it run in the program's process.
 So do those that read weights of others, whose gradients a worker could not give. What counts is code that a forward
 reaches, followed by names; of an object (`args`), the attributes that are named there. A dictionary that grows is a
-cache, which has all it needs after some calls, until it has grown too often for one.
+cache, which has all it needs after some calls, until it has grown too often for one. A memoized function remembers anew
+in a worker, which is as good unless it draws random numbers.
 """
 
 from __future__ import annotations
 
 import dis
+import functools
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -21,12 +23,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from gemini.capture.caches import draws
 from gemini.runtime.transport.packing import is_the_users
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _DESCRIPTORS = (property, staticmethod, classmethod)
+_MEMOIZED = functools._lru_cache_wrapper
 _MISSING = object()
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
 _PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
@@ -97,6 +101,8 @@ class Outside:
         if self.learners:
             return f"its code reads {self.learners[0]}, which has weights and is not of the model"
         for at, entry in enumerate(self.entries):
+            if isinstance(entry.value, _MEMOIZED) and draws(entry.value):
+                return f"its code calls {entry.name}, which remembers random numbers"
             if entry.has_changed():
                 return f"its code reads {entry.name}, which the program changes"
             if entry.growths > self._growths[at]:
@@ -121,6 +127,8 @@ class _Reader:
     def _follow(self, value: Any) -> None:
         if isinstance(value, types.MethodType):
             value = value.__func__
+        elif isinstance(value, _MEMOIZED):
+            value = value.__wrapped__
         if id(value) in self._seen:
             return
         if isinstance(value, types.FunctionType) and is_the_users(value.__module__):
@@ -176,7 +184,8 @@ class _Reader:
         """Values in the attributes of an object, or of a class, that code names."""
         members = getattr(owner, "__dict__", {})
         for one in names & members.keys():
-            if not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS):
+            is_plain = not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS)
+            if is_plain or isinstance(members[one], _MEMOIZED):
                 self._note(f"{name}.{one}", owner, members, one)
 
     def _note(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
@@ -188,7 +197,7 @@ class _Reader:
 
 def _home(value: Any) -> str | None:
     """The module in which a function, a class, or the class of an object is written."""
-    return getattr(value if isinstance(value, (type, *_FUNCTIONS)) else type(value), "__module__", None)
+    return getattr(value if isinstance(value, (type, _MEMOIZED, *_FUNCTIONS)) else type(value), "__module__", None)
 
 
 def _functions(member: Any) -> Iterator[types.FunctionType]:

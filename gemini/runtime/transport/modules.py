@@ -6,10 +6,12 @@ guard nothing across processes: the worker makes its own. Modules of Python whos
 place (`torch.backends`) travel by name, and so do classes that their packages have under another name than their own
 (`torch.nn.attention.SDPBackend`). Functions that an installed package has made inside others, hooks of `transformers`
 for one, have the globals of that package in the worker: copies of these would be told nothing of what it does there.
+A memoized function of the program's travels as the function that it is made of, and remembers for itself there.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import sys
@@ -85,7 +87,23 @@ def reduce(value: Any) -> Any:
         return _named, (value.__module__, name)
     if isinstance(value, types.FunctionType) and _is_made_inside(value):
         return _reduce_function(value)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return reduce_memoized(value)
     return NotImplemented
+
+
+def reduce_memoized(value: Any) -> Any:
+    """A memoized function: by name where a worker can import it, else made again of the function in it."""
+    from gemini.runtime.transport.packing import is_the_users
+
+    parameters = getattr(value, "cache_parameters", None)
+    if parameters is None or not is_the_users(value.__module__):
+        return value.__reduce__()
+    return _memoized, (value.__wrapped__, *parameters().values())
+
+
+def _memoized(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
 
 
 def _is_made_inside(function: types.FunctionType) -> bool:

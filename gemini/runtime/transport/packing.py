@@ -33,7 +33,7 @@ try:
 except ImportError:  # then what workers cannot import cannot be sent
     cloudpickle = None
 
-from gemini.runtime.transport.modules import reduce
+from gemini.runtime.transport.modules import reduce, reduce_memoized
 
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
@@ -248,7 +248,8 @@ def _reduce_method(method: types.MethodType) -> Any:
     return types.MethodType, (function, owner)
 
 
-_TABLE = ChainMap[Any, Any]({types.MethodType: _reduce_method}, copyreg.dispatch_table)
+_OWN = {types.MethodType: _reduce_method, functools._lru_cache_wrapper: reduce_memoized}
+_TABLE = ChainMap[Any, Any](_OWN, copyreg.dispatch_table)
 
 
 def _kept_once(value: Any) -> str | None:
