@@ -246,6 +246,16 @@ def evaluated_between(model: nn.Module, optimizer: torch.optim.Optimizer, step: 
     return seen
 
 
+@program(lambda: Plain(0.3), "")
+def own_teacher(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    logits = model(x)
+    with torch.no_grad():
+        taught = model(x + 0.1)
+    loss = F.cross_entropy(logits, y) + F.mse_loss(logits, taught)
+    return [*finish(loss, optimizer), taught.clone(), torch.rand(2)]
+
+
 @program(Counted)
 def buffers_written_once_a_step(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step, 7)

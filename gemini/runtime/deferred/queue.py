@@ -72,16 +72,22 @@ def is_busy() -> bool:
     return _state.busy > 0
 
 
+def let_pass(draws: bool, writes: bool, until: Pending | None = None) -> None:
+    """Make the calls before this one, or before one that is made at once, if it can be told which came first."""
+    for other in () if is_busy() else waiting():
+        if other is until:
+            break
+        if (other.work.draws and draws) or other.work.writes or writes:
+            other.settle()
+
+
 @contextmanager
 def running(pending: Pending) -> Iterator[None]:
     """A call is made, or made again: those before it come first, where it matters."""
     is_first = pending.state == "waiting"
     work = pending.work
-    for other in waiting() if is_first and not is_busy() else ():
-        if other is pending:
-            break
-        if (other.work.draws and work.draws) or other.work.writes or work.writes:
-            other.settle()
+    if is_first:
+        let_pass(work.draws, work.writes, pending)
     if is_first and work.draws:
         _check(pending)
     _state.busy += 1

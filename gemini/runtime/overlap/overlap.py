@@ -32,7 +32,7 @@ from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Stor
 from gemini.runtime.controller.here import here
 from gemini.runtime.controller.interrupts import Held
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
-from gemini.runtime.deferred import Pending, StepResult, Work, defer, placed
+from gemini.runtime.deferred import Pending, StepResult, Work, defer, placed, queue
 from gemini.runtime.executor.request import StepResult as Ran
 from gemini.runtime.overlap.catalogue import Catalogue
 from gemini.runtime.overlap.checked import checked
@@ -223,6 +223,7 @@ class Overlap:
             with nullcontext() if asked.foreign is None else asked.foreign.as_then():
                 return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
         bound = bind(asked.model, asked.args, asked.kwargs)
+        queue.let_pass(plan.is_random, plan.writes)
         try:
             with Held(), self._leavings.aside(asked.model):
                 self.managed.tell_dropped()
