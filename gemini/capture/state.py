@@ -12,7 +12,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.writes import Copy, has_contents, held_tensors, put_back, watched_writes
+from gemini.capture.writes import Copy, has_contents, held_tensors, memory_of, put_back, watched_writes
 
 _CONTAINERS = (list, dict, set, deque)
 _LIBRARIES = (  # and this one
@@ -212,8 +212,8 @@ _moved: ContextVar[set[str] | None] = ContextVar("moved", default=None)
 
 @contextmanager
 def keeping_memory(model: nn.Module) -> Iterator[set[str]]:
-    """The names of parameters to which runs inside give other memory; they have their own again afterwards."""
-    before = [(name, parameter, parameter.data) for name, parameter in model.named_parameters()]
+    """The names of tensors to which runs inside give other memory; they have their own again afterwards."""
+    before = _memory(held_tensors(model))
     found: set[str] = set()
     token = _moved.set(found)
     try:
@@ -223,13 +223,23 @@ def keeping_memory(model: nn.Module) -> Iterator[set[str]]:
         _moved.reset(token)
 
 
+def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Tensors with the memory that they have, as far as they could be given another one."""
+    return [
+        (name, tensor, tensor.data)
+        for name, tensor in held
+        if has_contents(tensor) and (isinstance(tensor, nn.Parameter) or type(tensor) is torch.Tensor)
+        if memory_of(tensor)
+    ]
+
+
 def _put_memory_back(memory: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
     moved = _moved.get()
     for name, tensor, before in memory:
-        if tensor.data_ptr() != before.data_ptr():  # `parameter.data = …`
+        if tensor.data_ptr() != before.data_ptr():  # `tensor.data = …`
             tensor.data = before
             if moved is not None:
-                moved.add(name)
+                moved.add(name.removeprefix("."))
 
 
 class Saved:
@@ -263,7 +273,7 @@ class Saved:
     def watch_new(self) -> None:
         """Take in tensors that the model has come to hold since."""
         held = [(name, tensor) for name, tensor in held_tensors(self.model) if has_contents(tensor)]
-        self.memory = [(name, tensor, tensor.data) for name, tensor in held if isinstance(tensor, nn.Parameter)]
+        self.memory = _memory(held)
         if self.writes is not None:
             self.writes.watch(held)
         else:

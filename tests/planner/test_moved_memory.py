@@ -1,4 +1,4 @@
-"""A forward that gives a parameter other memory is not planned, and planning leaves all memory as it was."""
+"""A forward that gives a parameter or a buffer other memory is not planned; planning leaves all memory as it was."""
 
 from __future__ import annotations
 
@@ -34,3 +34,28 @@ def test_it_is_not_planned() -> None:
     for name, one in model.named_parameters():
         assert one.data_ptr() == before[name][0]
         assert torch.equal(one, before[name][1])
+
+
+class Counting(nn.Module):
+    """Sets the memory of a buffer, and of a tensor in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.last = nn.Linear(6, 4), torch.zeros(4)
+        self.register_buffer("count", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.data = self.count.data + 1
+        y = self.fc(x)
+        self.last.data = y.detach().mean(0)
+        return y / self.count
+
+
+def test_buffers_have_their_memory_again() -> None:
+    model = Counting()
+    before = [(one.data_ptr(), one.clone()) for one in (model.count, model.last)]
+    with pytest.raises(UnplannableError, match="its forward gives count other memory"):
+        plan_step(model, (torch.randn(8, 6),), {}, Wish(workers=2, micro_batches=2))
+    for one, (place, contents) in zip((model.count, model.last), before, strict=True):
+        assert one.data_ptr() == place
+        assert torch.equal(one, contents)
