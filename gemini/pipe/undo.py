@@ -24,10 +24,11 @@ class Changeable:
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         self.inputs = bool(written) and bool(graph.inputs)
         glue = set(graph.validity.glue) if graph.validity is not None else set()
+        is_open = not written and not any(node.kind == "call" for node in graph.nodes)  # functions may call modules
         self.owners = [
             module
             for name, module in model.named_modules()
-            if any(buffer is not None for buffer in module._buffers.values()) and (written or name not in glue)
+            if any(buffer is not None for buffer in module._buffers.values()) and not (is_open and name in glue)
         ]
         self.blocks = [
             model.get_submodule(node.target) if node.target else model

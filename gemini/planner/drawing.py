@@ -23,6 +23,7 @@ from gemini.planner.step_plan import UnplannableError
 from gemini.randomness.branches import Branches, Made, Unforeseeable, random_guards
 from gemini.randomness.fills import UnsliceableDraw
 from gemini.randomness.recording import Draw, Pattern, Recorder, patterns
+from gemini.splitting.foreseeing import is_foreign
 
 Recorded = list[list[Draw]]
 Drawn = tuple[tuple[Pattern, ...], ...]
@@ -158,3 +159,6 @@ def check_foreign(graph: Graph) -> None:
     found = [name for name, reason in graph.blocks.items() if reason.startswith(DRAWS)]
     if found:
         raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {DRAWS}")
+    for node in graph.nodes:  # drawn ahead it would have no gradient, and layers that it calls would run twice
+        if is_foreign(graph, node) and node.uses:
+            raise UnplannableError(f"{node.name} computes with tensors of the model, and {DRAWS}")

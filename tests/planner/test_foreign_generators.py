@@ -41,3 +41,21 @@ def test_functions_are() -> None:
 def test_modules_have_no_plan() -> None:
     with pytest.raises(UnplannableError, match=r"noise .* NumPy"):
         plan(Encoder(inside=True))
+
+
+class Averaging(Encoder):
+    """The function calls a layer, which keeps something of every run."""
+
+    def __init__(self) -> None:
+        super().__init__(inside=False)
+        self.norm = nn.BatchNorm1d(8)
+
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.FloatTensor(np.random.normal(0, 1, x.shape)) + x)
+
+
+def test_functions_that_compute_with_weights_have_no_plan() -> None:
+    model = Averaging()
+    with pytest.raises(UnplannableError, match=r"noisy .* NumPy"):
+        plan(model)
+    assert model.norm.num_batches_tracked == 0
