@@ -32,6 +32,7 @@ from gemini.runtime.controller.watchers import saves_elsewhere
 from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.generator import get_state, set_state
 from gemini.runtime.given import Given, objects_of, opened
+from gemini.runtime.kept import keep
 from gemini.runtime.memory.gone import when_gone
 from gemini.runtime.naming import named
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
@@ -83,6 +84,7 @@ class Call:
         outputs = self.forward()
         if True in outputs.differentiable:
             self.trained = self.unit.trained()
+            keep(self.inputs)
             made = iter(named(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained))
         else:
             made, self.made = iter(self.made), []

@@ -22,6 +22,7 @@ import torch
 
 from gemini.capture.writes import put_off
 from gemini.runtime.deferred.posing import Posing
+from gemini.runtime.kept import is_kept
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending import Pending
@@ -168,7 +169,8 @@ def place_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
     """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
-    if for_good and not tensor._held and type(real) is torch.Tensor and not real._backward_hooks:
+    is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_kept(real)
+    if for_good and is_free:
         try:
             torch._C._swap_tensor_impl(tensor, real)
         except RuntimeError:  # something in C++ has a hold of it
