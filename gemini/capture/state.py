@@ -7,11 +7,7 @@ keep Python state in their forward: these stay basic blocks, since a graph would
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-import sysconfig
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,14 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini.capture.held import MISSING, copied, equal, generators, is_same, reached
+from gemini.capture.held import put_back as put_items_back
 from gemini.capture.writes import Copy, has_contents, held_tensors, memory_of, put_back, watched_writes
 
-_CONTAINERS = (list, dict, set, deque)
-_LIBRARIES = (  # and this one
-    *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
-    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
-)
-_MANY = 10_000  # items, or containers: more are data, and are not looked into
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
@@ -80,7 +72,7 @@ def torch_randomness() -> tuple[Any, ...]:
 
 
 class Attributes:
-    """The plain attributes of every module, with what containers and objects of the program's own classes hold."""
+    """The plain attributes of every module, with what containers and objects in them hold."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
@@ -88,31 +80,34 @@ class Attributes:
             name: {key: value for key, value in vars(module).items() if key not in _INTERNAL or key == "training"}
             for name, module in self.modules.items()
         }
+        known: dict[int, tuple[tuple[Any, Any], ...]] = {}  # many modules hold the same object: a configuration
         self.contents = {
-            name: {key: tuple((one, _copy(one)) for one in _reached(value)) for key, value in found.items()}
-            for name, found in self.values.items()
+            name: {key: _contents(value, known) for key, value in found.items()} for name, found in self.values.items()
         }
         self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
 
     def changed(self) -> dict[str, list[str]]:
         """Modules whose attributes, buffers or parameters are other objects now, with their names."""
         found: dict[str, list[str]] = {}
+        seen: dict[int, bool] = {}
+
+        def same(held: tuple[tuple[Any, Any], ...]) -> bool:
+            if id(held) not in seen:
+                seen[id(held)] = all(is_same(live, saved) for live, saved in held)
+            return seen[id(held)]
+
         for name, module in self.modules.items():
             before, contents = self.values[name], self.contents[name]
             now = {key: value for key, value in vars(module).items() if key in before or key not in _INTERNAL}
             keys = [
                 key
                 for key in {**before, **now}
-                if now.get(key, _MISSING) is not before.get(key, _MISSING)
-                and not _equal(now.get(key, _MISSING), before.get(key, _MISSING))
+                if now.get(key, MISSING) is not before.get(key, MISSING)
+                and not equal(now.get(key, MISSING), before.get(key, MISSING))
             ]
-            keys += [
-                key
-                for key, held in contents.items()
-                if key in now and not all(_same_items(live, saved) for live, saved in held)
-            ]
+            keys += [key for key, held in contents.items() if key in now and held and not same(held)]
             for live, saved in zip(_slots(module), self.slots[name], strict=True):
-                keys += [key for key, value in live.items() if saved.get(key, _MISSING) is not value]
+                keys += [key for key, value in live.items() if saved.get(key, MISSING) is not value]
             if keys:
                 found[name] = keys
         return found
@@ -129,82 +124,30 @@ class Attributes:
         for key in [key for key in own if key not in _INTERNAL and key not in before and wanted(key)]:
             del own[key]
         for key, value in before.items():
-            if own.get(key, _MISSING) is not value and wanted(key):
+            if own.get(key, MISSING) is not value and wanted(key):
                 own[key] = value
         for key, held in self.contents[name].items():
             for live, saved in held if wanted(key) else ():
-                if not _same_items(live, saved):
-                    _refill(live, saved)
+                if not is_same(live, saved):
+                    put_items_back(live, saved)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
-            for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, _MISSING)]:
+            for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, MISSING)]:
                 if key in saved:
                     live[key] = saved[key]
                 else:
                     del live[key]
 
 
-_MISSING: Any = object()
+def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tuple[tuple[Any, Any], ...]:
+    """What a value holds that can change, each with what it holds in turn."""
+    if id(value) not in known:
+        known[id(value)] = tuple((one, copied(one)) for one in reached(value))
+    return known[id(value)]
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
     """Where a module holds its buffers and parameters; a scripted one holds them out of reach."""
     return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
-
-
-def _reached(value: Any) -> Iterator[Any]:
-    """The containers that a value holds, at any depth, and the attributes of objects of the program's own classes."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting and len(seen) < _MANY:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
-            continue
-        seen.add(id(one))
-        if not isinstance(one, _CONTAINERS):
-            if not _is_of_program(one):
-                continue
-            one = vars(one)
-        yield one
-        if len(one) <= _MANY:
-            waiting += one.values() if isinstance(one, dict) else one
-
-
-def _is_of_program(value: Any) -> bool:
-    """Whether it is an object with attributes, of a class that no library has made."""
-    kind = type(value)
-    if isinstance(value, (nn.Module, torch.Tensor, type)) or not isinstance(getattr(value, "__dict__", None), dict):
-        return False
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return kind.__module__ == "__main__" or (bool(file) and not file.startswith(_LIBRARIES))
-
-
-def _copy(value: Any) -> Any:
-    """The items, as they are: a class of its own may copy itself into something else."""
-    return next(kind(value) for kind in _CONTAINERS if isinstance(value, kind))
-
-
-def _equal(a: Any, b: Any) -> bool:
-    plain = (bool, int, float, str, type(None))
-    return isinstance(a, plain) and isinstance(b, plain) and bool(a == b)
-
-
-def _same_items(a: Any, b: Any) -> bool:
-    """Whether a live container holds what was saved of it."""
-    if not isinstance(a, type(b)) or len(a) != len(b):
-        return False
-    if isinstance(a, dict):
-        return all(key in b and (b[key] is value or _equal(b[key], value)) for key, value in a.items())
-    if isinstance(a, set):
-        return bool(a == b)
-    return all(x is y or _equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _refill(live: Any, saved: Any) -> None:
-    live.clear()
-    if isinstance(live, (dict, set)):
-        live.update(saved)
-    else:
-        live.extend(saved)
 
 
 _moved: ContextVar[set[str] | None] = ContextVar("moved", default=None)
@@ -252,8 +195,8 @@ class Saved:
         self.model = model
         self.attributes = Attributes(model)
         self.generators = Generators()
-        own = (value for module in model.modules() for value in vars(module).values())
-        self.own_generators = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]
+        own = [value for found in self.attributes.values.values() for value in found.values()]
+        self.own_generators = [(one, one.get_state()) for value in own for one in generators(value)]
         self.writes = watched_writes() if watch else None
         self.copies: list[Copy] = []
         self.watch_new()

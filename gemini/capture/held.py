@@ -1,0 +1,202 @@
+"""What an attribute holds: everything in it that a forward can change, copied, compared and put back in place.
+
+Containers and objects at any depth, also in tuples; cells of the program's functions; arrays of NumPy; generators of
+random numbers. Copies are of one level each: what a container holds is copied on its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+_CONTAINERS = (list, dict, set, deque)
+_FIXED = (tuple, frozenset)  # hold what may change, and do not change
+_LIBRARIES = (  # and this one
+    *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+)
+_NAMESPACES = frozenset({"__main__", "types", "argparse", "collections"})
+_MACHINERY = sys.stdlib_module_names | {"torch", "numpy", "gemini", ""}  # whose objects keep no state of a forward
+_SOURCES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+_MANY = 10_000  # items, or containers: more are data, and are not looked into
+_LARGE = 1 << 20  # bytes of an array
+MISSING: Any = object()
+
+
+class Slots:
+    """The attributes of an object that keeps them in slots."""
+
+    def __init__(self, owner: Any, names: list[str]) -> None:
+        self.owner, self.names = owner, names
+
+    def values(self) -> dict[str, Any]:
+        """Those that are set."""
+        return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
+
+
+def reached(value: Any) -> Iterator[Any]:
+    """Whatever a value holds, at any depth, that can change."""
+    return (live for _, found in _walked(value) for live in found)
+
+
+def generators(value: Any) -> list[torch.Generator]:
+    """The generators of torch that a value is, or holds."""
+    return [one for one, _ in _walked(value) if isinstance(one, torch.Generator)]
+
+
+def _walked(value: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """What a value is and holds, at any depth, each with its parts that can change."""
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting and len(seen) < _MANY:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
+            continue
+        seen.add(id(one))
+        found = [*_changeable(one)]
+        yield one, found
+        for live in found:
+            waiting += _items(live)
+        if isinstance(one, _FIXED) and len(one) <= _MANY:
+            waiting += one
+
+
+def _changeable(value: Any) -> Iterator[Any]:
+    """The parts of a value that can change: itself, its attributes, the variables around a function."""
+    if isinstance(value, (*_CONTAINERS, *_SOURCES, bytearray)):
+        yield value
+    elif isinstance(value, np.ndarray):
+        if value.nbytes <= _LARGE and value.flags.writeable:
+            yield value
+    elif isinstance(value, types.MethodType):
+        yield from _changeable(value.__func__)
+    elif isinstance(value, types.FunctionType):
+        yield from (value.__closure__ or ()) if _is_of_program(value.__module__) else ()
+    elif not isinstance(value, (nn.Module, type)) and _keeps_state(type(value).__module__):
+        if isinstance(own := getattr(value, "__dict__", None), dict):
+            yield own
+        if names := [name for kind in type(value).__mro__ for name in _slots(kind)]:
+            yield Slots(value, names)
+
+
+def _slots(kind: type) -> list[str]:
+    """The slots that a class adds."""
+    names = vars(kind).get("__slots__", ())
+    own = [names] if isinstance(names, str) else list(names)
+    return [name for name in own if isinstance(vars(kind).get(name), types.MemberDescriptorType)]
+
+
+def _is_of_program(module: str | None) -> bool:
+    """Whether code of a module is the program's, and of no library."""
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES))
+
+
+def _keeps_state(module: str) -> bool:
+    """Whether objects of a module's classes may keep state of a forward: the program's, and those of most libraries."""
+    return module in _NAMESPACES or _is_of_program(module) or module.partition(".")[0] not in _MACHINERY
+
+
+def _items(live: Any) -> list[Any]:
+    if isinstance(live, Slots):
+        return [*live.values().values()]
+    if isinstance(live, types.CellType):
+        return [copied(live)]
+    if not isinstance(live, _CONTAINERS) or len(live) > _MANY:
+        return []
+    return [*live.values()] if isinstance(live, dict) else [*live]
+
+
+def copied(live: Any) -> Any:
+    """What it holds now: the items as they are, for a class of its own may copy itself into something else."""
+    if isinstance(live, Slots):
+        return live.values()
+    if isinstance(live, types.CellType):
+        try:
+            return live.cell_contents
+        except ValueError:  # not set yet
+            return MISSING
+    if isinstance(live, (np.ndarray, bytearray)):
+        return live.copy()
+    if isinstance(live, random.Random):
+        return live.getstate()
+    if isinstance(live, np.random.Generator):
+        return live.bit_generator.state
+    if isinstance(live, np.random.RandomState):
+        return live.get_state(legacy=False)
+    if isinstance(live, torch.Generator):
+        return live.get_state()
+    return next(kind(live) for kind in _CONTAINERS if isinstance(live, kind))
+
+
+def is_same(live: Any, saved: Any) -> bool:
+    """Whether it holds what was saved of it."""
+    if isinstance(live, np.ndarray):
+        return bool(live.shape == saved.shape and live.tobytes() == saved.tobytes())
+    if isinstance(live, torch.Generator):
+        return bool(torch.equal(live.get_state(), saved))
+    if isinstance(live, (np.random.Generator, np.random.RandomState)):
+        return repr(copied(live)) == repr(saved)
+    if isinstance(live, types.CellType):
+        now = copied(live)
+        return now is saved or equal(now, saved)
+    if isinstance(live, (random.Random, bytearray)):
+        return bool(copied(live) == saved)
+    return _same_items(live.values() if isinstance(live, Slots) else live, saved)
+
+
+def _same_items(a: Any, b: Any) -> bool:
+    if not isinstance(a, type(b)) or len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return all(key in b and (b[key] is value or equal(b[key], value)) for key, value in a.items())
+    if isinstance(a, set):
+        return bool(a == b)
+    return all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two plain values are equal."""
+    plain = (bool, int, float, str, type(None))
+    return isinstance(a, plain) and isinstance(b, plain) and bool(a == b)
+
+
+def put_back(live: Any, saved: Any) -> None:
+    """Have it hold what was saved of it."""
+    if isinstance(live, Slots):
+        for name in live.names:
+            if name in saved:
+                object.__setattr__(live.owner, name, saved[name])
+            elif hasattr(live.owner, name):
+                object.__delattr__(live.owner, name)
+    elif isinstance(live, types.CellType):
+        if saved is not MISSING:
+            live.cell_contents = saved
+    elif isinstance(live, (np.ndarray, bytearray)):
+        live[:] = saved
+    elif isinstance(live, random.Random):
+        live.setstate(saved)
+    elif isinstance(live, np.random.Generator):
+        live.bit_generator.state = saved
+    elif isinstance(live, (np.random.RandomState, torch.Generator)):
+        live.set_state(saved)
+    else:
+        _refill(live, saved)
+
+
+def _refill(live: Any, saved: Any) -> None:
+    live.clear()
+    if isinstance(live, (dict, set)):
+        live.update(saved)
+    else:
+        live.extend(saved)
