@@ -54,6 +54,11 @@ def generators(value: Any) -> list[torch.Generator]:
     return [one for one, _ in _walked(value) if isinstance(one, torch.Generator)]
 
 
+def holds_iterator(value: Any) -> bool:
+    """Whether a value is or holds an iterator (a counter, a generator function at work, an open file)."""
+    return any(isinstance(one, Iterator) for one, _ in _walked(value))
+
+
 def _walked(value: Any) -> Iterator[tuple[Any, list[Any]]]:
     """What a value is and holds, at any depth, each with its parts that can change."""
     seen: set[int] = set()

@@ -8,7 +8,8 @@ good as the originals until the program changes one; then the modules whose code
 So do those that read weights of others, whose gradients a worker could not give. What counts is code that a forward
 reaches, followed by names; of an object (`args`), the attributes that are named there. A dictionary that grows is a
 cache, which has all it needs after some calls, until it has grown too often for one. A memoized function remembers anew
-in a worker, which is as good unless it draws random numbers.
+in a worker, which is as good unless it draws random numbers. Modules that hold an iterator run in the program's
+process, too: it goes on wherever it is asked, and cannot be put back.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ import torch
 from torch import nn
 
 from gemini.capture.caches import draws
+from gemini.capture.held import holds_iterator
 from gemini.runtime.transport.packing import is_the_users
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _FUNCTIONS = (types.FunctionType, types.MethodType)
 _DESCRIPTORS = (property, staticmethod, classmethod)
+_INTERNAL = frozenset(vars(nn.Module()))
 _MEMOIZED = functools._lru_cache_wrapper
 _MISSING = object()
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
@@ -94,12 +97,20 @@ class Outside:
             found |= _Reader().read(*(one for one in vars(part).values() if isinstance(one, _FUNCTIONS)))
         self.entries = [*found.values()]
         self.learners = [entry.name for entry in self.entries if entry.learns]
+        self.iterators = [
+            f"{type(part).__name__}.{key}"
+            for part in module.modules()
+            for key, value in vars(part).items()
+            if key not in _INTERNAL and holds_iterator(value)
+        ]
         self._growths = [0] * len(self.entries)  # that were told
 
     def obstacle(self) -> str:
         """Why this code cannot run elsewhere; '' where it can."""
         if self.learners:
             return f"its code reads {self.learners[0]}, which has weights and is not of the model"
+        if self.iterators:  # a trial run would advance it, and nothing winds it back
+            return f"it holds an iterator, {self.iterators[0]}"
         for at, entry in enumerate(self.entries):
             if isinstance(entry.value, _MEMOIZED) and draws(entry.value):
                 return f"its code calls {entry.name}, which remembers random numbers"

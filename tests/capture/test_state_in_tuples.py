@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import types
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from torch import nn
 
 from gemini.capture.state import Attributes, Saved
+from gemini.runtime.outside import Outside
 
 
 class Slotted:
@@ -98,3 +100,9 @@ def test_changes_are_seen_and_undone(name: str) -> None:
     model(torch.ones(1, 2))
     saved.restore()
     assert look(model.held) == before
+
+
+@pytest.mark.parametrize("held", [itertools.count(), iter([1, 2]), (number for number in range(3))])
+def test_modules_with_iterators_are_not_tried_out(held: Any) -> None:
+    assert Outside(Holding((held,), lambda held: next(held[0]))).obstacle() == "it holds an iterator, Holding.held"
+    assert not Outside(Holding([1, 2], len)).obstacle()
