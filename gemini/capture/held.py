@@ -26,7 +26,6 @@ _LIBRARIES = (  # and this one
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 )
 _NAMESPACES = frozenset({"__main__", "types", "argparse", "collections"})
-_MACHINERY = sys.stdlib_module_names | {"torch", "numpy", "gemini", ""}  # whose objects keep no state of a forward
 _SOURCES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 _MANY = 10_000  # items, or containers: more are data, and are not looked into
 _LARGE = 1 << 20  # bytes of an array
@@ -108,8 +107,11 @@ def _is_of_program(module: str | None) -> bool:
 
 
 def _keeps_state(module: str) -> bool:
-    """Whether objects of a module's classes may keep state of a forward: the program's, and those of most libraries."""
-    return module in _NAMESPACES or _is_of_program(module) or module.partition(".")[0] not in _MACHINERY
+    """Whether objects of a module's classes may keep state of a forward, and nobody else's meanwhile.
+
+    Those of libraries may be used by other threads: to put them back would undo what these have done.
+    """
+    return module in _NAMESPACES or _is_of_program(module)
 
 
 def _items(live: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What a forward changes in tuples, slots, closures, arrays, generators and objects of libraries is put back."""
+"""What a forward changes in tuples, slots, closures, arrays, generators and namespaces is put back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis.database import InMemoryExampleDatabase
 from torch import nn
 
 from gemini.capture.state import Attributes, Saved
@@ -70,7 +69,6 @@ STATES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any],
     ),
     "namespace": (types.SimpleNamespace, add, lambda held: dict(vars(held))),
     "parsed arguments": (argparse.Namespace, add, lambda held: dict(vars(held))),
-    "object of a library": (InMemoryExampleDatabase, add, lambda held: getattr(held, "count", None)),
 }
 
 
