@@ -54,8 +54,11 @@ def generators(value: Any) -> list[torch.Generator]:
 
 
 def holds_iterator(value: Any) -> bool:
-    """Whether a value is or holds an iterator (a counter, a generator function at work, an open file)."""
-    return any(isinstance(one, Iterator) for one, _ in _walked(value))
+    """Whether a value is or holds an iterator that cannot be put back: a counter, a generator function at work, a file.
+
+    Objects of the program's own classes can, whatever they are.
+    """
+    return any(isinstance(one, Iterator) and not _keeps_state(type(one).__module__) for one, _ in _walked(value))
 
 
 def _walked(value: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -104,3 +104,26 @@ def test_changes_are_seen_and_undone(name: str) -> None:
 def test_modules_with_iterators_are_not_tried_out(held: Any) -> None:
     assert Outside(Holding((held,), lambda held: next(held[0]))).obstacle() == "it holds an iterator, Holding.held"
     assert not Outside(Holding([1, 2], len)).obstacle()
+
+
+class Batches:
+    """An iterator of the program, whose state can be put back."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> int:
+        self.at += 1
+        return self.at
+
+
+def test_iterators_of_the_program_can_be_put_back() -> None:
+    model = Holding(Batches(), next)
+    assert not Outside(model).obstacle()
+    held = Attributes(model)
+    model(torch.ones(1, 2))
+    held.restore()
+    assert model.held.at == 0
