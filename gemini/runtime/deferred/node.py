@@ -16,6 +16,7 @@ gradients at once (`giving`): torch's engine takes longer for as many than all e
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,10 +80,10 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         is_usual = not (torch.is_grad_enabled() or pending.has_graph() or _is_batched(gradient))
         pending.arrived(answer.value, is_usual)
-        if answer.gradients is None or not is_usual:
+        factor = gradient.item() if is_usual and answer.gradients is not None else math.nan
+        if not math.isfinite(factor):  # times an infinite one, gradients that are nothing would be no numbers
             return (None, *pending.differentiate(answer.value, gradient, torch.is_grad_enabled()))
         found = answer.take(keep)
-        factor = gradient.item()
         return (None, *_given_away(found if factor == 1 else _scaled(found, factor)))
 
 

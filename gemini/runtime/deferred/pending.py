@@ -169,7 +169,7 @@ class Pending(Values):
             return False
         queue.has_run(self)
         self._contents[root] = result.root.clone()  # the graph gets the object itself
-        gradients, given = self._gradients(result), self.differentiable()
+        gradients, given = self._gradients(result, root), self.differentiable(root)
         # A parameter that the loss reads as well is among the given twice.
         is_done = is_asked and len(given) == len(self.work.parameters) and result.root.is_cpu and is_unseen(given)
         if is_done:
@@ -239,10 +239,18 @@ class Pending(Values):
                     self._show(value)
 
     # ── differentiating again ──────────────────────────────────────────────────────────────────────────────────────
-    def differentiable(self) -> list[torch.Tensor]:
-        """What gradients are given to: parameters, inputs, operands."""
-        operands = [one for one in self.tape.operands.values() if one.requires_grad]
+    def differentiable(self, value: int) -> list[torch.Tensor]:
+        """What gradients are given to from a value: parameters, inputs, operands that it is made of."""
+        operands = [self.tape.operands[number] for number in self._learning(value)]
         return [*self.work.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
+
+    def _learning(self, value: int) -> list[int]:
+        """The operands with a gradient that a value is made of; what others come from may be written to since."""
+        found = [number for number, one in self.tape.operands.items() if one.requires_grad]
+        if not found:
+            return found
+        read = {one for at in self.tape.needed_for(value) for one in self.tape.ops[at].reads()}
+        return [number for number in found if number in read or number == value]
 
     def arrived(self, value: int, is_usual: bool) -> None:
         """A gradient has come to a value of a step that has run: learn for which one it should have been run."""
@@ -267,13 +275,14 @@ class Pending(Values):
         rerun = self._graph
         if rerun is None or create_graph:
             rerun = self._again(connect=create_graph)
+        learning = self._learning(value)
         try:
-            return rerun.differentiate(value, gradient, create_graph)
+            return rerun.differentiate(value, gradient, create_graph, learning)
         except RuntimeError:
             if rerun is not self._graph:
                 raise
         # The program has values of that graph: its own backward has come through there first, and freed it.
-        return self._again(connect=False).differentiate(value, gradient, create_graph)
+        return self._again(connect=False).differentiate(value, gradient, create_graph, learning)
 
     def _again(self, connect: bool) -> Rerun:
         rerun = Rerun.of(self.work.parameters, self.inputs, self.tape.operands, connect)
@@ -314,9 +323,9 @@ class Pending(Values):
         root = self.work.roots.get(hash(self.tape.signature()), max(found))
         return root if root is None or self.is_own(root) else None
 
-    def _gradients(self, result: StepResult) -> list[Any]:
+    def _gradients(self, result: StepResult, root: int) -> list[Any]:
         inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]
-        operands = [result.operands.get(number) for number, one in self.tape.operands.items() if one.requires_grad]
+        operands = [result.operands.get(number) for number in self._learning(root)]
         found = [*result.parameters, *inputs, *operands]
         # The only references from now on: see Answer.take.
         result.parameters, result.inputs, result.operands = [], {}, {}
@@ -353,7 +362,7 @@ class Pending(Values):
             contents = self._contents[value]
             is_differentiable = self.tape.metas[value].requires_grad
             return (
-                Answer(self, value, contents.detach(), None).connect(self.differentiable())
+                Answer(self, value, contents.detach(), None).connect(self.differentiable(value))
                 if is_differentiable
                 else contents
             )

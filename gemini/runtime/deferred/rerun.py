@@ -49,12 +49,13 @@ class Rerun:
         given = {number: stand_in(one) for number, one in operands.items()}
         return Rerun(parameters, [stand_in(one) for one in inputs], given, switch)
 
-    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool) -> list[Any]:
-        """Gradients of parameters, of inputs, and of operands that require one.
+    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, operands: list[int]) -> list[Any]:
+        """Gradients of parameters, of inputs that require one, and of these operands.
 
         Hooks of parameters see them where the program's own backward brings them, and not here as well.
         """
-        wanted = [*self.parameters, *(one for one in (*self.inputs, *self.operands.values()) if one.requires_grad)]
+        inputs = [one for one in self.inputs if one.requires_grad]
+        wanted = [*self.parameters, *inputs, *(self.operands[number] for number in operands)]
         self.switch.is_closed = True
         try:
             with unhooked(self.parameters):
