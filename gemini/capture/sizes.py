@@ -228,6 +228,8 @@ class _Op:
         if self.short in _VIEWS and -1 not in numbers:  # it is as it says, or fails
             return set(), numbers
         moving = {found.shape[dim] for found in self.sized.values() for dim in found.dims}
+        if not self.asks:  # sizes do not fit: it runs only where they are those of what does not depend on contents
+            moving -= {size for tensor in self.given if id(tensor) not in self.sized for size in tensor.shape}
         fixed = {
             size
             for tensor in self.given
