@@ -10,19 +10,22 @@ emptied, it would give others than those that it remembers.
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
-from gemini.capture.state import python_randomness, torch_randomness, undrawn
-
-_draws: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # what is known of memoized functions
+_DEPTH = 3  # functions that call each other
+_DRAWING = frozenset(
+    [
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "random", "uniform",
+        "normal", "bernoulli", "multinomial", "exponential", "geometric", "cauchy", "log_normal", "poisson", "dropout",
+        "sample", "rsample", "shuffle", "choice", "choices", "gauss", "default_rng", "standard_normal", "trunc_normal",
+        "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal", "permutation",
+    ]
+)  # fmt: skip
 
 
 def find_caches(model: nn.Module) -> list[Any]:
@@ -40,12 +43,13 @@ def find_caches(model: nn.Module) -> list[Any]:
 
 
 def draws(cache: Any) -> bool:
-    """Whether a memoized function of the program's draws random numbers: it is asked once more."""
+    """Whether a memoized function of the program's may draw random numbers, by the names that its code uses.
+
+    It is not asked: what it does besides, and how long it takes, is the program's affair.
+    """
     if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
         return False
-    if cache not in _draws:
-        _draws[cache] = _is_the_programs(cache.__module__) and _draws_again(cache)
-    return _draws[cache]
+    return _is_the_programs(cache.__module__) and _may_draw(cache.__wrapped__, _DEPTH)
 
 
 def _is_the_programs(name: str | None) -> bool:
@@ -54,20 +58,23 @@ def _is_the_programs(name: str | None) -> bool:
     return is_the_users(name)
 
 
-def _draws_again(cache: Any) -> bool:
-    """Whether generators have moved when the function in it has run."""
-    tables = [one for one in gc.get_referents(cache) if type(one) is dict and one is not vars(cache)]
-    key = next(iter(tables[-1]))  # before it come results, which may be dictionaries, too
-    args = key if isinstance(key, tuple) else (key,)
-    mark = next((at for at, one in enumerate(args) if type(one) is object), len(args))  # what is behind it has names
-    named = args[mark + 1 :]
-    with undrawn(), torch.no_grad():
-        before = torch_randomness(), python_randomness()
-        try:
-            cache.__wrapped__(*args[:mark], **dict(zip(named[::2], named[1::2], strict=True)))
-        except Exception:  # it wants to be asked in another way
-            return False
-        return before != (torch_randomness(), python_randomness())
+def _may_draw(function: Any, depth: int) -> bool:
+    """Whether code of a function, or of those of the program that it calls by name, names something that draws."""
+    code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None:
+        return False
+    names = set(_names(code))
+    if not _DRAWING.isdisjoint(name.rstrip("_") for name in names):
+        return True
+    called = [space[name] for name in names if isinstance(space.get(name), types.FunctionType)] if depth else []
+    return any(_may_draw(one, depth - 1) for one in called if _is_the_programs(one.__module__))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _names(one)
 
 
 def _remembers_arguments(value: Any) -> bool:
