@@ -107,6 +107,7 @@ def test_a_program_that_trains_single_layers_is_told_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_runs_that_share_a_folder_and_later_ones_that_find_their_plan(folder: Path) -> None:
     expected = run(sys.executable, "train.py", cwd=folder)
     both = [begin(COMMAND, *FORCED, "train.py", cwd=folder) for _ in range(2)]
