@@ -13,10 +13,11 @@ sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
     ours …      the same with a schedule that is asked for by name
 
 `computing` is what the busiest process of a contender computed in a step: how much work there is and how well it is
-divided, on a machine that others use as well. `expected` is what the planner foretold, of the step, of computing and of
-the bubble, before any step; `rehearsed` is the median of some steps as a multiple of what others of them let expect
-(`gemini.report.rehearsal`). With `--seconds` the whole run takes no longer; contenders that are clearly not the fastest
-of their side are then not repeated.
+divided, on a machine that others use as well. `profiled` is what the planner foretold before any step, of the step, of
+computing and of the bubble; `expected` what it expected of each measured step by those before it
+(`gemini.runtime.overlap.rehearsal`), the median of all; `÷ it` the median of the steps as multiples of these. With
+`--seconds` the whole run takes no longer; contenders that are clearly not the fastest of their side are then not
+repeated.
 
 Limits, on a quiet machine: gpt on 2 workers no slower than the best of torch's schedules and within 1.10 of the
 ceiling; head, t5 and unet at least 1.2 times as fast as torch's best; on 4 and 8 workers no slower than torch's best;
@@ -47,7 +48,7 @@ from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
 from gemini.profiling.device import find_device
-from gemini.report.rehearsal import rehearsed
+from gemini.schedule.schedplan import SchedPlan
 
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is
 _CLEARLY = 1.25  # times the fastest of its side: not worth repeating when time is short
@@ -176,8 +177,8 @@ def report(found: Found) -> dict[str, Any]:
     title = f"{task.name}, {task.workers} workers, {task.layers} layers, {task.micro_batches} micro-batches"
     print(f"\n{title}; ready after {found.ours.ready_s:.1f} s")
     heads = (
-        "best", "median", "÷ ceiling", "computing", "expected", "median ÷", "rehearsed", "computing", "bubble",
-        "expected",
+        "best", "median", "÷ ceiling", "computing", "expected", "÷ it", "profiled", "÷ it", "computing", "bubble",
+        "profiled",
     )  # fmt: skip
     print(f"  {'seconds a step':24}" + "".join(f"{head:>10}" for head in heads))
     rows = []
@@ -187,9 +188,9 @@ def report(found: Found) -> dict[str, Any]:
         own = [row["best"], row["median"], row["to_ceiling"], row["computing"]]
         text = "".join(f"{value:10.3f}" for value in own)
         if "expected" in row:
-            text += f"{row['expected']:10.3f}{row['median'] / row['expected']:10.3f}"
-            text += f"{'' if row['rehearsed'] is None else format(row['rehearsed'], '.3f'):>10}"
-            text += f"{row['expected_computing']:10.3f}{row['bubble']:10.1%}{row['expected_bubble']:10.1%}"
+            text += f"{row['expected']:10.3f}{row['to_expected']:10.3f}"
+            text += f"{row['profiled']:10.3f}{row['median'] / row['profiled']:10.3f}"
+            text += f"{row['profiled_computing']:10.3f}{row['bubble']:10.1%}{row['profiled_bubble']:10.1%}"
         print(f"  {one.name:24}{text}")
     for name, reason in found.left_out.items():
         print(f"  {name:24} left out: {reason}")
@@ -217,26 +218,19 @@ def _row(found: Found, one: Contender, ceiling: Contender) -> dict[str, Any]:
     if one.took:
         analysis = found.ours.of(one.name.partition(" ")[2]).analysis
         row |= {
-            "expected": analysis.step_ms / 1e3, "expected_bubble": analysis.bubble,
-            "expected_computing": max(worker.load_ms for worker in analysis.workers) / 1e3,
+            "expected": statistics.median(took.trace.predicted_ms for took in one.took) / 1e3,
+            "to_expected": statistics.median(took.trace.step_ms / took.trace.predicted_ms for took in one.took),
+            "profiled": analysis.step_ms / 1e3, "profiled_bubble": analysis.bubble,
+            "profiled_computing": max(worker.load_ms for worker in analysis.workers) / 1e3,
             "bubble": statistics.median(took.trace.bubble for took in one.took),
-            "actions": _actions(one.took), "rehearsed": _rehearsed(found, one),
+            "actions": _actions(one.took, found.ours.of(one.name.partition(" ")[2]).schedule),
         }  # fmt: skip
     return row
 
 
-def _rehearsed(found: Found, one: Contender) -> float | None:
-    """What half of the steps say about the others: their median as a multiple of it; None where it is not known."""
-    traces = [took.trace for took in one.took]
-    if len(traces) < 2 or found.ours.of(one.name.partition(" ")[2]).tail is not None:
-        return None
-    said, others = traces[::2], traces[1::2]
-    return statistics.median(step.step_ms for step in others) / rehearsed([*said, others[-1]]).rehearsed_ms
-
-
-def _actions(steps: list[Took]) -> list[tuple[int, str, float, float]]:
-    """Of every stage, what its forward and its gradients were expected to take, and took in the middle (ms)."""
-    expected = {(block.stage or 0, block.btype): float(block.span) for block in steps[0].trace.planned}
+def _actions(steps: list[Took], plan: SchedPlan) -> list[tuple[int, str, float, float]]:
+    """Of every stage, what its forward and its gradients take by the profile, and took in the middle (ms)."""
+    expected = {(block.stage or 0, block.btype): float(block.span) for block in plan}
     found: dict[tuple[int, str], list[float]] = {key: [] for key in expected}
     for took in steps:
         for block in took.trace.measured:

@@ -60,7 +60,7 @@ class Ours:
             raise RuntimeError("the model is not managed")
         self.overlap, self.crew = managed.overlap, managed.crew
         self.overlap._trace = self._keep  # type: ignore[method-assign]
-        self._last: tuple[Kind, StepResult] | None = None
+        self._last: tuple[StepPlan, StepResult] | None = None
         for worker, seat in zip(self.crew.workers, seats, strict=True):
             pin(worker.process.pid, seat)
         for what in ("a call that is watched", "a call that is planned for"):
@@ -115,19 +115,17 @@ class Ours:
         seconds, computed = time.perf_counter() - begin, time.thread_time() - before
         if self._last is None:
             raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.story.reasons)}")
-        kind, events = self._last[0], self._last[1].trace
+        plan, events = self._last[0], self._last[1].trace
         first, last = min(event.begin for event in events), max(event.end for event in events)
-        assert kind.plan is not None
-        return Took(seconds, seconds - (last - first), computed, trace_of(kind.plan, events, seconds * 1e3))
+        return Took(seconds, seconds - (last - first), computed, trace_of(plan, events, seconds * 1e3))
 
     def save(self, name: str, folder: Path) -> list[Path]:
         """The trace of one more step, and its picture."""
-        took = self.step(name)
-        assert self._last is not None
-        return trace_of(self.of(name), self._last[1].trace, took.seconds * 1e3).save(folder)
+        return self.step(name).trace.save(folder)
 
     def _keep(self, kind: Kind, ran: Any, _step_ms: float) -> None:
-        self._last = kind, ran
+        assert kind.plan is not None  # as it is before it hears of this step
+        self._last = kind.plan, ran
 
     @property
     def pids(self) -> list[int]:

@@ -175,6 +175,7 @@ def _planned(  # noqa: PLR0917
             draws=(),
             once=(),
             branches=None,
+            rehearsed=None,
             _built={},
         )
     else:

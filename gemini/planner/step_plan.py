@@ -31,6 +31,15 @@ class MeetingError(UnplannableError):
 
 
 @dataclass(frozen=True)
+class Rehearsed:
+    """What is expected of a plan by some of its steps: what they were planned as, with the times that they had."""
+
+    schedule: SchedPlan
+    step_ms: float
+    steps: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """All that is fixed for calls of one kind.
 
@@ -53,6 +62,7 @@ class StepPlan:
     unsplit: str = ""  # why the batch is one micro-batch, all of it
     tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
     is_kept: bool = False  # an earlier run has made it
+    rehearsed: Rehearsed | None = None  # once steps have run by it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -62,8 +72,13 @@ class StepPlan:
 
     @property
     def step_ms(self) -> float:
-        """How long a step is expected to take."""
-        return self.analysis.step_ms
+        """How long a step is expected to take: by those that have run, else by the profile."""
+        return self.analysis.step_ms if self.rehearsed is None else self.rehearsed.step_ms
+
+    @property
+    def expected(self) -> SchedPlan:
+        """The schedule with the times that actions are expected to take."""
+        return self.schedule if self.rehearsed is None else self.rehearsed.schedule
 
     def splits(self, samples: int, micro_batches: int) -> bool:
         """Whether it is for so many samples in as many micro-batches as may be."""
@@ -126,6 +141,7 @@ class StepPlan:
         return (
             f"{self.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
             f"{self.name} with {self.pieces}, {self.step_ms:.0f} ms a step expected"
+            + ("" if self.rehearsed is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")
             + (", plan from cache" if self.is_kept else "")
         )

@@ -38,7 +38,7 @@ class StepTrace:
     predicted_ms: float
     peak_mb: tuple[float, ...] = ()  # of each worker, measured; empty where it was not
     predicted_mb: tuple[float, ...] = ()
-    rehearsed_ms: float = 0.0  # what the steps before it say (`rehearsal`); 0 where there were none
+    profiled_ms: float = 0.0  # what was predicted before any step had run; 0 where that is the same
 
     @property
     def bubble(self) -> float:
@@ -47,8 +47,8 @@ class StepTrace:
 
     def __str__(self) -> str:
         text = f"step {self.step_ms:.1f} ms, {self.predicted_ms:.1f} predicted{self._error(self.predicted_ms)}"
-        if self.rehearsed_ms:
-            text += f", {self.rehearsed_ms:.1f} by the steps before it{self._error(self.rehearsed_ms)}"
+        if self.profiled_ms:
+            text += f", {self.profiled_ms:.1f} by the profile alone{self._error(self.profiled_ms)}"
         text += f"; bubble {self.bubble:.1%}"
         if self.peak_mb and self.predicted_mb:
             text += f"; largest worker {max(self.peak_mb):.0f} MB, {max(self.predicted_mb):.0f} predicted"
@@ -67,6 +67,8 @@ class StepTrace:
     def planned_facts(self) -> tuple[tuple[str, str], ...]:
         """Below it."""
         facts = [("bubble", f"{_bubble(self.planned):.1%}")]
+        if self.profiled_ms:
+            facts.append(("by the profile alone", f"{self.profiled_ms:.1f} ms"))
         if self.predicted_mb:
             facts.append(("largest worker", f"{max(self.predicted_mb):.0f} MB"))
         return tuple(facts)
@@ -85,8 +87,6 @@ class StepTrace:
             ("from first action to last", f"{inside:.1f} ms"),
             ("before and after", f"{max(0.0, self.step_ms - inside):.1f} ms"),
         ]
-        if self.rehearsed_ms:
-            facts.append(("by the steps before it", f"{self.rehearsed_ms:.1f} ms{self._error(self.rehearsed_ms)}"))
         if self.peak_mb:
             facts.append(("largest worker", f"{max(self.peak_mb):.0f} MB"))
         return tuple(facts)

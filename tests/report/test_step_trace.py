@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gemini.errors import InvalidPlanError
-from gemini.report.rehearsal import rehearsed, respanned
 from gemini.report.step_trace import Ran, StepTrace, executed
 from gemini.schedule.export.perfetto import load_trace
 from gemini.schedule.library import library
@@ -58,27 +57,8 @@ def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
     assert dict(trace.planned_facts)["bubble"] == "20.0%"  # 1F1B: 3 of 15 units
 
 
-def test_steps_before_it_tell_what_a_step_takes() -> None:
-    """Twice as slow as planned, every time: the plan is wrong, what follows from its first steps is not."""
-    plan = library("zb_h1", 2, 6)
-    steps = []
-    for seed in range(4):
-        times = simulate(plan, jitter=0.02, seed=seed).times
-        ran = [Ran(plan.device(block)[0], block.action, *(2 * at for at in times[block])) for block in times]
-        measured = executed(plan, ran)
-        steps.append(StepTrace(plan, measured, float(measured.nsteps) + 3.0, float(plan.nsteps)))
-    found = rehearsed(steps)
-    assert found.step_ms / found.predicted_ms > 1.9
-    assert found.rehearsed_ms == pytest.approx(found.step_ms, rel=0.03)
-    assert found.measured is steps[-1].measured
-    assert "by the steps before it" in str(found)
-    assert "by the steps before it" in dict(found.measured_facts)
-
-
-def test_orders_stay_and_nothing_overlaps_with_other_times() -> None:
-    plan = library("1f1b", 3, 5)
-    slow = executed(plan, ran_slower(plan))
-    found = respanned(plan, [slow]).require().executed()
-    for device in range(3):
-        assert [b.action for b in found.device_blocks(device)] == [b.action for b in plan.device_blocks(device)]
-    assert found.validate() is found
+def test_what_the_profile_said_is_told_beside_what_steps_say() -> None:
+    plan = library("1f1b", 2, 4)
+    trace = StepTrace(plan, executed(plan, ran_slower(plan)), 50.0, 40.0, profiled_ms=25.0)
+    assert "40.0 predicted (+25.0%), 25.0 by the profile alone (+100.0%)" in str(trace)
+    assert dict(trace.planned_facts)["by the profile alone"] == "25.0 ms"

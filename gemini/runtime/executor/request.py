@@ -142,7 +142,12 @@ class StepResult:
     @property
     def trace(self) -> list[Event]:
         """What all workers did."""
-        return [Event(place, *event) for place, events in self.told for event in marshal.loads(events)]
+        return events_of(self.told)
+
+
+def events_of(told: Sequence[tuple[int, bytes]]) -> list[Event]:
+    """What workers did, as each tells it."""
+    return [Event(place, *event) for place, events in told for event in marshal.loads(events)]
 
 
 def inputs_of(

@@ -35,6 +35,7 @@ from gemini.runtime.overlap.roster import Roster
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
+    from gemini.runtime.executor.request import StepResult
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
@@ -116,6 +117,20 @@ class Catalogue:
         for found in self.kinds.values():
             found[:] = [one for one in found if one is not kind]
         return True
+
+    def ran(self, kind: Kind, ran: StepResult, step_ms: float, samples: int) -> None:
+        """A step has run by the plan of a kind; what is expected of the next may be another time."""
+        if kind.plan is None:
+            return
+        is_told = kind.plan is self.told
+        if is_told:
+            self.story.timed(step_ms)
+        renewed = kind.rehearsal.add(kind.plan, ran, step_ms) if samples == kind.plan.batch.size else None
+        if renewed is None:
+            return
+        kind.plan = renewed
+        if is_told:
+            self.told, self.story.plan = renewed, str(renewed)
 
     def undivided_like(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""

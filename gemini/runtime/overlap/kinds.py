@@ -13,6 +13,7 @@ from torch import nn
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.runtime.deferred.work import Outline, Work
+from gemini.runtime.overlap.rehearsal import Rehearsal
 from gemini.runtime.overlap.resembling import returns_alike
 from gemini.runtime.overlap.roster import Roster
 
@@ -60,6 +61,7 @@ class Kind:
     order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
     variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
     undivided: Kind | None = None  # for losses that do not split
+    rehearsal: Rehearsal = field(default_factory=Rehearsal)
 
     @property
     def is_used(self) -> bool:

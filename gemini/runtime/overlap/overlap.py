@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.controller.managed import Managed
     from gemini.runtime.executor.executor import Executor
-    from gemini.runtime.overlap.tracing import Tracing
 
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
@@ -80,7 +79,6 @@ class Overlap:
         self.managed, self.story, self.trace = managed, story, trace
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.steps = 0
-        self._tracing: Tracing | None = None
         self._roster: Roster | None = None
         self._leavings = Leavings()
         self.catalogue = Catalogue(managed, planner, story, self._leavings)
@@ -278,9 +276,8 @@ class Overlap:
         step_ms = (time.perf_counter() - began) * 1e3
         self._took(kind.plan)
         self.steps += 1
-        if kind.plan is self.catalogue.told:
-            self.story.timed(step_ms)
         self._trace(kind, ran, step_ms)
+        self.catalogue.ran(kind, ran, step_ms, samples)
         follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran, means)
 
@@ -318,14 +315,12 @@ class Overlap:
         return executor_for(kind, prepared, known, self.managed)
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
-        if self.trace is None:
+        if self.trace is None or kind.plan is None:
             return
-        if self._tracing is None:
-            from gemini.runtime.overlap.tracing import Tracing
+        from gemini.runtime.overlap.tracing import save_step
 
-            self._tracing = Tracing(self.trace / self.managed.name)
         with undrawn():
-            files = self._tracing.add(kind, self.steps, ran.trace, step_ms)
+            files = save_step(self.trace / self.managed.name, kind.plan, self.steps, ran.trace, step_ms)
         self.story.traces += [str(path) for path in files]
 
 

@@ -1,0 +1,79 @@
+"""Rehearsal: what a step is expected to take once some have run.
+
+A plan is made from a profile of one process, with what probes say of workers beside each other. What actions take in
+the workers, in their caches, on their cores, is known after a step. The same orders with those times say how long the
+next one takes. The first step is not warm; the plan hears of the second, third, fifth, ninth and so on, each time of
+the last few: a machine's speed changes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gemini.planner.step_plan import Rehearsed
+from gemini.runtime.executor.request import events_of
+from gemini.schedule.block import LETTERS, Block, Number
+from gemini.schedule.simulate import simulate
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.executor.request import Event, StepResult
+    from gemini.schedule.schedplan import SchedPlan
+
+TYPES = {letter: btype for btype, letter in LETTERS.items()} | {btype: btype for btype in LETTERS}  # of events
+_LAST = 4  # steps
+Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
+
+
+class Rehearsal:
+    """The steps of one plan."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # told, and how long it took
+
+    def add(self, plan: StepPlan, ran: StepResult, step_ms: float) -> StepPlan | None:
+        """One more has run; the plan with what is expected now, None where that is not looked at."""
+        self.count += 1
+        if self.count == 1:
+            return None
+        self._last.append((ran.told, step_ms))
+        before = self.count - 1
+        if before & (before - 1) or plan.tail is not None:  # what a tail takes is no action's time
+            return None
+        return replace(plan, rehearsed=rehearsed(plan.schedule, [(events_of(told), ms) for told, ms in self._last]))
+
+
+def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehearsed:
+    """The same orders, with actions as long as they were in these steps: what workers did, and the step (ms)."""
+    spans = middle([spans_of(events) for events, _ in steps])
+
+    def span(block: Block) -> Number:
+        return spans.get((block.stage or 0, block.btype), block.span)
+
+    found = simulate(plan, spans=span)
+    around = statistics.median(ms - _inside(events) for events, ms in steps)
+    return Rehearsed(found.executed(), float(found.makespan) + around, len(steps))
+
+
+def spans_of(events: list[Event]) -> Spans:
+    """What actions took in a step: the mean of all micro-batches, whose sum a worker is busy for."""
+    took: dict[tuple[int, str], list[float]] = {}
+    for event in events:
+        if event.kind in TYPES:
+            took.setdefault((event.stage, TYPES[event.kind]), []).append((event.end - event.begin) * 1e3)
+    return {key: max(statistics.fmean(found), 1e-6) for key, found in took.items()}
+
+
+def middle(steps: list[Spans]) -> Spans:
+    """The median of some steps."""
+    return {key: statistics.median(one[key] for one in steps if key in one) for key in set().union(*steps)}
+
+
+def _inside(events: list[Event]) -> float:
+    """From the first action of a step to the end of the last (ms)."""
+    done = [event for event in events if event.kind in TYPES]
+    return (max(event.end for event in done) - min(event.begin for event in done)) * 1e3

@@ -1,0 +1,96 @@
+"""What is expected of steps follows those that have run."""
+
+from __future__ import annotations
+
+import gc
+import marshal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.controller import dispatch
+from gemini.runtime.executor.request import Event, StepResult, events_of
+from gemini.runtime.overlap.rehearsal import rehearsed
+from gemini.schedule.block import LETTERS
+from gemini.schedule.library import library
+from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.simulate import simulate
+
+
+def told(plan: SchedPlan, factor: float, seed: int) -> tuple[list[Event], float]:
+    """A step that takes so many times as long as planned, with some noise; and 3 ms around it."""
+    ran = simulate(plan, jitter=0.02, seed=seed)
+    events = [
+        Event(plan.device(b)[0], LETTERS[b.btype], b.stage or 0, b.mid, *(float(at) * factor / 1e3 for at in times))
+        for b, times in ran.times.items()
+    ]
+    return events, float(ran.makespan) * factor + 3.0
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_h1", "zb_v"])
+def test_steps_that_ran_tell_what_the_next_takes(name: str) -> None:
+    """Twice as slow as planned, every time, but for one that was disturbed."""
+    plan = library(name, 2, 6)
+    steps = [told(plan, factor, seed) for seed, factor in enumerate((2.0, 5.0, 2.0, 2.0))]
+    found = rehearsed(plan, steps)
+    assert found.step_ms == pytest.approx(told(plan, 2.0, 9)[1], rel=0.05)
+    for device in range(2):
+        expected = [block.action for block in found.schedule.device_blocks(device)]
+        assert expected == [block.action for block in plan.device_blocks(device)]
+    assert found.schedule.validate() is found.schedule
+
+
+def test_waiting_is_no_action() -> None:
+    plan = library("1f1b", 2, 4)
+    events, ms = told(plan, 1.0, 0)
+    waits = [Event(0, "wait", 0, 0, 0.0, 100.0)]
+    assert rehearsed(plan, [([*waits, *events], ms)]).step_ms == rehearsed(plan, [(events, ms)]).step_ms
+
+
+def test_what_workers_tell_is_read_as_they_wrote_it() -> None:
+    said = [(1, marshal.dumps([("F", 0, 2, 1.0, 2.0)]))]
+    assert events_of(said) == StepResult(None, told=said).trace == [Event(1, "F", 0, 2, 1.0, 2.0)]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(128, 128) for _ in range(6)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).tanh()
+
+
+def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
+    model = Net()
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path), trace=True
+    )
+    GeminiCompiler().compiler(model, config)
+    managed = dispatch.find(model)
+    assert managed is not None
+    assert managed.overlap is not None
+    expected = []
+    try:
+        for step in range(15):
+            model(torch.ones(8 if step not in {5, 7} else 6, 128)).sum().backward()
+            for (kind,) in managed.overlap.catalogue.kinds.values():
+                assert kind.plan is not None
+                expected.append(kind.plan.step_ms)
+                assert kind.plan.analysis.step_ms == expected[0]
+        held = [one for one in gc.get_objects() if type(one) is StepResult]
+    finally:
+        managed.crew.stop()
+    ran = managed.overlap.steps
+    assert ran >= 10
+    assert kind.rehearsal.count == ran - 1  # one had other samples
+    assert len(set(expected)) == 5  # by the profile, then by the second, third, fifth and ninth step
+    assert kind.plan.rehearsed is not None
+    assert kind.plan.rehearsed.steps == 4
+    assert f"({expected[0]:.0f} by the profile alone)" in managed.overlap.story.plan
+    assert managed.overlap.catalogue.told is kind.plan
+    assert len(managed.overlap.story.traces) >= 2
+    assert not held  # gradients would be, and outputs in the workers
