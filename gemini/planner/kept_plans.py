@@ -67,6 +67,14 @@ def kept_or_made(
     return *made, False
 
 
+def keep(graph: Graph, wish: Wish, micro_batches: int, pieces: float, found: Found) -> None:
+    """Have later runs begin with this."""
+    folder = _folder(wish)
+    if folder is not None:
+        key = plan_key(graph, wish, micro_batches, pieces)
+        _write(folder / f"{key}.json", key, *found)
+
+
 def _folder(wish: Wish) -> Path | None:
     from gemini.profiling.cache import default_folder
 

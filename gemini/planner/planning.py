@@ -26,9 +26,10 @@ from gemini.partition.options import Options, Worker
 from gemini.planner import ways
 from gemini.planner.contention import Contention
 from gemini.planner.drawing import check_foreign, record_draws
+from gemini.planner.experience import asked_again, learned
 from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import check_left, find_written
-from gemini.planner.kept_plans import kept_or_made
+from gemini.planner.kept_plans import keep, kept_or_made
 from gemini.planner.layouts import layouts
 from gemini.planner.learners import check_held, check_read
 from gemini.planner.plan_files import by_file
@@ -58,6 +59,7 @@ from gemini.splitting.statistics import couples
 _SHORT = 1e-6  # ms
 _CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
 _NEAR = 0.03  # stages so close to an even share are not searched on
+_CLEARLY = 0.04  # of a step, by which another plan must be shorter to take the place of one that runs
 LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 
@@ -99,7 +101,8 @@ def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], w
     check_scripted(model)
     check_held(model)
     with keeping_memory(model) as moved, muted():  # its calls will give its warnings
-        plan = _plan(model, args, kwargs, wish)
+        known = asked_again()
+        plan = _plan(model, args, kwargs, wish) if known is None else _again(known, args, kwargs, wish)
     if moved:  # in a worker it would leave the memory that is shared
         raise UnplannableError(f"its forward gives {min(moved)} other memory")
     return plan
@@ -121,6 +124,29 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
         return _planned(*whole_batch(model, args, kwargs, batch, wish), reason, args, kwargs, wish)
     except UnplannableError as error:
         raise UnplannableError(reason if str(error) in reason else f"{reason}; and as one: {error}") from error
+
+
+def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
+    """A plan made again from what its actions took; the same one where no other is clearly faster."""
+    profile, options = learned(plan), wish.options(plan.micro_batches, plan.repeats)
+    choice = _chosen(plan.graph, profile, wish, options, is_bound=True)
+    if not choice.analysis.fits or choice.plan.nsteps > (1 - _CLEARLY) * plan.expected.nsteps:
+        return plan
+    keep(plan.graph, wish, plan.micro_batches, plan.repeats, (profile, choice))
+    made = replace(
+        plan,
+        profile=profile,
+        partition=choice.partition,
+        analysis=choice.analysis,
+        schedule=choice.plan,
+        name=choice.name,
+        rehearsed=None,
+        draws=(),
+        once=(),
+        is_kept=False,
+        _built={},
+    )
+    return _with_effects(made, args, kwargs, wish)
 
 
 def _gathered(  # noqa: PLR0917
@@ -175,6 +201,7 @@ def _planned(  # noqa: PLR0917
             draws=(),
             once=(),
             branches=None,
+            repeats=pieces,
             rehearsed=None,
             _built={},
         )
@@ -190,20 +217,24 @@ def _planned(  # noqa: PLR0917
         partition = choice.partition if tail is None else tail.apart(choice.partition)
         plan = StepPlan(
             graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
-            tail=tail, is_kept=is_kept,
+            tail=tail, repeats=pieces, is_kept=is_kept,
         )  # fmt: skip
         if tail is not None:
             tail_of(plan, plan.build())
             check_backward(plan, plan.build())
-    plan = replace(plan, unsplit=unsplit)
+    return _with_effects(replace(plan, unsplit=unsplit), args, kwargs, wish)
+
+
+def _with_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
+    """With the buffers that its stages write, and the numbers that they draw."""
     plan = replace(plan, once=find_written(plan))
-    if wish.rng == "fast" and not random_guards(graph):
+    if wish.rng == "fast" and not random_guards(plan.graph):
         return plan
-    if unsplit:
+    if plan.unsplit:
         piped = plan.build()
         return replace(plan, draws=whole_draws(piped, args, kwargs), branches=whole_branches(piped, args, kwargs))
-    draws, branches = record_draws(plan.build(), args, kwargs, batch)
-    return replace(plan, draws=draws if tail is None else tail.draws(draws), branches=branches)
+    draws, branches = record_draws(plan.build(), args, kwargs, plan.batch)
+    return replace(plan, draws=draws if plan.tail is None else plan.tail.draws(draws), branches=branches)
 
 
 def _check_coupling(model: nn.Module, wish: Wish) -> None:

@@ -61,6 +61,7 @@ class StepPlan:
     once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
     unsplit: str = ""  # why the batch is one micro-batch, all of it
     tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
+    repeats: float = 1.0  # of what was captured and profiled, in a batch
     is_kept: bool = False  # an earlier run has made it
     rehearsed: Rehearsed | None = None  # once steps have run by it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)

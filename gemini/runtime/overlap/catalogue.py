@@ -15,6 +15,7 @@ from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError
 from gemini.errors import GeminiError, ScheduleError
 from gemini.planner.contention import among
+from gemini.planner.experience import learning_from
 from gemini.planner.reuse import reusing
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.tails import gathering
@@ -43,6 +44,7 @@ _CHANGES = 8  # times that plans are made again for a model that the program cha
 _FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
 _NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
 _FAILED = "planning failed: "
+_LEAST_MS = 2000.0  # that making a plan takes, whatever making the first took: it may have been kept
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
@@ -125,12 +127,33 @@ class Catalogue:
         is_told = kind.plan is self.told
         if is_told:
             self.story.timed(step_ms)
-        renewed = kind.rehearsal.add(kind.plan, ran, step_ms) if samples == kind.plan.batch.size else None
-        if renewed is None:
+        if samples != kind.plan.batch.size:
             return
-        kind.plan = renewed
-        if is_told:
-            self.told, self.story.plan = renewed, str(renewed)
+        renewed = kind.rehearsal.add(kind.plan, ran, step_ms, max(kind.planning_ms, _LEAST_MS))
+        if renewed is not None:
+            kind.plan = renewed
+            if is_told:
+                self.told, self.story.plan = renewed, str(renewed)
+
+    def plan_again(self, kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
+        before, began = kind.plan, time.perf_counter()
+        assert before is not None
+        kind.rehearsal.is_due = False
+        kind.changes += 1
+        try:
+            with here(), hookless(model), undrawn(), learning_from(before):
+                plan = self.planner(model, args, kwargs)
+            self._check(plan)
+        except Exception:  # the one that runs is as good as it was
+            return
+        if plan is before:
+            return
+        kind.change(plan)
+        if before is self.told:
+            self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
+        took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
+        self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
     def undivided_like(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
@@ -188,7 +211,7 @@ class Catalogue:
                 text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
                 self.managed.record.say(text, once=plan.unsplit)
             self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
-            return Kind(plan, "", shapes)
+            return Kind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
         self._say(reason)
         return Kind(None, reason, shapes)
 

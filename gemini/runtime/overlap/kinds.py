@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gemini.runtime.overlap.losses import Prepared
 
 
+_CHANGES = 2  # times that a plan is made again: each stops a run for seconds
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 
@@ -62,6 +63,22 @@ class Kind:
     variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
     undivided: Kind | None = None  # for losses that do not split
     rehearsal: Rehearsal = field(default_factory=Rehearsal)
+    planning_ms: float = 0.0
+    changes: int = 0  # times that its plan was made again
+
+    @property
+    def may_change(self) -> bool:
+        """Whether its plan could be made again from what steps took."""
+        plan = self.plan
+        if plan is None or plan.tail is not None or plan.unsplit or plan.branches is not None or self.variants:
+            return False
+        return self.changes < _CHANGES and len({block.stage for block in plan.schedule}) == plan.partition.nstages
+
+    def change(self, plan: StepPlan) -> None:
+        """Go on by another plan for the same graph."""
+        self.plan, self.executor, self.order = plan, None, None
+        self.prepared.clear()
+        self.rehearsal = Rehearsal()
 
     @property
     def is_used(self) -> bool:

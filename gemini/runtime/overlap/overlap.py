@@ -245,6 +245,8 @@ class Overlap:
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def _run(self, kind: Kind, samples: int, pending: Pending, tape: Tape, root: int) -> StepResult | None:
         assert kind.plan is not None
+        if kind.rehearsal.is_due:
+            self._again(kind, pending)
         sizes = piece_sizes(samples, kind.plan.micro_batches)
         alive = pending.alive()
         key = (tape.signature(), root, tuple(alive), tuple(sizes))
@@ -280,6 +282,17 @@ class Overlap:
         self.catalogue.ran(kind, ran, step_ms, samples)
         follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran, means)
+
+    def _again(self, kind: Kind, pending: Pending) -> None:
+        """Have the plan of a kind made again before a step."""
+        on_cpu = all(worker.device.kind == "cpu" for worker in self.managed.crew.workers)
+        if not kind.may_change or not on_cpu:
+            kind.rehearsal.is_due = False
+            return
+        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
+            pending.region.enter(stack, Region.current())
+            self.catalogue.plan_again(kind, pending.work.model, args, kwargs)
 
     def _as_one(
         self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str, *, of_batch: bool = True

@@ -3,7 +3,8 @@
 A plan is made from a profile of one process, with what probes say of workers beside each other. What actions take in
 the workers, in their caches, on their cores, is known after a step. The same orders with those times say how long the
 next one takes. The first step is not warm; the plan hears of the second, third, fifth, ninth and so on, each time of
-the last few: a machine's speed changes.
+the last few: a machine's speed changes. Where a worker turns out to have more to do than the others, and steps have
+lost more by that than planning takes, the plan is to be made again (`planner.experience`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gemini.planner.experience import lost_ms
 from gemini.planner.step_plan import Rehearsed
 from gemini.runtime.executor.request import events_of
 from gemini.schedule.block import LETTERS, Block, Number
@@ -23,19 +25,21 @@ if TYPE_CHECKING:
     from gemini.runtime.executor.request import Event, StepResult
     from gemini.schedule.schedplan import SchedPlan
 
+Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
 TYPES = {letter: btype for btype, letter in LETTERS.items()} | {btype: btype for btype in LETTERS}  # of events
 _LAST = 4  # steps
-Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
+_MUCH = 0.04  # of a step, lost by workers that wait for one that is busy for longer than planned
 
 
 class Rehearsal:
     """The steps of one plan."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # of steps
+        self.is_due = False  # to make the plan again: its steps have lost more than that takes
         self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # told, and how long it took
 
-    def add(self, plan: StepPlan, ran: StepResult, step_ms: float) -> StepPlan | None:
+    def add(self, plan: StepPlan, ran: StepResult, step_ms: float, planning_ms: float) -> StepPlan | None:
         """One more has run; the plan with what is expected now, None where that is not looked at."""
         self.count += 1
         if self.count == 1:
@@ -44,7 +48,10 @@ class Rehearsal:
         before = self.count - 1
         if before & (before - 1) or plan.tail is not None:  # what a tail takes is no action's time
             return None
-        return replace(plan, rehearsed=rehearsed(plan.schedule, [(events_of(told), ms) for told, ms in self._last]))
+        found = replace(plan, rehearsed=rehearsed(plan.schedule, [(events_of(told), ms) for told, ms in self._last]))
+        lost = lost_ms(found)
+        self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
+        return found
 
 
 def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehearsed:

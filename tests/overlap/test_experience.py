@@ -1,0 +1,183 @@
+"""A plan is made again where its steps show that work is not divided as planned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.controller import dispatch
+from gemini.runtime.controller.managed import Managed
+from gemini.runtime.overlap import catalogue, rehearsal
+from gemini.runtime.overlap.kinds import Kind
+
+
+class Sleeping(torch.autograd.Function):
+    """Takes time, and none of the processor's: a profile does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.004)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Layer(nn.Module):
+    def __init__(self, sleeps: bool) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.sleeps = nn.Linear(96, 96), nn.Dropout(0.2), sleeps
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+        x = self.dropout(self.linear(x).relu())
+        return Sleeping.apply(x) if self.sleeps else x
+
+
+class Net(nn.Module):
+    """Its second half is slower than it seems; the first and the last layer have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer(at >= 4) for at in range(8)))
+        self.layers[7].linear.weight = self.layers[0].linear.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def trained(model: nn.Module, steps: int, between: Any = lambda: None) -> list[float]:
+    """Losses of some steps, uneven batches among them, and of evaluation after each."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found = []
+    for step in range(steps):
+        x = torch.randn(8 if step % 5 else 7, 96)
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        between()
+        model.eval()
+        with torch.no_grad():
+            found.append(model(x).sum().item())
+        model.train()
+    found.append(torch.rand(()).item())
+    return found
+
+
+def compiled(folder: Path) -> tuple[nn.Module, Managed]:
+    torch.manual_seed(0)
+    model = Net()
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(folder))
+    GeminiCompiler().compiler(model, config)
+    found = dispatch.find(model)
+    assert found is not None
+    return model, found
+
+
+@pytest.fixture
+def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # kept plans are of this test only
+    model, found = compiled(tmp_path)
+    yield model, found
+    found.crew.stop()
+
+
+def training_kind(managed: Managed) -> Kind | None:
+    """The one whose plan users are told of."""
+    assert managed.overlap is not None
+    known = managed.overlap.catalogue
+    return next((kind for kinds in known.kinds.values() for kind in kinds if kind.plan is known.told), None)
+
+
+def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
+    managed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, here = managed
+    monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
+    seen: list[tuple[int, ...]] = []
+
+    def between() -> None:
+        kind = training_kind(here)
+        if kind is not None and kind.plan is not None:
+            kind.planning_ms = 0.0
+            split = tuple(map(len, kind.plan.partition.stages))
+            if split not in seen:
+                seen.append(split)
+
+    torch.manual_seed(0)
+    alone = Net()
+    expected, found = trained(alone, 20), trained(model, 20, between)
+    assert found == pytest.approx(expected, rel=1e-4)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, alone.state_dict()[name], rtol=1e-3, atol=1e-5)
+    kind = training_kind(here)
+    assert kind is not None
+    assert kind.changes >= 1
+    assert len(seen) >= 2, seen
+    assert here.overlap.story.steps.keys() <= {"overlapped", "dispatched"}
+    assert here.overlap.steps >= 15
+    assert not kind.failures
+    assert here.overlap.catalogue.told is kind.plan
+    # A later run begins with what this one has learned.
+    again, there = compiled(tmp_path)
+    try:
+        trained(again, 2)
+        later = training_kind(there)
+        assert later is not None
+        assert later.plan is not None
+        assert later.plan.is_kept
+        assert tuple(map(len, later.plan.partition.stages)) == seen[-1]
+    finally:
+        there.crew.stop()
+
+
+def test_a_plan_is_not_made_again_for_less_than_planning_takes(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, here = managed
+    monkeypatch.setattr(catalogue, "_LEAST_MS", 1e9)
+    trained(model, 8)
+    kind = training_kind(here)
+    assert kind is not None
+    assert kind.plan is not None
+    assert kind.plan.rehearsed is not None
+    assert rehearsal.lost_ms(kind.plan) > 0.1 * kind.plan.step_ms  # there was something to be had
+    assert kind.changes == 0
+
+
+def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, here = managed
+    monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
+    plan = here.overlap.catalogue.planner
+    made: list[Any] = []
+
+    def once(*call: Any) -> Any:
+        if len(made) > 1:
+            raise RuntimeError("no more")
+        made.append(plan(*call))
+        return made[-1]
+
+    here.overlap.catalogue.planner = once
+
+    def between() -> None:
+        kind = training_kind(here)
+        if kind is not None:
+            kind.planning_ms = 0.0
+
+    torch.manual_seed(0)
+    assert trained(model, 8, between) == pytest.approx(trained(Net(), 8), rel=1e-4)
+    kind = training_kind(here)
+    assert kind is not None
+    assert kind.changes >= 1
+    assert kind.plan is not None
+    assert any(kind.plan.partition is one.partition for one in made)
