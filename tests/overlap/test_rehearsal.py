@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import marshal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.planner.step_plan import StepPlan
 from gemini.runtime.controller import dispatch
 from gemini.runtime.executor.request import Event, StepResult, events_of
-from gemini.runtime.overlap.rehearsal import rehearsed
+from gemini.runtime.overlap.rehearsal import Rehearsal, rehearsed
 from gemini.schedule.block import LETTERS
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan
@@ -53,6 +55,30 @@ def test_waiting_is_no_action() -> None:
 def test_what_workers_tell_is_read_as_they_wrote_it() -> None:
     said = [(1, marshal.dumps([("F", 0, 2, 1.0, 2.0)]))]
     assert events_of(said) == StepResult(None, told=said).trace == [Event(1, "F", 0, 2, 1.0, 2.0)]
+
+
+def planned(schedule: SchedPlan) -> StepPlan:
+    """Nothing but a schedule."""
+    nothing: Any = None
+    return StepPlan(nothing, nothing, nothing, nothing, schedule, "1f1b", 4, nothing, nothing, ())
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_a_plan_is_made_again_once_steps_have_lost_what_planning_takes(slower: float) -> None:
+    """One of two workers takes longer than planned, or neither does."""
+    plan = library("1f1b", 2, 4)
+    ran = simulate(plan, spans=lambda block: block.span * (slower if block.stage else 1.0))
+    said = [
+        (plan.device(b)[0], marshal.dumps([(LETTERS[b.btype], b.stage, b.mid, *(float(at) / 1e3 for at in times))]))
+        for b, times in ran.times.items()
+    ]
+    rehearsal, found = Rehearsal(), planned(plan)
+    lost = (slower - 1) * 4 * 3 / 2  # half of what the slow one takes longer: four micro-batches of three units
+    due = []
+    for _ in range(40):
+        found = rehearsal.add(found, StepResult(None, told=said), float(ran.makespan), planning_ms=10 * lost) or found
+        due.append(rehearsal.is_due)
+    assert due.index(True) == 16 if slower > 1 else not any(due)  # looked at after 2, 3, 5, 9 and 17 steps
 
 
 class Net(nn.Module):
