@@ -59,7 +59,7 @@ from gemini.splitting.statistics import couples
 _SHORT = 1e-6  # ms
 _CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
 _NEAR = 0.03  # stages so close to an even share are not searched on
-_CLEARLY = 0.04  # of a step, by which another plan must be shorter to take the place of one that runs
+_CLEARLY = 0.05  # of a step, by which another plan must be shorter to take the place of one that runs
 LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
 
 

@@ -23,7 +23,7 @@ class Sleeping(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.005)
+        time.sleep(0.01)
         return x.clone()
 
     @staticmethod
@@ -45,11 +45,11 @@ class Layer(nn.Module):
 
 
 class Net(nn.Module):
-    """Its second half is slower than it seems; the first and the last layer have one weight."""
+    """Its last two layers are slower than they seem; the first and the last layer have one weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(Layer(at >= 4) for at in range(8)))
+        self.layers = nn.Sequential(*(Layer(at >= 6) for at in range(8)))
         self.layers[7].linear.weight = self.layers[0].linear.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,9 @@ def trained(model: nn.Module, steps: int, between: Any = lambda: None) -> list[f
 def compiled(folder: Path) -> tuple[nn.Module, Managed]:
     torch.manual_seed(0)
     model = Net()
-    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(folder))
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, schedule="1f1b", quiet=True, run_folder=str(folder)
+    )
     GeminiCompiler().compiler(model, config)
     found = dispatch.find(model)
     assert found is not None
@@ -108,6 +110,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
 ) -> None:
     model, here = managed
     monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
+    monkeypatch.setattr(rehearsal, "_LAST", 2)
     seen: list[tuple[int, ...]] = []
 
     def between() -> None:
@@ -148,6 +151,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
 def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, here = managed
     monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
+    monkeypatch.setattr(rehearsal, "_LAST", 2)
     monkeypatch.setattr(rehearsal, "lost_ms", lambda plan: 0.5 * plan.step_ms)
     plan = here.overlap.catalogue.planner
     made: list[Any] = []

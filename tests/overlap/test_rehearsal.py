@@ -115,7 +115,7 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
     assert kind.rehearsal.count == ran - 1  # one had other samples
     assert len(set(expected)) == 5  # by the profile, then by the second, third, fifth and ninth step
     assert kind.plan.rehearsed is not None
-    assert kind.plan.rehearsed.steps == 4
+    assert kind.plan.rehearsed.steps == 8
     assert f"({expected[0]:.0f} by the profile alone)" in managed.overlap.story.plan
     assert managed.overlap.catalogue.told is kind.plan
     assert len(managed.overlap.story.traces) >= 2

@@ -44,7 +44,8 @@ _CHANGES = 8  # times that plans are made again for a model that the program cha
 _FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
 _NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
 _FAILED = "planning failed: "
-_LEAST_MS = 2000.0  # that making a plan takes, whatever making the first took: it may have been kept
+_CHOOSING = 0.25  # of what planning takes: all that is done where a plan is made again
+_LEAST_MS = 1000.0  # that this takes, whatever making the first took: it may have been kept
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
@@ -129,7 +130,7 @@ class Catalogue:
             self.story.timed(step_ms)
         if samples != kind.plan.batch.size:
             return
-        renewed = kind.rehearsal.add(kind.plan, ran, step_ms, max(kind.planning_ms, _LEAST_MS))
+        renewed = kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
         if renewed is not None:
             kind.plan = renewed
             if is_told:

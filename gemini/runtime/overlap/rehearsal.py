@@ -2,9 +2,11 @@
 
 A plan is made from a profile of one process, with what probes say of workers beside each other. What actions take in
 the workers, in their caches, on their cores, is known after a step. The same orders with those times say how long the
-next one takes. The first step is not warm; the plan hears of the second, third, fifth, ninth and so on, each time of
-the last few: a machine's speed changes. Where a worker turns out to have more to do than the others, and steps have
-lost more by that than planning takes, the plan is to be made again (`planner.experience`).
+next one takes, but for what steps took longer than that: waiting for messages, for micro-batches that differ, for a
+loss on the whole batch and for the program's own process. The first step is not warm; the plan hears of the second,
+third, fifth, ninth and so on, each time of the last few: a machine's speed changes. Where a worker turns out to have
+more to do than the others, and steps have lost more by that than planning takes, the plan is to be made again
+(`planner.experience`).
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from typing import TYPE_CHECKING
 from gemini.planner.experience import lost_ms
 from gemini.planner.step_plan import Rehearsed
 from gemini.runtime.executor.request import events_of
-from gemini.schedule.block import LETTERS, Block, Number
-from gemini.schedule.simulate import simulate
+from gemini.schedule.block import LETTERS
+from gemini.schedule.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
 Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
 TYPES = {letter: btype for btype, letter in LETTERS.items()} | {btype: btype for btype in LETTERS}  # of events
-_LAST = 4  # steps
-_MUCH = 0.04  # of a step, lost by workers that wait for one that is busy for longer than planned
+_LAST = 8  # steps
+_MUCH = 0.05  # of a step, lost by workers that wait for one that is busy for longer than planned
 
 
 class Rehearsal:
@@ -46,24 +48,26 @@ class Rehearsal:
             return None
         self._last.append((ran.told, step_ms))
         before = self.count - 1
-        if before & (before - 1) or plan.tail is not None:  # what a tail takes is no action's time
+        if before & (before - 1):
             return None
         found = replace(plan, rehearsed=rehearsed(plan.schedule, [(events_of(told), ms) for told, ms in self._last]))
-        lost = lost_ms(found)
-        self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
+        if len(self._last) == _LAST:
+            lost = lost_ms(found)
+            self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
         return found
 
 
 def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehearsed:
     """The same orders, with actions as long as they were in these steps: what workers did, and the step (ms)."""
-    spans = middle([spans_of(events) for events, _ in steps])
+    spans = [spans_of(events) for events, _ in steps]
+    rest = statistics.median(ms - float(_run(plan, one).makespan) for one, (_, ms) in zip(spans, steps, strict=True))
+    found = _run(plan, _middle(spans))
+    return Rehearsed(found.executed(), float(found.makespan) + rest, len(steps))
 
-    def span(block: Block) -> Number:
-        return spans.get((block.stage or 0, block.btype), block.span)
 
-    found = simulate(plan, spans=span)
-    around = statistics.median(ms - _inside(events) for events, ms in steps)
-    return Rehearsed(found.executed(), float(found.makespan) + around, len(steps))
+def _run(plan: SchedPlan, spans: Spans) -> Simulation:
+    """The orders of a plan, with actions that take so long."""
+    return simulate(plan, spans=lambda block: spans.get((block.stage or 0, block.btype), block.span))
 
 
 def spans_of(events: list[Event]) -> Spans:
@@ -75,12 +79,6 @@ def spans_of(events: list[Event]) -> Spans:
     return {key: max(statistics.fmean(found), 1e-6) for key, found in took.items()}
 
 
-def middle(steps: list[Spans]) -> Spans:
+def _middle(steps: list[Spans]) -> Spans:
     """The median of some steps."""
     return {key: statistics.median(one[key] for one in steps if key in one) for key in set().union(*steps)}
-
-
-def _inside(events: list[Event]) -> float:
-    """From the first action of a step to the end of the last (ms)."""
-    done = [event for event in events if event.kind in TYPES]
-    return (max(event.end for event in done) - min(event.begin for event in done)) * 1e3
