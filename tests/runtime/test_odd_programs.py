@@ -241,6 +241,19 @@ class Keywords(nn.Module):
 
 
 @program
+def weights_in_other_memory(wrap: Wrap) -> Any:
+    model = wrap(nn.Sequential(nn.Linear(16, 16), nn.GELU(), Bounded(16, 16), nn.GELU(), nn.Linear(16, 5)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    return [step(model, optimizer) for _ in range(4)], weights(model)
+
+
+class Bounded(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.25)
+        return super().forward(x)
+
+
+@program
 def backward_hooks(wrap: Wrap) -> Any:
     model = wrap(Net())
     seen: list[Any] = []
@@ -509,6 +522,26 @@ def functional_calls(wrap: Wrap) -> Any:
         other = {name: torch.full_like(p, 0.01 * at) for name, p in model.named_parameters()}
         seen += [torch.func.functional_call(model, other, (batch()[0],)), model(batch()[0])]
     return seen
+
+
+@program
+def derivatives_of_calls_with_computed_weights(wrap: Wrap) -> Any:
+    model = wrap(Net())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = []
+    for at in range(4):
+        x, y = batch()
+        values = dict(model.named_parameters())
+        for _ in range(1 + at % 2):
+            loss = F.cross_entropy(torch.func.functional_call(model, values, (x,)), y)
+            changes = torch.autograd.grad(loss, values.values(), create_graph=True)
+            values = {name: p - 0.1 * change for (name, p), change in zip(values.items(), changes, strict=True)}
+        outer = F.cross_entropy(torch.func.functional_call(model, values, (x,)), y)
+        optimizer.zero_grad()
+        outer.backward()
+        optimizer.step()
+        seen += [loss.item(), outer.item(), step(model, optimizer)]
+    return seen, weights(model)
 
 
 @local

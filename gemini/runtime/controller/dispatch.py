@@ -27,6 +27,7 @@ from gemini.runtime.controller.unit import Unit
 from gemini.runtime.controller.watchers import is_running_backward, watcher
 from gemini.runtime.controller.worker import OurFault, blame_us
 from gemini.runtime.memory.heap import give_back
+from gemini.runtime.overlap.swapped import SwappedError, are_computed
 from gemini.runtime.tracebacks import shorten
 from gemini.turns import TURN
 
@@ -125,6 +126,8 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
     if not managed.planned:
         if is_running_backward():  # a checkpoint runs again what ran here
             return ORIGINAL_CALL(model, *args, **kwargs)
+        if are_computed([*model.parameters()]):  # its own will come back
+            return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
         if managed.observation is None or managed.observation.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
@@ -203,12 +206,16 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
         with Held():
             try:
                 reason = unit.obstacle()
+            except SwappedError:
+                raise
             except Exception as error:
                 blame_us(error, f"looking at {unit.name}")
             if not reason:
                 call = Call(unit, args, kwargs)
                 managed.calls += 1
                 return call.run()
+    except SwappedError:
+        return _here(forward, args, kwargs)
     except RefusedError as refusal:
         reason = str(refusal)
     except OurFault as fault:

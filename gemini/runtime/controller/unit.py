@@ -16,6 +16,7 @@ from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.memory.homes import Astray, can_move
 from gemini.runtime.outside import Outside
+from gemini.runtime.overlap.swapped import SwappedError, has_swapped
 from gemini.runtime.protocol import Done, Install
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import bare
@@ -77,11 +78,16 @@ class Unit:
         return ""
 
     def obstacle(self) -> str:
-        """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again."""
+        """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again.
+
+        Raises SwappedError where that is a matter of this call alone.
+        """
         if self.refused:
             return self.refused
         try:
             if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
+                if has_swapped([*self.module.parameters()]):
+                    raise SwappedError
                 reason = self.install()
                 if reason:
                     return reason

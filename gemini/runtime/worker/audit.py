@@ -1,10 +1,10 @@
 """The audit: what a unit may not do in a worker, noticed in every call and undone.
 
 A worker has copies of the arguments and of the module's Python state. A unit that changes them (a counter, an input
-written in place) or draws from Python's generators would leave the controller's untouched, and the model would silently
-be another. Such a call is refused, with the buffers as before, and the controller runs it. Objects that it was given
-and that are known to be alike on both sides (a key-value cache) may change: the change is sent back. A call that raises
-is left as it is, half its buffers written, as on one device.
+written in place), gives a parameter other memory (`weight.data = …`) or draws from Python's generators would leave the
+controller's untouched, and the model would silently be another. Such a call is refused, with the buffers as before, and
+the controller runs it. Objects that it was given and that are known to be alike on both sides (a key-value cache) may
+change: the change is sent back. A call that raises is left as it is, half its buffers written, as on one device.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Audit:
     def __init__(self, module: nn.Module, classes: Classes) -> None:
         self.module, self.classes = module, classes
         self.buffers = list(module.buffers())
+        self.memory = Memory([*module.parameters(), *self.buffers])
         self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
         self.snapshot = Snapshot(module)
         self.given = Given((), {}, classes)  # what the last call was given
@@ -53,17 +54,20 @@ class Audit:
         self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk] if at_risk else []
         versions = [tensor._version for tensor in inputs]
         self.given = given
+        self.memory.look()
         failure: BaseException | None = None
         result = None
         try:
             result = run(*args, **kwargs)
         except BaseException as error:
             failure = error
+        has_moved = self.memory.put_back()
         if learning:  # by contents: batch normalisation writes without counting versions
             self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
             self.suspects = {at for at, _ in self._saved} if failure is None else None
         has_drawn = draws.have_been_made()
         reason = TOUCHED if Touches.have_been_made() else self._fault(inputs, versions, failure)
+        reason = reason or has_moved
         if reason or has_drawn:
             self.undo()
             raise Refusal(reason) if reason else Drew("it draws from Python's or NumPy's random numbers")
@@ -91,6 +95,34 @@ class Audit:
         self.changes = changes
         changed = self.snapshot.changed()
         return f"in its forward {changed}" if changed else ""
+
+
+class Memory:
+    """Where tensors lie that both sides have."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._places: list[Any] = []
+        self._before: list[torch.Tensor] = []  # the tensors in the memory that they have
+
+    def look(self) -> None:
+        """Remember where they are now."""
+        places = [*map(_place, self.tensors)]
+        if places != self._places:
+            self._places, self._before = places, [tensor.data for tensor in self.tensors]
+
+    def put_back(self) -> str:
+        """Give tensors the memory again that they had; what has happened to them, '' if nothing has."""
+        if [*map(_place, self.tensors)] == self._places:
+            return ""
+        for tensor, place, before in zip(self.tensors, self._places, self._before, strict=True):
+            if _place(tensor) != place:
+                tensor.data = before
+        return "in its forward a parameter or buffer gets other memory"
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
