@@ -20,13 +20,18 @@ _WEIGHTS = "torch.nn.utils."
 
 def check_hooks(model: nn.Module) -> None:
     """Raises UnplannableError where one hangs on a module inside; those on the model itself run around its call."""
+    if found := hooks_inside(model):
+        raise UnplannableError(found)
+
+
+def hooks_inside(model: nn.Module) -> str:
+    """Which hang on modules inside, as a reason; '' if none do."""
     hooked = {name: _hooks(module) for name, module in model.named_modules() if name and has_hooks(module)}
     names = [name for name, hooks in hooked.items() if not all(map(_makes_weights, hooks))]
     if names:
-        raise UnplannableError(f"hooks of the program hang on {_listed(names)}")
+        return f"hooks of the program hang on {_listed(names)}"
     names = [name for name, hooks in hooked.items() if hooks]
-    if names:
-        raise UnplannableError(f"a hook of torch.nn.utils makes a weight in every call of {_listed(names)}")
+    return f"a hook of torch.nn.utils makes a weight in every call of {_listed(names)}" if names else ""
 
 
 def _listed(names: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Watchers: what else follows the ops of a call, and would not see those of a worker.
 
-Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op. While one of
-them is active, everything runs in this process.
+Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op, and hooks of
+all modules on every single module. While one of them is active, everything runs in this process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
 _CHECKPOINT = "torch.utils.checkpoint"
@@ -26,6 +27,8 @@ def watcher() -> str:
     count = torch._C._len_torch_function_stack()
     if count and not all(_is_harmless(torch._C._get_function_stack_at(at)) for at in range(count)):
         return "a TorchFunctionMode is active"
+    if _has_any_global_hook():
+        return "hooks hang on all modules"
     return "it is traced" if torch._C._is_tracing() else ""
 
 

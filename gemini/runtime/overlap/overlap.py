@@ -105,7 +105,7 @@ class Overlap:
     def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
         self._roster = roster = roster_of(model, self._roster)
-        if reason := _watched(roster.parameters) or self.managed.outside.obstacle():
+        if reason := _watched(roster.parameters) or roster.hooks() or self.managed.outside.obstacle():
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
         kind, samples = self.catalogue.find(model, roster, call)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from gemini.pipe.sameness import Sameness
+from gemini.planner.hooked import hooks_inside
 from gemini.runtime.deferred.work import MISSING
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
@@ -112,6 +113,7 @@ class State:
         self._tensors: list[torch.Tensor] = [tensor for tensor in held if tensor is not None]
         self._facts = [*map(_FACTS, self._tensors)]
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
+        self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
 
     def holds(self) -> bool:
         """Whether the model is in it still."""
@@ -142,6 +144,14 @@ class Roster:
 
     def _tables(self) -> list[dict[str, Any]]:
         return [*chain.from_iterable(map(_TABLES, self.modules))]
+
+    def hooks(self) -> str:
+        """Which hooks hang on modules inside, '' if none do: some may have come after all plans were made."""
+        if self.state is None:
+            return hooks_inside(self.model)
+        if self.state.hooks is None:
+            self.state.hooks = hooks_inside(self.model)
+        return self.state.hooks
 
     def is_current(self) -> bool:
         """Whether the model still has these, in this order; if so, its state is the one that it is in."""
