@@ -4,7 +4,7 @@
 and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
 is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
 reads does not take part, nor do modules that run whole: their Python decides anew each time. Of these only the rates
-count at which they draw no random numbers.
+count at which they draw no random numbers, and of those that draw, whether their rates are such, `attribute?@module`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 
 from gemini.capture.hooks import has_hooks
 
+_IDLE = "?"  # of an attribute, only whether it is 0 or 1
 _PLAIN = (bool, int, float, str, type(None))
 _DEEP, _MANY = 3, 256  # how far, and how much of, the contents of an object count
 
@@ -97,15 +98,23 @@ def idle_rates(model: nn.Module, quiet: Iterable[str]) -> list[str]:
 
     A dropout of 0 or 1 does not draw; with any other it does, and its graph is another.
     """
+    return [f"{key}@{name}" for key, name, value in _numbers_in(model, quiet) if value in (0, 1)]
+
+
+def drawing_rates(model: nn.Module, drawing: Iterable[str]) -> list[str]:
+    """The rates at which these modules, which run whole, draw: with others they do too, but not with 0 or 1."""
+    return [f"{key}{_IDLE}@{name}" for key, name, value in _numbers_in(model, drawing) if 0 < value < 1]
+
+
+def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """All numbers that modules hold, within some of them: attribute, module and value."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    return [
-        f"{key}@{name}"
-        for whole in dict.fromkeys(quiet)
-        for name, module in modules.items()
-        if name == whole or name.startswith(f"{whole}.") or not whole
-        for key, value in vars(module).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value in (0, 1)
-    ]
+    for whole in dict.fromkeys(wholes):
+        for name, module in modules.items():
+            if name == whole or name.startswith(f"{whole}.") or not whole:
+                for key, value in vars(module).items():
+                    if isinstance(value, (int, float)) and not isinstance(value, bool):
+                        yield key, name, value
 
 
 def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
@@ -148,6 +157,9 @@ def _read(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...
     if owner not in modules:
         return _GONE, ()
     found: list[int] = []
+    if key.endswith(_IDLE):
+        value = _attribute(modules[owner], key.removesuffix(_IDLE))
+        return repr(isinstance(value, (int, float)) and value in (0, 1)), ()
     return repr(_held(_attribute(modules[owner], key), found, 0)), tuple(found)
 
 

@@ -25,7 +25,7 @@ from gemini.capture.caches import find_caches
 from gemini.capture.checks import BackwardFailed, Checks, Rejected
 from gemini.capture.determinism import deterministic
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
-from gemini.capture.fingerprint import fingerprint, glue_modules, idle_rates, reads_of
+from gemini.capture.fingerprint import drawing_rates, fingerprint, glue_modules, idle_rates, reads_of
 from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Guard, Node
@@ -163,9 +163,9 @@ class Refinement:
         whole = {node.target for node in first.nodes if node.kind in MODULES}
         glue = glue_modules(self.model, whole)
         glue += reads_of(first.tracer.reads(), self.model)
-        glue += idle_rates(
-            self.model, (node.target for node in first.nodes if node.kind in MODULES and not node.random)
-        )
+        leaves = [node for node in first.nodes if node.kind in MODULES]
+        glue += idle_rates(self.model, (node.target for node in leaves if not node.random))
+        glue += drawing_rates(self.model, (node.target for node in leaves if node.random))
         validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
         self.saved.restore()
         validity.fingerprint = fingerprint(self.model, glue)

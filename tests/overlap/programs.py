@@ -85,6 +85,13 @@ def dropout_turned_on_later(model: nn.Module, optimizer: torch.optim.Optimizer, 
     return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
 
 
+@program(Plain, "")
+def dropout_turned_off_and_on(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
+    x, y = batch(step)
+    model.layers[1].drop.p = 0.3 if step < 3 else 0.0 if step < 6 else 0.2
+    return [*finish(F.cross_entropy(model(x), y), optimizer), torch.rand(2)]
+
+
 @program(Plain)
 def read_early(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> Seen:
     x, y = batch(step)
