@@ -99,7 +99,7 @@ def test_lines_are_counted_as_python_counts_them(text: str) -> None:
 
 def test_real_files_keep_their_bytes_and_their_names_positions() -> None:
     read = 0
-    for path in files(150):
+    for path in files(80):
         data = path.read_bytes()
         if not parses(data):
             continue
@@ -110,4 +110,4 @@ def test_real_files_keep_their_bytes_and_their_names_positions() -> None:
             if isinstance(node, ast.alias | ast.arg) and source.segment(node).isascii():
                 assert source.segment(node).startswith(node.name if isinstance(node, ast.alias) else node.arg)
         read += 1
-    assert read > 100
+    assert read > 50

@@ -104,7 +104,9 @@ def names_the_worker(out: str) -> None:
     assert float(ended) - float(began) < 10
 
 
-@pytest.mark.parametrize("way", ["exception", "sys.exit", "os._exit", "SIGINT*2", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("exception", marks=pytest.mark.slow), "sys.exit", "os._exit", "SIGINT*2", "SIGTERM", "SIGKILL"]
+)
 def test_nothing_is_left_after_training(way: str) -> None:
     ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}")
 
@@ -131,7 +133,7 @@ def test_nothing_is_left_at_any_point(way: str, plan: str) -> None:
         ends_cleanly(way, f"{points.uniform(0, 6):.3f}", ENDINGS_PLAN=plan)
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", "sys.exit"])
+@pytest.mark.parametrize("way", ["SIGKILL", pytest.param("sys.exit", marks=pytest.mark.slow)])
 def test_forked_loaders_keep_no_worker_alive(way: str) -> None:
     code, _, err, mark = run(way, "+0.1", ENDINGS_LOADER="1")
     assert wait_until_gone(mark, 2.0, only_workers=True) == []

@@ -56,7 +56,7 @@ PROGRAMS = (
     Program("hf_seq2seq_trainer", "Seq2SeqTrainer with generation", needs=TRAINER),
     Program("hf_bert_loop", "transformers in a plain loop", needs=HF),
     Program("hf_gpt2_generate", "generate() in evaluation, save_pretrained", needs=HF),
-    Program("accelerate_loop", "accelerate loop", needs=("accelerate",), sampled=True),
+    Program("accelerate_loop", "accelerate loop", needs=("accelerate",)),
     Program("lightning_module", "PyTorch Lightning", needs=("lightning",)),
     Program("amp_grad_scaler", "autocast and GradScaler", floor=BFLOAT16, sampled=True),
     Program("amp_disabled_scaler", "autocast and GradScaler, disabled"),

@@ -21,10 +21,8 @@ from tests.zoo.piping import judge_cuts
 from tests.zoo.table import write_table
 
 # One of each kind: decoder, encoder, encoder–decoder, mixture, state space, vision, speech, two towers, odd glue.
-SAMPLE = (
-    "llama", "bert", "t5", "mixtral", "mamba", "vit", "wav2vec2", "convnextv2", "clip", "bart", "deberta-v2", "gpt2",
-    "whisper",
-)  # fmt: skip
+SAMPLE = ("llama", "t5", "mixtral", "mamba", "vit", "wav2vec2", "clip", "deberta-v2")
+MORE = ("bert", "convnextv2", "bart", "gpt2", "whisper")
 # One of each kind of value or flow that is hard at a cut.
 CLASSIC_SAMPLE = tuple(CLASSICS)[::5]
 SPECIES = {one.model_type: one for one in discovery.species()}
@@ -39,7 +37,10 @@ def _quiet_and_single():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLE if name in SPECIES])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in MORE)) for name in (*SAMPLE, *MORE) if name in SPECIES],
+)
 def test_a_sample_equals_eager_and_so_do_its_stages_by_every_partitioner(name):
     specimen = discovery.build(SPECIES[name])
     graph = capture(specimen.model, (), specimen.kwargs)
