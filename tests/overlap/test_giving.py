@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 
+from gemini.capture.executor import GuardBroken
 from gemini.report.journal import OVERLAPPED
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.deferred import pending
+from gemini.runtime.executor.asking import Chorus
 from tests.overlap.test_programs_overlapped import manage
 
 Seen = list[Any]
@@ -126,3 +129,84 @@ def test_whoever_watches_sees_what_autograd_does(
 ) -> None:
     compare(crew, watch)
     assert not any(given)
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The gradients that parameters have had before they were computed."""
+    made: list[Any] = []
+
+    class Noted(pending.Ahead):
+        def give(self) -> None:
+            made.append(self)
+            super().give()
+
+    monkeypatch.setattr(pending, "Ahead", Noted)
+    return made
+
+
+def all_learning() -> Net:
+    torch.manual_seed(1)
+    model = Net().double()
+    model.unused.requires_grad_(False)
+    return model
+
+
+def once(monkeypatch: pytest.MonkeyPatch, ahead: list[Any], what: Callable[[], None]) -> None:
+    """Do something when the replies to the first step have come for which parameters have gradients ahead."""
+    done, ask = [], Chorus.ask
+
+    def asked(self: Chorus, *given: Any) -> Any:
+        replies = ask(self, *given)
+        if ahead and not done:
+            done.append(True)
+            what()
+        return replies
+
+    monkeypatch.setattr(Chorus, "ask", asked)
+
+
+def test_parameters_have_gradients_ahead(crew: Crew, ahead: list[Any]) -> None:
+    model = all_learning()
+    expected = train(copy.deepcopy(model), None)
+    manage(model, crew)
+    torch.testing.assert_close(train(model, None), expected, rtol=1e-10, atol=1e-12)
+    assert len(ahead) >= 2
+
+
+def test_gradients_ahead_of_a_step_that_fails_are_taken_back(
+    crew: Crew, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = all_learning()
+    expected = train(copy.deepcopy(model), None)
+    manage(model, crew)
+
+    def fail() -> None:
+        raise GuardBroken("this batch goes another way")
+
+    once(monkeypatch, ahead, fail)
+    torch.testing.assert_close(train(model, None), expected, rtol=1e-10, atol=1e-12)
+    assert ahead
+
+
+def test_hooks_that_come_while_a_step_runs_see_its_gradients(
+    crew: Crew, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of a signal adds one."""
+    model, seen = all_learning(), []
+    manage(model, crew)
+
+    def handle(*_: Any) -> None:
+        model.layers[0].weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        once(monkeypatch, ahead, lambda: signal.raise_signal(signal.SIGALRM))
+        for _ in range(8):
+            model.zero_grad()
+            model(torch.randn(8, 6, dtype=torch.float64)).square().mean().backward()
+            if ahead:
+                break
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    torch.testing.assert_close(seen, [model.layers[0].weight.grad])

@@ -112,3 +112,24 @@ def test_slabs_come_back_in_the_order_in_which_they_are_taken_again(loans: Loans
     """A pool takes the last one first: so every gradient finds its slab of the step before."""
     loans.read(row_of(*SLABS))
     assert loans.returned() == SLABS[::-1]
+
+
+def test_what_was_foreseen_is_what_is_read(loans: Loans) -> None:
+    """Made ahead for a row, and given back where nobody reads it, or another row is read."""
+    row, other = row_of(*SLABS), row_of(*SLABS, shape=(4, 4))
+    assert loans.foresee(row) is None  # nothing of it is open
+    del loans.read(row)[:]
+    foreseen = loans.foresee(row)
+    assert foreseen is not None
+    assert all(one is ahead for one, ahead in zip(loans.read(row), foreseen, strict=True))
+    assert len(loans.read(row)) == len(foreseen)
+    foreseen = None
+    loans.returned()
+    loans.foresee(row)
+    made = loans.read(other)
+    assert [tuple(one.shape) for one in made] == [(4, 4)] * 5
+    del made
+    assert sorted(loans.returned()) == SLABS
+    loans.read(row)
+    loans.foresee(row)
+    assert sorted(loans.returned()) == SLABS

@@ -16,6 +16,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from gemini.runtime import asides
+
 _signal: Any = importlib.import_module("_signal")  # `signal` makes enumerations of all it returns: ten times slower
 GRACE = 5.0  # seconds for which a signal waits
 _HELD = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1)]
@@ -49,6 +51,7 @@ class Held:
             return
         self._restore()
         if self.noted:
+            asides.note()
             handlers = dict(self._before)
             for number in dict.fromkeys(self.noted):
                 handlers[number](number, sys._getframe(1))
@@ -59,6 +62,7 @@ class Held:
             handlers = dict(self._before)
             self.noted = []
             self._restore()
+            asides.note()
             handlers[number](number, frame)
 
     def _restore(self) -> None:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from typing import Any
 
+from gemini.runtime import asides
 from gemini.runtime.protocol import Logged, Said, Warned
 
 _registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were shown, as its module here knows
@@ -14,6 +15,7 @@ _registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were show
 
 def repeat(news: Any) -> None:
     """Do here what was done there. Raises where the program has asked for warnings to be errors."""
+    asides.note()
     if isinstance(news, Said):
         stream = getattr(sys, news.stream, None)
         if stream is not None:

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import repeat
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import nn
 
+from gemini.runtime import asides
 from gemini.runtime.naming import named
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
@@ -54,8 +55,8 @@ def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
 
 def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
     """Gradients, which are nobody else's, to such parameters."""
-    if _are_dense(found):
-        deque(map(setattr, targets, repeat("grad"), found), 0)
+    if are_dense(found):
+        _set(targets, found)
         return
     for target, gradient in zip(targets, found, strict=True):
         if gradient is not None:
@@ -63,7 +64,38 @@ def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
             target.grad = gradient if is_as_usual else gradient.contiguous()
 
 
-def _are_dense(found: list[Any]) -> bool:
+class Ahead:
+    """Gradients that parameters have before these are computed: where they will be is known.
+
+    Whoever runs a step is waited for, so nobody looks; unless code of the program runs in between.
+    """
+
+    def __init__(self, targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+        """Dense ones, of parameters that are unseen."""
+        self._targets, self._found, self._counted = targets, found, asides.counted()
+
+    def give(self) -> None:
+        """Have parameters have them."""
+        _set(self._targets, self._found)
+
+    def is_right(self, found: list[Any]) -> bool:
+        """Whether these are the gradients, and nobody can have seen them."""
+        is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
+        return is_same and self._counted == asides.counted()
+
+    def take_back(self) -> None:
+        """Parameters are as before, but for what the program has given them itself."""
+        for target, gradient in zip(self._targets, self._found, strict=True):
+            if target.grad is gradient:
+                target.grad = None
+
+
+def _set(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+    deque(map(setattr, targets, repeat("grad"), found), 0)
+
+
+def are_dense(found: list[Any]) -> bool:
+    """Whether all are there, and as new ones would be."""
     try:
         return all(map(_IS_DENSE, found))
     except (TypeError, RuntimeError):  # there is none, or it is sparse

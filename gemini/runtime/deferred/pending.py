@@ -27,7 +27,7 @@ from gemini.capture.regions import Region
 from gemini.capture.values import decode
 from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.deferred import queue
-from gemini.runtime.deferred.giving import give, is_unseen, spent
+from gemini.runtime.deferred.giving import Ahead, are_dense, give, is_unseen, spent
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
 from gemini.runtime.deferred.replay import Failure, replay
@@ -64,7 +64,8 @@ class Pending(Values):
         self._ran_for = -1
         self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
-        self._was_tried = False  # to be run overlapped
+        self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
+        self._ahead: Ahead | None = None
         self._called_from = caller()
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
@@ -149,7 +150,7 @@ class Pending(Values):
             self.surroundings.begin()
             result: StepResult | None = None
             raised: Exception | None = None
-            self._was_tried = True
+            self._was_tried, self._is_asked = True, is_asked
             try:
                 with self.surroundings.of_then(self.standing, self.number), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
@@ -159,6 +160,9 @@ class Pending(Values):
                 raised = error
                 if isinstance(error, GeminiError):
                     self._tell(error)
+            finally:
+                if result is None:
+                    self._take_back()
             if result is not None:
                 self.state, self._result, self._ran_for = RAN, result, root
         if result is None:
@@ -170,15 +174,36 @@ class Pending(Values):
         queue.has_run(self)
         self._contents[root] = result.root.clone()  # the graph gets the object itself
         gradients, given = self._gradients(result, root), self.differentiable(root)
-        # A parameter that the loss reads as well is among the given twice.
-        is_done = is_asked and len(given) == len(self.work.parameters) and result.root.is_cpu and is_unseen(given)
+        is_given = result.root.is_cpu and self._ahead is not None and self._ahead.is_right(gradients)
+        if not is_given:
+            self._take_back()
+        is_done = is_given or (is_asked and result.root.is_cpu and self._is_unseen(given))
         if is_done:
             self.arrived(root, is_usual=True)
-            give(given, gradients)
+            if not is_given:
+                give(given, gradients)
+            self._ahead = None
             self._give(root, spent(result.root, self.nodes.get(root, "")))
         else:
             self._give(root, Answer(self, root, result.root, gradients).connect(given))
         return is_done
+
+    def foresee(self, root: int, gradients: list[Any]) -> None:
+        """Where the gradients of parameters will be: where nobody can tell, parameters have them already."""
+        given = self.differentiable(root)
+        if self._is_asked and are_dense(gradients) and self._is_unseen(given):
+            self._ahead = Ahead(given, gradients)
+            self._ahead.give()
+
+    def _is_unseen(self, given: list[torch.Tensor]) -> bool:
+        # A parameter that the loss reads as well is among the given twice.
+        return len(given) == len(self.work.parameters) and is_unseen(given)
+
+    def _take_back(self) -> None:
+        """Something has not gone as it was foreseen."""
+        if self._ahead is not None:
+            self._ahead.take_back()
+            self._ahead = None
 
     def _tell(self, error: Exception) -> None:
         """Say that a step has failed; whoever raises then wants nobody to try again."""

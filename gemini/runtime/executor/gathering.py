@@ -42,6 +42,11 @@ class Order:
         self._first = [found[0][1] for found in places.values()]
         self._sums = [found for found in places.values() if len(found) > 1]
 
+    @property
+    def has_sums(self) -> bool:
+        """Whether gradients of several workers are added up."""
+        return bool(self._sums)
+
     def by_owner(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """One gradient for each of the owners."""
         if not self._sums:

@@ -80,6 +80,8 @@ class StepRequest:
     generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
     patience: float = 0.0
     state: Standing | None = None  # the object is another one where anything of the model has changed
+    # Called before the workers compute, where it is known: owners of gradients, and where these will be.
+    foresee: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
 
 
 class Output:

@@ -44,7 +44,7 @@ from gemini.runtime.overlap.leaving import Leavings, passed
 from gemini.runtime.overlap.losses import Prepared, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.reasons import of_failure
-from gemini.runtime.overlap.results import result_of
+from gemini.runtime.overlap.results import foresee, result_of
 from gemini.runtime.overlap.roster import Roster, roster_of
 from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.kinds import SplittingError
@@ -273,6 +273,7 @@ class Overlap:
                 return self._as_one(kind, pending, tape, root, str(error))
             request.patience = _SLOW * kind.plan.step_ms / 1e3
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
+            request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3

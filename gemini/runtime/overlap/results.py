@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from gemini.capture.forms import Ref
 from gemini.capture.values import follow
@@ -28,7 +29,8 @@ def result_of(  # noqa: PLR0917
     assert plan is not None
     assert prepared.loss is not None
     assert ran.root is not None
-    parameters = _in_order(kind, pending.work.parameters, ran)
+    parameters = _in_order(kind, pending.work.parameters, ran.owners, ran.tensors)
+    ran.tensors = []  # they are nobody else's any more
     places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
     inputs = {}
     for port in plan.build(kind.shares).wiring.from_call:
@@ -46,12 +48,19 @@ def result_of(  # noqa: PLR0917
     return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
 
 
-def _in_order(kind: Kind, wanted: list[torch.Tensor], ran: Ran) -> list[torch.Tensor | None]:
-    """The gradients of parameters, which are nobody else's any more."""
+def foresee(
+    kind: Kind, pending: Pending, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+) -> None:
+    """Before workers compute: tell the deferred call where the gradients of parameters will be."""
+    pending.foresee(root, _in_order(kind, pending.work.parameters, owners, tensors))
+
+
+def _in_order(
+    kind: Kind, wanted: list[torch.Tensor], owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of the parameters that are wanted."""
     known = kind.order
-    if known is None or known[0] is not ran.owners or known[1] is not wanted:
-        places = {id(parameter): at for at, parameter in enumerate(ran.owners)}
-        known = kind.order = ran.owners, wanted, [places.get(id(parameter), -1) for parameter in wanted]
-    found: list[torch.Tensor | None] = [*ran.tensors, None]
-    ran.tensors = []
-    return [*map(found.__getitem__, known[2])]
+    if known is None or known[0] is not owners or known[1] is not wanted:
+        places = {id(parameter): at for at, parameter in enumerate(owners)}
+        known = kind.order = owners, wanted, [places.get(id(parameter), -1) for parameter in wanted]
+    return [*map([*tensors, None].__getitem__, known[2])]

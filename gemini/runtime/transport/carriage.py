@@ -67,6 +67,10 @@ class Carriage:
         opened: dict[Any, torch.Tensor] = {}
         return [tensors.read_part(self.lines[at].window, header, opened) for at, header in row.headers]
 
+    def foresee(self, row: Row) -> list[torch.Tensor] | None:
+        """The very tensors that `borrow` will give, if all goes as the last time; None where nobody can tell."""
+        return None if self.loans is None else self.loans.foresee(row)
+
     def look_around(self) -> None:
         """Note what was borrowed and is not looked at any more: it is told with the next message."""
         if self.loans is not None:
