@@ -77,7 +77,7 @@ class Counted(Share):
         """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
         target = known.value(self.target)
         weight = None if self.weight is None else known.value(self.weight).detach().double()
-        all_count = self.ignore is None or bool((target != self.ignore).all())
+        all_count = self.ignore is None or _is_without(target, self.ignore)
         heavy, start, total = [], 0, sum(sizes)
         if weight is None and all_count and target.numel():
             return [size / total for size in sizes]
@@ -167,6 +167,12 @@ class Several(Share):
     def needs(self) -> tuple[Hashable, ...]:
         """The values of all."""
         return tuple(key for _, share in self.shares for key in share.needs())
+
+
+def _is_without(target: torch.Tensor, number: int) -> bool:
+    """Whether a number is nowhere in a tensor; most often it is less than all, which is told by one op."""
+    is_less = target.numel() > 0 and number < target.min().item()
+    return is_less or bool((target != number).all())
 
 
 class _Nothing(torch.autograd.Function):  # type: ignore[misc]

@@ -9,6 +9,7 @@ from torch import nn
 
 from gemini.splitting.checking import check
 from gemini.step.kinds import SplittingError
+from gemini.step.shares import _is_without
 from tests.splitting.recorder import Step
 
 N, C, T = 7, 5, 3
@@ -256,3 +257,9 @@ def test_numbers_are_compared_where_a_loss_goes_on_in_another_precision():
     step = Step(*rows(), lambda o: (o.bfloat16().float() @ projection).pow(2).mean())
     assert step.reason == ""
     assert check(step.forms, step.tape, step.root, step.splitting, step.inputs, {}) == ""
+
+
+@pytest.mark.parametrize("ignore", [-100, 0, 1, 2, 5, 9])
+@pytest.mark.parametrize("targets", [[], [2, 1, 5, 1], [2, 2, 2, 2], [-100, -100, 3, 0]])
+def test_a_number_that_targets_do_not_have(targets: list[int], ignore: int) -> None:
+    assert _is_without(torch.tensor(targets, dtype=torch.int64), ignore) == (ignore not in targets)

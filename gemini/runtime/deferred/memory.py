@@ -39,7 +39,7 @@ class Copies:
         if known is not None and _is_same(tensor, known[1]) and _is_connected(tensor, known[2]):
             return known[2]
         if not tensor.requires_grad and not torch.is_inference_mode_enabled():
-            copy = pinned = tensor.detach().clone()
+            copy = pinned = tensor.clone()
         else:
             with torch.inference_mode(False):
                 copy = tensor.detach().clone()

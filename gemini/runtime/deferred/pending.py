@@ -172,7 +172,8 @@ class Pending(Values):
                 self._tell(raised)
             return False
         queue.has_run(self)
-        self._contents[root] = result.root.clone()  # the graph gets the object itself
+        if any(root in op.reads() for op in self.tape.ops):  # else nothing can ask for it
+            self._contents[root] = result.root.clone()  # the graph gets the object itself
         gradients, given = self._gradients(result, root), self.differentiable(root)
         is_given = result.root.is_cpu and self._ahead is not None and self._ahead.is_right(gradients)
         if not is_given:

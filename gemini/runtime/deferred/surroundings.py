@@ -66,6 +66,9 @@ class Surroundings:
         in the midst of computing it. `number` is that of the call, in the order in which calls were made.
         """
         later = [] if standing is None else standing.then(self._is_put_off, self.work.has_left)
+        if later is None:
+            yield
+            return
         now = [space.get(name, MISSING) for space, name, _ in later]
         then = [_settled(before, number) for _, _, before in later]
         with self.modes_of_then():

@@ -25,17 +25,11 @@ def result_of(  # noqa: PLR0917
     means: Mapping[int, list[float]],
 ) -> StepResult:
     """What a step gave, in the words of the deferred call; `means`: the weights of those that stay in workers."""
-    plan = kind.plan
-    assert plan is not None
     assert prepared.loss is not None
     assert ran.root is not None
     parameters = _in_order(kind, pending.work.parameters, ran.owners, ran.tensors)
     ran.tensors = []  # they are nobody else's any more
-    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
-    inputs = {}
-    for port in plan.build(kind.shares).wiring.from_call:
-        if port.name in ran.input_gradients and isinstance(port.value, Ref):
-            inputs[places[id(follow(bound, plan.graph.inputs[port.value.node]))]] = ran.input_gradients[port.name]
+    inputs = _of_inputs(kind, pending, bound, ran.input_gradients) if ran.input_gradients else {}
     names = {number: f"#{number}" for number in prepared.loss.keep}
     names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
     outputs, splitting = ran.outputs, prepared.splitting
@@ -46,6 +40,20 @@ def result_of(  # noqa: PLR0917
     known = (number for number in names if number in means or fetchable(splitting, number))
     kept = frozenset(number for number in known if names[number] in outputs)
     return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
+
+
+def _of_inputs(
+    kind: Kind, pending: Pending, bound: dict[str, Any], found: Mapping[str, torch.Tensor]
+) -> dict[int, torch.Tensor | None]:
+    """Gradients of inputs by place, of those by port."""
+    plan = kind.plan
+    assert plan is not None
+    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
+    return {
+        places[id(follow(bound, plan.graph.inputs[port.value.node]))]: found[port.name]
+        for port in plan.build(kind.shares).wiring.from_call
+        if port.name in found and isinstance(port.value, Ref)
+    }
 
 
 def foresee(

@@ -83,10 +83,14 @@ class _Attributes:
         except KeyError:
             return False
 
-    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]]:
-        """Attributes that are others now, or have something put off in them: where, their name, what they were."""
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """Attributes that are others now, or have something put off in them: where, their name, what they were; None
+        where nothing has changed."""
+        are_same = self.are_same()
         found = [(space, name, space[name]) for space, name in self._filled if is_put_off(space.get(name))]
-        if not self.are_same():
+        if are_same and not found:
+            return None
+        if not are_same:
             was = iter(self._values)
             for names, (_, spaces) in zip(self._names, self._read, strict=True):
                 for space in spaces:
@@ -119,9 +123,9 @@ class State:
         """Whether the model is in it still."""
         return self._attributes.are_same() and self._tables.holds() and [*map(_FACTS, self._tensors)] == self._facts
 
-    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]]:
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
         """Attributes that the program has changed, or put something into which is put off, and what they were in this
-        state; not what `is_ours`."""
+        state; not what `is_ours`. None where all are, to the object, what they were: modes of modules, too."""
         return self._attributes.then(is_put_off, is_ours)
 
     def covers(self, modules: Iterable[nn.Module]) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from itertools import compress
-from operator import and_, attrgetter, eq, ne
+from operator import and_, attrgetter, eq, methodcaller, ne
 from sys import getrefcount
 from typing import Any
 
@@ -27,10 +27,10 @@ from gemini.runtime.transport.tensors import Header, Part
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
 ARE_COUNTED = _count is not None
 _DATA = attrgetter("data")  # another tensor on the storage, of which nothing written to others is told
-_ADDRESS = torch.Tensor.data_ptr
+_ADDRESS = methodcaller("data_ptr")
 _STORAGE, _HANDLE = attrgetter("storage"), attrgetter("handle")
 _LOOKING, _HOLDING = attrgetter("looking"), attrgetter("holding")
-_MEMORY, _AT = attrgetter("memory"), attrgetter("address")
+_AT = attrgetter("address")
 _Key = tuple[int, int, int]
 
 
@@ -43,11 +43,10 @@ class _Open:
         self.size = size
         # No `freed`: the storage lives as long as this object, whoever else looks at it.
         self.memory = window.segments[slab[0]].view(slab[1], size)
-        self.address = self.memory.data_ptr()
         self.looks: dict[Header, torch.Tensor] = {}
         # There is one Python object for a storage, which the program may hold without any tensor.
         self.handle = self.memory.untyped_storage()
-        self.storage = self.handle._cdata
+        self.storage, self.address = self.handle._cdata, self.handle.data_ptr()
         self.looking: int = _count(self.storage)  # our own tensors
         (self.holding,) = _held([self])
 
@@ -74,7 +73,7 @@ def _are_idle(opened: list[_Open]) -> Iterable[bool]:
 def _have_moved(opened: list[_Open]) -> Iterable[bool]:
     """Of each, whether it is not what it was: `share_memory_` gives a storage other memory. Once nobody but us looks
     at it, nobody does that any more."""
-    return map(ne, map(_ADDRESS, map(_MEMORY, opened)), map(_AT, opened))
+    return map(ne, map(_ADDRESS, map(_HANDLE, opened)), map(_AT, opened))
 
 
 class Row:
