@@ -117,3 +117,14 @@ def test_calls_of_nothing_but_tensors_are_packed_as_any_other(ends: tuple[Link, 
         assert [*map(torch.Tensor.tolist, args)] == [*map(torch.Tensor.tolist, value[0])]
         assert kwargs.keys() == value[1].keys()
         assert len({*map(id, args)}) == len({*map(id, value[0])})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.0, -0.0, 1 / 3, 1e-42, math.inf, -math.inf, math.nan])
+def test_single_numbers_arrive_bit_by_bit(ends: tuple[Link, Link], dtype: torch.dtype, value: float) -> None:
+    bits = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
+    for sent in (torch.tensor(value, dtype=dtype), torch.tensor(-1, dtype=bits).bitwise_xor(1 << 22).view(dtype)):
+        found = arrived(ends, sent)
+        assert found.dtype == dtype
+        assert found.shape == ()
+        assert found.view(bits).item() == sent.view(bits).item()

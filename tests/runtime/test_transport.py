@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import threading
 import types
 from collections.abc import Iterator
@@ -172,3 +173,28 @@ def test_a_closed_end_is_noticed(ends: tuple[Link, Link]) -> None:
 def test_size_classes_waste_little(size: int) -> None:
     assert size <= rounded(size) <= max(64, size + 63, 1.25 * size)
     assert rounded(rounded(size)) == rounded(size)
+
+
+def test_frames_that_are_held_come_when_they_are_let_go() -> None:
+    """In their order, and not after one that has descriptors, which does not wait."""
+    one, other = (Channel(end) for end in Channel.pair())
+    assert other.receive(0) is None
+    one.hold()
+    one.send(b"first")
+    one.send(b"second")
+    assert other.receive(0) is None
+    with open(os.devnull, "rb") as file:
+        one.send(b"third", (file.fileno(),))
+    found = [other.receive(0) for _ in range(3)]
+    assert [body for body, _ in found if body] == [b"first", b"second", b"third"]
+    for descriptor in found[2][1]:
+        os.close(descriptor)
+    one.send(b"fourth")
+    assert other.receive(0) is None
+    one.let_go()
+    one.send(b"fifth")
+    assert [other.receive(0)[0] for _ in range(2)] == [b"fourth", b"fifth"]
+    one.close()
+    with pytest.raises(ChannelClosed):
+        other.receive(0)
+    other.close()

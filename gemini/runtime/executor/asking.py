@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from operator import attrgetter, is_
 from typing import Any
 
@@ -95,7 +96,16 @@ class Chorus:
     def _send(
         self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
     ) -> bool:
-        """Send all; whether one could not be sent, which is then its reply."""
+        """Send all; whether one could not be sent, which is then its reply. Nobody begins before all are ready."""
+        with ExitStack() as stack:
+            for worker in reversed(requests):
+                worker.link.channel.hold()
+                stack.callback(worker.link.channel.let_go)
+            return self._write(requests, expected, replies)
+
+    def _write(
+        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+    ) -> bool:
         for worker, request in requests.items():
             try:
                 with worker._telling:

@@ -19,10 +19,12 @@ import socket
 import struct
 import threading
 import time
+from typing import Any
 
 _HEADER = struct.Struct("<QI")
 _PIECE = 1 << 18
 _LOOKING = 3e-4  # seconds
+_AT_ONCE = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _RIGHTS = socket.CMSG_SPACE(64 * array.array("i").itemsize)  # descriptors in one piece, at most
 
 
@@ -41,6 +43,7 @@ class Channel:
         self._descriptors: list[int] = []
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
+        self._held: list[tuple[bytes, bytes]] | None = None  # frames that are to be sent later; None: nothing waits
         self._is_brisk = True  # the last frame came soon
         self.torn = False
 
@@ -76,15 +79,40 @@ class Channel:
         with self._sending:
             if self.torn:
                 self._check()
+            if self._held is not None and not rights:
+                self._held.append((header, body))
+                return
+            self._flush()  # descriptors do not wait: they are closed once they are sent
+            self._put(header, body, rights)
+
+    def hold(self) -> None:
+        """Send frames when `let_go` is called, and no sooner: whoever reads one begins to work, and may take the
+        processor from who sends."""
+        with self._sending:
+            self._held = []
+
+    def let_go(self) -> None:
+        """Send what was held; raises ChannelClosed where nobody will read it."""
+        with self._sending:
             try:
-                sent = self.connection.sendmsg((header, body), rights)
-                if sent < len(header) + len(body):
-                    self._send_rest(memoryview(header + body)[sent:])
-            except OSError as error:
-                raise ChannelClosed(str(error)) from error
-            except BaseException:
-                self.torn = True
-                raise
+                self._flush()
+            finally:
+                self._held = None
+
+    def _flush(self) -> None:
+        while self._held:
+            self._put(*self._held.pop(0), ())
+
+    def _put(self, header: bytes, body: bytes, rights: Any) -> None:
+        try:
+            sent = self.connection.sendmsg((header, body), rights)
+            if sent < len(header) + len(body):
+                self._send_rest(memoryview(header + body)[sent:])
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+        except BaseException:
+            self.torn = True
+            raise
 
     def _send_rest(self, frame: memoryview) -> None:
         while frame:
@@ -98,6 +126,7 @@ class Channel:
     def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
         """The next frame and its descriptors; None if nothing arrives for `timeout` seconds."""
         patience = None if timeout is None else timeout * 1000
+        flags = socket.MSG_CMSG_CLOEXEC if patience != 0 else _AT_ONCE  # whoever waits does so elsewhere
         while True:
             if self._arrived:
                 found = self._complete()
@@ -106,18 +135,18 @@ class Channel:
             if self.torn:
                 self._check()
             try:
-                if not self._await(patience):
+                if patience != 0 and not self._await(patience):
                     return None
+                found = self._read(flags)
+            except BlockingIOError:
+                return None
             except OSError as error:
                 raise ChannelClosed(str(error)) from error
-            found = self._read()
             if found is not None:
                 return found
 
     def _await(self, patience: float | None) -> bool:
         """Whether something has arrived in so many milliseconds."""
-        if not patience and patience is not None:  # whoever waits does so elsewhere
-            return bool(self._poll.poll(0))
         poll, began = self._poll.poll, time.perf_counter()
         while self._is_brisk:
             if poll(0):
@@ -144,10 +173,10 @@ class Channel:
             self.torn = True
             raise
 
-    def _read(self) -> tuple[bytes, list[int]] | None:
+    def _read(self, flags: int) -> tuple[bytes, list[int]] | None:
         """Take what has arrived: the next frame, if that is exactly it, else it waits for the rest."""
         try:
-            size, rights, _, _ = self.connection.recvmsg_into((self._piece,), _RIGHTS, socket.MSG_CMSG_CLOEXEC)
+            size, rights, _, _ = self.connection.recvmsg_into((self._piece,), _RIGHTS, flags)
             for level, kind, data in rights:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     found = array.array("i")
@@ -158,8 +187,8 @@ class Channel:
                 if size == _HEADER.size + length:
                     return bytes(self._piece[_HEADER.size : size]), self._take_descriptors(count)
             self._arrived += self._piece[:size]
-        except OSError as error:
-            raise ChannelClosed(str(error)) from error
+        except OSError:
+            raise
         except BaseException:
             self.torn = True
             raise

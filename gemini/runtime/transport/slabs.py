@@ -140,7 +140,9 @@ class Window:
     def look(self, slab: Slab, size: int) -> torch.Tensor:
         """The first `size` bytes of a slab; it is released when the last tensor that looks at them is gone."""
         # What is called then runs in whatever thread drops that tensor: it only notes the slab.
-        return self.segments[slab.segment].view(slab.offset, size, functools.partial(self._released.append, slab))
+        segment, offset, length = slab
+        note = functools.partial(self._released.append, (segment, offset, length))
+        return self.segments[segment].view(offset, size, note)
 
     def forget(self) -> None:
         """There is no sender any more: memory goes with the last tensor that looks at it."""
@@ -154,8 +156,7 @@ class Window:
     def released(self) -> list[tuple[int, int, int]]:
         """The slabs to give back, each once, as plain data."""
         # One thread at a time asks; others may note slabs meanwhile.
-        found = [self._released.popleft() for _ in range(len(self._released))]
-        return [(segment, offset, size) for segment, offset, size in found]
+        return [self._released.popleft() for _ in range(len(self._released))]
 
     def retake(self, slabs: Iterable[tuple[int, int, int]]) -> None:
         """They could not be told, or were noted elsewhere."""

@@ -41,6 +41,9 @@ class TcpChannel(Channel):
             number, self._sent = self._sent, self._sent + 1
             super().send(_hash(self._keys[0], number, body) + body)
 
+    def hold(self) -> None:
+        """Nothing waits: what belongs to a frame goes by another connection, and who gets it waits for the frame."""
+
     def receive(self, timeout: float | None = None) -> tuple[bytes, list[int]] | None:
         """The next frame; None if nothing arrives for `timeout` seconds."""
         found = super().receive(timeout)

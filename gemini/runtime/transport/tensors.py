@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ _GAPS = 4  # times its contents that the memory of a tensor with gaps may be on 
 _SPREAD = 64 << 20  # bytes that it may be in the receiver; what lies between is never touched
 _OURS = (torch.Tensor, torch.nn.Parameter)
 _MAIN = torch.device("cpu")
+_NUMBERS = {"float32": struct.Struct("=f"), "float64": struct.Struct("=d")}
 
 
 class Unsendable(Exception):
@@ -122,7 +124,11 @@ def read(window: Window, header: Header) -> torch.Tensor:
     """The tensor of a header."""
     if header[0] == "inline":
         _, contents, name, shape, strides, requires_grad = header
-        found = _copied(contents, _dtype(name), shape, strides)
+        number = math.nan if shape or name not in _NUMBERS else _NUMBERS[name].unpack(contents)[0]
+        if not math.isnan(number):  # as losses are; of those that are no numbers there are many
+            found = torch.scalar_tensor(number, dtype=_dtype(name), device=_MAIN)
+        else:
+            found = _copied(contents, _dtype(name), shape, strides)
         if not window.is_main:
             found = found.to(window.where)
         return found.requires_grad_() if requires_grad else found
