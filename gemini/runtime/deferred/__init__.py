@@ -24,6 +24,7 @@ and the recorded ops are done with its outputs.
 | sharing      | which values share memory                                       |
 | values       | numbers of values, and the deferred tensors that stand for them  |
 | pending      | the call: waiting, run overlapped, or made eagerly              |
+| repeatable   | the call made again, and gradients from that                    |
 | replay       | the tape on real tensors                                        |
 | rerun        | the step again, in a graph of its own                           |
 | surroundings | modes, buffers and generators of the time of the call           |

@@ -14,55 +14,39 @@ the program. Reruns (see `node`) leave buffers and generators as they find them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
 
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
-from gemini.capture.values import decode
 from gemini.errors import GeminiError, WorkerError
 from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.giving import Ahead, are_dense, give, is_unseen, spent
 from gemini.runtime.deferred.node import Answer
 from gemini.runtime.deferred.recording import record
+from gemini.runtime.deferred.repeatable import Repeatable
 from gemini.runtime.deferred.replay import Failure, replay
-from gemini.runtime.deferred.rerun import Rerun
-from gemini.runtime.deferred.surroundings import Surroundings, memory_of
+from gemini.runtime.deferred.surroundings import memory_of
 from gemini.runtime.deferred.tensor import CLEAN, Deferred, become, real_of
-from gemini.runtime.deferred.values import Values
-from gemini.runtime.deferred.work import StepResult, Work, taken_apart
+from gemini.runtime.deferred.work import StepResult, Work
 from gemini.runtime.tracebacks import caller, note
-from gemini.step.tape import Meta
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
-_numbers = itertools.count()  # of calls, in the order in which the program makes them
 
 
-class Pending(Values):
+class Pending(Repeatable):
     """One call, and what the program has done with its outputs so far."""
 
     def __init__(self, work: Work, call: Call) -> None:
-        super().__init__(work.outline)
-        self.work, self.state, self.number = work, WAITING, next(_numbers)
-        self.standing: Any = None  # the state that the model was in
-        self.region = Region.current()
-        self._copies.watch(work.parameters)
-        self.call = call
-        self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
-        self.call.tensors = self.inputs
-        self.surroundings = Surroundings(work)
+        super().__init__(work, call)
+        self.state = WAITING
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
-        self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
         self._failures: dict[int, Failure] = {}
         self._result: StepResult | None = None
-        self._ran_for = -1
-        self._arrived: set[int] = set()  # values that gradients have come to
         self._error: Exception | None = None
         self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
         self._ahead: Ahead | None = None
@@ -264,80 +248,7 @@ class Pending(Values):
                 if not self._can_wait(value):
                     self._show(value)
 
-    # ── differentiating again ──────────────────────────────────────────────────────────────────────────────────────
-    def differentiable(self, value: int) -> list[torch.Tensor]:
-        """What gradients are given to from a value: parameters, inputs, operands that it is made of."""
-        operands = [self.tape.operands[number] for number in self._learning(value)]
-        return [*self.work.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
-
-    def _learning(self, value: int) -> list[int]:
-        """The operands with a gradient that a value is made of; what others come from may be written to since."""
-        found = [number for number, one in self.tape.operands.items() if one.requires_grad]
-        if not found:
-            return found
-        read = {one for at in self.tape.needed_for(value) for one in self.tape.ops[at].reads()}
-        return [number for number in found if number in read or number == value]
-
-    def arrived(self, value: int, is_usual: bool) -> None:
-        """A gradient has come to a value of a step that has run: learn for which one it should have been run."""
-        self._arrived.add(value)
-        if self._arrived != {self._ran_for} or not is_usual:
-            is_single = is_usual and len(self._arrived) == 1 and self.tape.metas[value].is_scalar()
-            self.work.roots[hash(self.tape.signature())] = value if is_single else None
-
-    def roots(self) -> tuple[torch.Tensor | None, Any]:
-        """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
-        tensor = self.tensor(self._ran_for)
-        return (None if tensor is None else real_of(tensor)), None if self._graph is None else self._graph.values[
-            self._ran_for
-        ]
-
-    def has_graph(self) -> bool:
-        """Whether values of it are in a graph of their own, with the program's hooks."""
-        return self._graph is not None
-
-    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool) -> list[Any]:
-        """Gradients of what is differentiable, from a graph made for it."""
-        rerun = self._graph
-        if rerun is None or create_graph:
-            rerun = self._again(connect=create_graph)
-        learning = self._learning(value)
-        try:
-            return rerun.differentiate(value, gradient, create_graph, learning)
-        except RuntimeError:
-            if rerun is not self._graph:
-                raise
-        # The program has values of that graph: its own backward has come through there first, and freed it.
-        return self._again(connect=False).differentiate(value, gradient, create_graph, learning)
-
-    def _again(self, connect: bool) -> Rerun:
-        rerun = Rerun.of(self.work.parameters, self.inputs, self.tape.operands, connect)
-        with queue.running(self), self.surroundings.again(), torch.enable_grad():
-            self._check()
-            rerun.values = self._eager(rerun.inputs)
-            tape = replace(self.tape, operands=rerun.operands)
-            replay(tape, range(len(tape.ops)), rerun.values)
-        return rerun
-
     # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
-    def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
-        args, kwargs = decode(self.call.form, lambda ref: inputs[ref.node])
-        with ExitStack() as stack:
-            stack.enter_context(self.surroundings.of_then(self.standing, self.number))
-            self.region.enter(stack, Region.current())
-            form, found = taken_apart(self.work.eager(args, kwargs))
-        expected, passed = self.work.outline, self.work.passed
-        metas = tuple(
-            expected.metas[at] if at in passed and at < len(expected.metas) else Meta.of(one)
-            for at, one in enumerate(found)
-        )
-        if form != expected.form or metas != expected.metas:
-            raise GeminiError(
-                f"{type(self.work.model).__name__} has returned something else than the call of this kind before\n"
-                "    → run it with eager dispatch: its output depends on more than the kinds of its inputs"
-            )
-        return dict(enumerate(found))
-
     def _root(self, value: int) -> int | None:
         """The value to run the step for when `value` is read; None: the call is to be made first."""
         if any(dtype == "float16" for _, _, dtype in self.region.autocast):
@@ -431,13 +342,6 @@ class Pending(Values):
             _raise(self._error)
         if value in self._failures:
             _raise(self._failures[value].error)
-
-    def _check(self) -> None:
-        if (one := self._copies.changed()) is not None:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"a parameter of shape {list(one.shape)}, since the call of {type(self.work.model).__name__}"
-            )
 
 
 def _raise(error: BaseException) -> NoReturn:
