@@ -68,8 +68,8 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
     facts.append(
         (
             ("default", str(torch.get_default_dtype())),
-            *((name, f"{p.dtype} {p.device} {p.requires_grad}") for name, p in model.named_parameters()),
-            *((name, f"{b.dtype} {b.device}") for name, b in model.named_buffers()),
+            *((name, f"{p.dtype} {p.device} {p.requires_grad} {[*p.shape]}") for name, p in model.named_parameters()),
+            *((name, f"{b.dtype} {b.device} {[*b.shape]}") for name, b in model.named_buffers()),
         )
     )
     for config in configurations.values():

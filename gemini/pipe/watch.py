@@ -17,7 +17,7 @@ from torch import nn
 from gemini.capture.fingerprint import changeable_reads, config_facts, read_facts
 from gemini.pipe.sameness import Sameness
 
-_KIND = attrgetter("requires_grad", "dtype", "device")
+_KIND = attrgetter("requires_grad", "dtype", "device", "shape")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

@@ -16,10 +16,9 @@ from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import Record
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.memory.followers import optimizer_state_follows
-from gemini.runtime.memory.homes import Astray, can_move, move_in
+from gemini.runtime.memory.homes import Astray, Place, can_move, move_in, places_of
 from gemini.runtime.transport.link import Link
 
-_ADDRESS = torch.Tensor.data_ptr
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
 
 
@@ -31,7 +30,7 @@ class Household:
         self.outside = outside  # where the program has put the model
         self.tensors: dict[int, torch.Tensor] = {}  # held, so that no identity is reused
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home
-        self.addresses: dict[int, int] = {}
+        self.places: dict[int, Place] = {}
         self.devices: dict[int, str] = {}  # whose memory it is
         self.moves = 0  # times that tensors got another home: whoever was told before knows the old ones
         self.units: list[int] = []  # numbers of units that workers have
@@ -59,7 +58,7 @@ class Household:
                 self.tensors[id(tensor)] = tensor
                 self.devices[id(tensor)] = device.name
                 self.views[id(tensor)] = tensor.detach()
-                self.addresses[id(tensor)] = tensor.data_ptr()
+                (self.places[id(tensor)],) = places_of([tensor])
                 self._number_of[id(tensor)] = number
                 self._is_at_home(tensor, device)
             device.trim()
@@ -72,12 +71,12 @@ class Household:
         Raises Astray where one cannot be.
         """
         homeless = []
-        addresses, devices, name = self.addresses, self.devices, device.name
-        identities = [*map(id, tensors)]
-        if [*map(_ADDRESS, tensors)] == [*map(addresses.get, identities)] and {*map(devices.get, identities)} <= {name}:
+        places, devices, name = self.places, self.devices, device.name
+        identities, now = [*map(id, tensors)], places_of(tensors)
+        if now == [*map(places.get, identities)] and {*map(devices.get, identities)} <= {name}:
             return False  # as nearly always
-        for tensor in tensors:
-            if addresses.get(id(tensor)) == tensor.data_ptr() and devices[id(tensor)] == name:
+        for tensor, place in zip(tensors, now, strict=True):
+            if places.get(id(tensor)) == place and devices[id(tensor)] == name:
                 continue
             self._check(tensor, device)
             view = self.views.get(id(tensor))
@@ -113,7 +112,7 @@ class Household:
             if id(tensor) in self.devices and tensor.device != self.outside:
                 self.devices.pop(id(tensor))
                 self.views.pop(id(tensor))
-                self.addresses.pop(id(tensor))
+                self.places.pop(id(tensor))
                 for worker in self.crew.workers:
                     worker.link.held.pop(id(tensor), None)
                 tensor.data = tensor.data.to(self.outside)

@@ -49,6 +49,7 @@ from gemini.runtime.executor.messages import (
 )
 from gemini.runtime.executor.request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
+from gemini.runtime.memory.homes import Place, places_of
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import silent
@@ -56,7 +57,6 @@ from gemini.step.kinds import Positions, Sample
 from gemini.step.program import Loss, StepProgram
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
-_ADDRESS = torch.Tensor.data_ptr
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
 _retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
@@ -107,7 +107,7 @@ class Executor:
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, Order] = {}  # of gradients, by kind of step
-        self._addresses: list[int] = []
+        self._lie_at: list[Place] = []
         self._standing: Standing | None = None  # the state of the model of which the workers know
         self._retired = _retired.setdefault(crew, deque())
         when_gone(self, partial(self._retired.append, self.number))
@@ -118,7 +118,7 @@ class Executor:
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         self._orders.clear()
-        self._standing, self._addresses = None, []
+        self._standing, self._lie_at = None, []
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
@@ -150,11 +150,11 @@ class Executor:
 
     def _bring_home(self) -> None:
         """See to it that all tensors are where workers see them."""
-        if [*map(_ADDRESS, self._tensors)] == self._addresses:
+        if places_of(self._tensors) == self._lie_at:
             return
         for worker, held in zip(self.workers, self._held, strict=True):
             self.household.bring_home(held, worker.device)
-        self._addresses = [*map(_ADDRESS, self._tensors)]
+        self._lie_at = places_of(self._tensors)
 
     def _keep_current(self, state: Standing | None) -> bool:
         """Send the stages again where the program has changed them: a tensor that has moved, an attribute.

@@ -11,8 +11,9 @@ of the model with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -20,6 +21,8 @@ from torch import nn
 from gemini.runtime.devices.base import Device, Segment
 
 _ALIGN = 64
+_ADDRESS, _SHAPE, _STRIDES = torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride
+Place = tuple[int, torch.Size, tuple[int, ...]]
 
 
 class Astray(Exception):
@@ -48,6 +51,11 @@ class Home:
         """The tensor in the bytes of its storage."""
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), self.start, self.shape, self.stride)
+
+
+def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:
+    """Where tensors are in memory, and how they lie there: `.data` may give one another form in the same place."""
+    return [*zip(map(_ADDRESS, tensors), map(_SHAPE, tensors), map(_STRIDES, tensors), strict=True)]
 
 
 def can_move(tensor: torch.Tensor) -> bool:

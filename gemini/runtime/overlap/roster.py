@@ -23,7 +23,7 @@ from gemini.runtime.deferred.work import MISSING
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FACTS = attrgetter("requires_grad", "dtype", "device")
+_FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
 # Attributes that every module has, on which no call depends: half of all there are.
 _IDLE = frozenset(vars(nn.Module())) - {
