@@ -4,7 +4,9 @@
 and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
 is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
 reads does not take part, nor do modules that run whole: their Python decides anew each time. Of these only the rates
-count at which they draw no random numbers, and of those that draw, whether their rates are such, `attribute?@module`.
+count at which they draw no random numbers, of those that draw, whether their rates are such, `attribute?@module`, and
+the settings of torch's own layers: what is proven of samples that go through one (`Softmax.dim`,
+`Embedding.scale_grad_by_freq`) is proven for these.
 """
 
 from __future__ import annotations
@@ -23,18 +25,22 @@ from gemini.capture.hooks import has_hooks
 
 _IDLE = "?"  # of an attribute, only whether it is 0 or 1
 _PLAIN = (bool, int, float, str, type(None))
+_SETTINGS = (bool, int, str, tuple, type(None))
+_LAYERS = "torch.nn.modules."
+_EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _DEEP, _MANY = 3, 256  # how far, and how much of, the contents of an object count
 
 
 def glue_modules(model: nn.Module, whole: Iterable[str]) -> list[str]:
     """The modules that are not inside a leaf or block."""
     kept = set(whole)
-    found = []
-    for name, _ in model.named_modules():
-        parts = name.split(".")
-        if not any(".".join(parts[:count]) in kept for count in range(1, len(parts) + 1)) and "" not in kept:
-            found.append(name)
-    return found
+    return [name for name, _ in model.named_modules() if not _is_inside(name, kept)]
+
+
+def _is_inside(name: str, kept: set[str]) -> bool:
+    """Whether a module is one of these or in one."""
+    parts = name.split(".")
+    return "" in kept or any(".".join(parts[:count]) in kept for count in range(1, len(parts) + 1))
 
 
 def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
@@ -115,6 +121,21 @@ def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, 
                 for key, value in vars(module).items():
                     if isinstance(value, (int, float)) and not isinstance(value, bool):
                         yield key, name, value
+
+
+def settings_of_layers(model: nn.Module, whole: Iterable[str]) -> list[str]:
+    """The settings, `attribute@module`, of torch's own layers among these modules, which run whole, and inside them.
+
+    Not numbers with a fraction: at another rate, or with another epsilon, a layer treats samples as before.
+    """
+    kept = set(whole)
+    return [
+        f"{key}@{name}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module).__module__.startswith(_LAYERS) and _is_inside(name, kept)
+        for key, value in vars(module).items()
+        if isinstance(value, _SETTINGS) and key not in _EVERY
+    ]
 
 
 def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -25,7 +25,14 @@ from gemini.capture.caches import find_caches
 from gemini.capture.checks import BackwardFailed, Checks, Rejected
 from gemini.capture.determinism import deterministic
 from gemini.capture.executor import Execution, GuardBroken, NodeFailed
-from gemini.capture.fingerprint import drawing_rates, fingerprint, glue_modules, idle_rates, reads_of
+from gemini.capture.fingerprint import (
+    drawing_rates,
+    fingerprint,
+    glue_modules,
+    idle_rates,
+    reads_of,
+    settings_of_layers,
+)
 from gemini.capture.granularity import Granularity
 from gemini.capture.graph import Graph
 from gemini.capture.node import MODULES, Guard, Node
@@ -166,6 +173,8 @@ class Refinement:
         leaves = [node for node in first.nodes if node.kind in MODULES]
         glue += idle_rates(self.model, (node.target for node in leaves if not node.random))
         glue += drawing_rates(self.model, (node.target for node in leaves if node.random))
+        known = {*glue}
+        glue += [name for name in settings_of_layers(self.model, whole) if name not in known]
         validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
         self.saved.restore()
         validity.fingerprint = fingerprint(self.model, glue)

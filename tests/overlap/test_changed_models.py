@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -53,3 +54,30 @@ def test_it_is_planned_again(tmp_path):
     assert managed.overlap is not None
     assert managed.overlap.story.steps[OVERLAPPED] >= 6
     assert not any("was changed" in reason for reason in managed.overlap.story.reasons)
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(24, 8), nn.Softmax(-1), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@pytest.mark.parametrize(("layer", "setting", "value"), [(3, "dim", 0), (0, "scale_grad_by_freq", True)])
+def test_samples_that_meet_from_then_on(layer, setting, value, tmp_path):
+    torch.manual_seed(0)
+    model = Attending()
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    gradients = []
+    for one in (copy.deepcopy(model), GeminiCompiler().compiler(model, config)):
+        generator = torch.Generator().manual_seed(0)
+        for step in range(7):
+            if step == 4:
+                setattr(one.layers[layer], setting, value)
+            x, y = torch.randint(9, (8, 3), generator=generator), torch.randint(3, (8,), generator=generator)
+            one.zero_grad()
+            F.cross_entropy(one(x), y).backward()
+        gradients.append(one.layers[0].weight.grad)
+    torch.testing.assert_close(*gradients)
