@@ -76,6 +76,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
             ("default", str(torch.get_default_dtype())),
             *((name, f"{p.dtype} {p.device} {p.requires_grad} {[*p.shape]}") for name, p in model.named_parameters()),
             *((name, f"{b.dtype} {b.device} {[*b.shape]}") for name, b in model.named_buffers()),
+            *((f"class of {name}", type(module).__qualname__) for name, module in modules.items()),
         )
     )
     for config in configurations.values():

@@ -40,6 +40,7 @@ class Watch:
         self.kinds = [*map(_KIND, self.tensors)]
         self.settings = Sameness(vars(config) for config in configs.values())
         self.default = torch.get_default_dtype()
+        self.classes = [*map(type, modules.values())]
         self.reads = changeable_reads(model, glue)
         self.facts = read_facts(modules, self.reads)
         self.configs = [(config, config_facts(config, changeable=True)) for config in configs.values()]
@@ -47,9 +48,13 @@ class Watch:
     def is_unchanged(self, modules_are: bool = False) -> bool:
         """Whether everything is the same object as before; `modules_are`: those of all modules are known to be."""
         return (
-            (modules_are or (self.objects.holds() and [*map(_KIND, self.tensors)] == self.kinds))
+            (modules_are or (self.objects.holds() and self._are_alike()))
             and self.settings.holds()
             and torch.get_default_dtype() is self.default
             and read_facts(self.modules, self.reads) == self.facts
             and all(config_facts(config, changeable=True) == facts for config, facts in self.configs)
         )
+
+    def _are_alike(self) -> bool:
+        """Whether tensors learn or not, and modules are of the classes, as before."""
+        return [*map(_KIND, self.tensors)] == self.kinds and [*map(type, self.modules.values())] == self.classes

@@ -43,6 +43,7 @@ class Snapshot:
             for module in self.modules
         ]  # fmt: skip
         # The same in a row, for the usual case: nothing has changed, and a loop in C says so.
+        self._classes = [*map(type, self.modules)]
         self._own = [own for own, *_ in self.states]
         self._before = [before for _, before, *_ in self.states]
         self._tables = [table for state in self.states for table in (state[2], state[4])]
@@ -78,6 +79,8 @@ class Snapshot:
         """
         if not are_alike and [*map(len, self._hooks)] != self._hooked:
             return "it has other hooks"
+        if not are_alike and [*map(type, self.modules)] != self._classes:
+            return "a module is of another class"
         if not are_alike and not self._are_modules_alike():
             for module, (own, before, buffers, held, parameters, named) in zip(self.modules, self.states, strict=True):
                 if not _equal(own, before) and not _only_training(own, before):

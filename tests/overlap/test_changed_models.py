@@ -65,7 +65,9 @@ class Attending(nn.Module):
         return self.layers(x)
 
 
-@pytest.mark.parametrize(("layer", "setting", "value"), [(3, "dim", 0), (0, "scale_grad_by_freq", True)])
+@pytest.mark.parametrize(
+    ("layer", "setting", "value"), [(3, "dim", 0), (0, "scale_grad_by_freq", True), (3, "__class__", nn.Softmin)]
+)
 def test_samples_that_meet_from_then_on(layer, setting, value, tmp_path):
     torch.manual_seed(0)
     model = Attending()

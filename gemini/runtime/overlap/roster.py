@@ -109,6 +109,7 @@ class State:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules = {*map(id, modules)}
+        self._of_classes, self._classes = modules, [*map(type, modules)]
         self._attributes = _Attributes(modules)
         buffers = [module._buffers for module in modules]
         tables = [table for module in modules for table in (*_TABLES(module), *_HOOKS(module))]
@@ -121,7 +122,12 @@ class State:
 
     def holds(self) -> bool:
         """Whether the model is in it still."""
-        return self._attributes.are_same() and self._tables.holds() and [*map(_FACTS, self._tensors)] == self._facts
+        return (
+            self._attributes.are_same()
+            and self._tables.holds()
+            and [*map(_FACTS, self._tensors)] == self._facts
+            and all(map(is_, map(type, self._of_classes), self._classes))
+        )
 
     def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
         """Attributes that the program has changed, or put something into which is put off, and what they were in this
