@@ -60,7 +60,7 @@ class Ours:
             raise RuntimeError("the model is not managed")
         self.overlap, self.crew = managed.overlap, managed.crew
         self.overlap._trace = self._keep  # type: ignore[method-assign]
-        self._last: tuple[StepPlan, StepResult] | None = None
+        self._last: StepResult | None = None
         for worker, seat in zip(self.crew.workers, seats, strict=True):
             pin(worker.process.pid, seat)
         for what in ("a call that is watched", "a call that is planned for"):
@@ -107,6 +107,7 @@ class Ours:
         """A step by a plan, as a program takes it."""
         self.overlap.catalogue.kinds[self.key][:] = [self.kinds[name]]  # in place: the list is known elsewhere
         self._last = None
+        plan = self.kinds[name].rehearsal.expecting(self.of(name))
         begin = time.perf_counter()
         self.model.zero_grad(set_to_none=True)
         before = time.thread_time()
@@ -115,7 +116,7 @@ class Ours:
         seconds, computed = time.perf_counter() - begin, time.thread_time() - before
         if self._last is None:
             raise RuntimeError(f"not overlapped: {'; '.join(self.overlap.story.reasons)}")
-        plan, events = self._last[0], self._last[1].trace
+        events = self._last.trace
         first, last = min(event.begin for event in events), max(event.end for event in events)
         return Took(seconds, seconds - (last - first), computed, trace_of(plan, events, seconds * 1e3))
 
@@ -123,9 +124,8 @@ class Ours:
         """The trace of one more step, and its picture."""
         return self.step(name).trace.save(folder)
 
-    def _keep(self, kind: Kind, ran: Any, _step_ms: float) -> None:
-        assert kind.plan is not None  # as it is before it hears of this step
-        self._last = kind.plan, ran
+    def _keep(self, _kind: Kind, ran: Any, _step_ms: float) -> None:
+        self._last = ran
 
     @property
     def pids(self) -> list[int]:

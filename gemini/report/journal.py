@@ -20,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -50,6 +51,7 @@ class Story:
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # what the last steps by that plan took
     told: ClassVar[Any] = None  # what to call then; a story of a journal has one
+    _tell_plan: ClassVar[Any] = None  # a weak reference to what tells of the plan as it is now
 
     def took(self, path: str, reason: str = "") -> None:
         """A call has taken a path; `reason` says why not a faster one."""
@@ -58,6 +60,15 @@ class Story:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if self.told is not None:
             self.told()
+
+    def renew_by(self, tell_plan: Callable[[], str]) -> None:
+        """Have the plan told by a method, which tells more the more steps have run, when the story is written."""
+        vars(self)["_tell_plan"] = weakref.WeakMethod(tell_plan)
+
+    def renew(self) -> None:
+        """Tell of the plan as it is now."""
+        tell_plan = self._tell_plan and self._tell_plan()
+        self.plan = (tell_plan and tell_plan()) or self.plan
 
     def timed(self, step_ms: float) -> None:
         """A step by the plan took so long."""
@@ -116,14 +127,17 @@ class Journal:
         """A call has taken a path: write it all down if that was not done for a while."""
         now = time.monotonic()
         self._calls += 1
-        if now >= self._due or self._calls in _FIRST:
-            self._end()
+        is_due = now >= self._due
+        if is_due or self._calls in _FIRST:
+            self._end(renews=is_due)
             cost = time.monotonic() - now
             self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
 
-    def _end(self) -> None:
+    def _end(self, *, renews: bool = True) -> None:
         if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):
             try:
+                for story in self.stories if renews else ():
+                    story.renew()
                 self.write()
             except (ArtifactError, OSError) as error:  # a full disk is no reason to end with an error
                 self._complain(error)

@@ -76,9 +76,9 @@ def test_a_plan_is_made_again_once_steps_have_lost_what_planning_takes(slower: f
     lost = (slower - 1) * 4 * 3 / 2  # half of what the slow one takes longer: four micro-batches of three units
     due = []
     for _ in range(40):
-        found = rehearsal.add(found, StepResult(None, told=said), float(ran.makespan), planning_ms=10 * lost) or found
+        rehearsal.add(found, StepResult(None, told=said), float(ran.makespan), planning_ms=10 * lost)
         due.append(rehearsal.is_due)
-    assert due.index(True) == 16 if slower > 1 else not any(due)  # looked at after 2, 3, 5, 9 and 17 steps
+    assert due.index(True) == 16 if slower > 1 else not any(due)  # looked at after 9 and 17 steps
 
 
 class Net(nn.Module):
@@ -105,17 +105,19 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
             model(torch.ones(8 if step not in {5, 7} else 6, 128)).sum().backward()
             for (kind,) in managed.overlap.catalogue.kinds.values():
                 assert kind.plan is not None
-                expected.append(kind.plan.step_ms)
-                assert kind.plan.analysis.step_ms == expected[0]
+                plan = kind.rehearsal.expecting(kind.plan)
+                expected.append(plan.step_ms)
+                assert kind.plan.analysis.step_ms == plan.analysis.step_ms == expected[0]
         held = [one for one in gc.get_objects() if type(one) is StepResult]
     finally:
         managed.crew.stop()
     ran = managed.overlap.steps
     assert ran >= 10
     assert kind.rehearsal.count == ran - 1  # one had other samples
-    assert len(set(expected)) == 5  # by the profile, then by the second, third, fifth and ninth step
-    assert kind.plan.rehearsed is not None
-    assert kind.plan.rehearsed.steps == 8
+    assert len(set(expected)) >= ran - 3  # by the profile first, then by all steps but the first
+    assert plan.rehearsed is not None
+    assert plan.rehearsed.steps == 8
+    managed.overlap.story.renew()
     assert f"({expected[0]:.0f} by the profile alone)" in managed.overlap.story.plan
     assert managed.overlap.catalogue.told is kind.plan
     assert len(managed.overlap.story.traces) >= 2

@@ -122,24 +122,26 @@ class Catalogue:
         return True
 
     def ran(self, kind: Kind, ran: StepResult, step_ms: float, samples: int) -> None:
-        """A step has run by the plan of a kind; what is expected of the next may be another time."""
+        """A step has run by the plan of a kind."""
         if kind.plan is None:
             return
-        is_told = kind.plan is self.told
-        if is_told:
+        if kind.plan is self.told:
             self.story.timed(step_ms)
-        if samples != kind.plan.batch.size:
-            return
-        renewed = kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
-        if renewed is not None:
-            kind.plan = renewed
-            if is_told:
-                self.told, self.story.plan = renewed, str(renewed)
+        if samples == kind.plan.batch.size:
+            kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
+
+    def tell_plan(self) -> str:
+        """The plan that the story tells of, with what is expected of it now; '' where there is none any more."""
+        everyone = [one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided)]
+        for kind in everyone:
+            if kind is not None and kind.plan is not None and kind.plan is self.told:
+                return str(kind.rehearsal.expecting(kind.plan))
+        return ""
 
     def plan_again(self, kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
-        before, began = kind.plan, time.perf_counter()
-        assert before is not None
+        assert kind.plan is not None
+        before, began = kind.rehearsal.expecting(kind.plan), time.perf_counter()
         kind.rehearsal.is_due = False
         kind.changes += 1
         try:
@@ -150,9 +152,9 @@ class Catalogue:
             return
         if plan is before:
             return
+        if kind.plan is self.told:
+            self._tell_of(plan)
         kind.change(plan)
-        if before is self.told:
-            self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
         took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
@@ -207,7 +209,7 @@ class Catalogue:
             return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
         else:
             if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
-                self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
+                self._tell_of(plan)
             if plan.unsplit:
                 text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
                 self.managed.record.say(text, once=plan.unsplit)
@@ -215,6 +217,10 @@ class Catalogue:
             return Kind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
         self._say(reason)
         return Kind(None, reason, shapes)
+
+    def _tell_of(self, plan: StepPlan) -> None:
+        self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
+        self.story.renew_by(self.tell_plan)
 
     def _say(self, reason: str) -> None:
         self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
 _ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
 _EARLY = "what it returned was read, or given to another model, before there was a loss"
+_TRACED = (3, 10)  # steps whose traces are saved: once warm, and once more
 _SLOW = 10  # times what a step is expected to take: then it hangs
 
 
@@ -271,7 +272,7 @@ class Overlap:
                 request, means = request_of(kind, prepared, pending, bound, sizes)
             except SplittingError as error:  # this batch is not what the proof was about
                 return self._as_one(kind, pending, tape, root, str(error))
-            request.patience = _SLOW * kind.plan.step_ms / 1e3
+            request.patience = _SLOW * max(kind.plan.step_ms, kind.rehearsal.last_ms) / 1e3
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
             began = time.perf_counter()
@@ -329,12 +330,13 @@ class Overlap:
         return executor_for(kind, prepared, known, self.managed)
 
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
-        if self.trace is None or kind.plan is None:
+        if self.trace is None or kind.plan is None or self.steps not in _TRACED:
             return
-        from gemini.runtime.overlap.tracing import save_step
+        from gemini.runtime.overlap.tracing import trace_of
 
         with undrawn():
-            files = save_step(self.trace / self.managed.name, kind.plan, self.steps, ran.trace, step_ms)
+            trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms)
+            files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
         self.story.traces += [str(path) for path in files]
 
 

@@ -3,10 +3,10 @@
 A plan is made from a profile of one process, with what probes say of workers beside each other. What actions take in
 the workers, in their caches, on their cores, is known after a step. The same orders with those times say how long the
 next one takes, but for what steps took longer than that: waiting for messages, for micro-batches that differ, for a
-loss on the whole batch and for the program's own process. The first step is not warm; the plan hears of the second,
-third, fifth, ninth and so on, each time of the last few: a machine's speed changes. Where a worker turns out to have
-more to do than the others, and steps have lost more by that than planning takes, the plan is to be made again
-(`planner.experience`).
+loss on the whole batch and for the program's own process. The first step is not warm; the last few count, for a
+machine's speed changes. All that is worked out when somebody asks: steps do not wait for it. Only after the ninth, the
+seventeenth and so on is looked whether a worker has more to do than the others; where steps have lost more by that than
+planning takes, the plan is to be made again (`planner.experience`).
 """
 
 from __future__ import annotations
@@ -38,23 +38,31 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.count = 0  # of steps
+        self.last_ms = 0.0  # what the last one took
         self.is_due = False  # to make the plan again: its steps have lost more than that takes
         self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # told, and how long it took
+        self._known: tuple[int, Rehearsed] | None = None  # after how many steps, and what was expected then
 
-    def add(self, plan: StepPlan, ran: StepResult, step_ms: float, planning_ms: float) -> StepPlan | None:
-        """One more has run; the plan with what is expected now, None where that is not looked at."""
-        self.count += 1
+    def add(self, plan: StepPlan, ran: StepResult, step_ms: float, planning_ms: float) -> None:
+        """One more has run, by a plan that it would take so long to make again."""
+        self.count, self.last_ms = self.count + 1, step_ms
         if self.count == 1:
-            return None
+            return
         self._last.append((ran.told, step_ms))
         before = self.count - 1
-        if before & (before - 1):
-            return None
-        found = replace(plan, rehearsed=rehearsed(plan.schedule, [(events_of(told), ms) for told, ms in self._last]))
-        if len(self._last) == _LAST:
+        if len(self._last) == _LAST and not before & (before - 1):
+            found = self.expecting(plan)
             lost = lost_ms(found)
             self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
-        return found
+
+    def expecting(self, plan: StepPlan) -> StepPlan:
+        """The plan with what is expected of its next step now."""
+        if not self._last:
+            return plan
+        if self._known is None or self._known[0] != self.count:
+            steps = [(events_of(told), ms) for told, ms in self._last]
+            self._known = self.count, rehearsed(plan.schedule, steps)
+        return replace(plan, rehearsed=self._known[1])
 
 
 def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehearsed:

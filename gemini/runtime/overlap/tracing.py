@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from gemini.planner.step_plan import StepPlan
 from gemini.report.step_trace import Ran, StepTrace, executed
 from gemini.runtime.executor.request import Event
 from gemini.runtime.overlap.rehearsal import TYPES
 from gemini.schedule.block import Action
-
-_SAVED = (3, 10)  # steps: once warm, and once more
-
-
-def save_step(folder: Path, plan: StepPlan, number: int, events: Sequence[Event], step_ms: float) -> list[Path]:
-    """A step has run, the so-and-so-many-eth of its model: two of the first are saved. The files written."""
-    if number not in _SAVED:
-        return []
-    return trace_of(plan, events, step_ms).save(folder.parent / f"{folder.name}-{number}")
 
 
 def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float) -> StepTrace:
