@@ -58,7 +58,7 @@ PROGRAMS = (
     Program("hf_gpt2_generate", "generate() in evaluation, save_pretrained", needs=HF),
     Program("accelerate_loop", "accelerate loop", needs=("accelerate",)),
     Program("lightning_module", "PyTorch Lightning", needs=("lightning",)),
-    Program("amp_grad_scaler", "autocast and GradScaler", floor=BFLOAT16, sampled=True),
+    Program("amp_grad_scaler", "autocast and GradScaler", floor=BFLOAT16),
     Program("amp_disabled_scaler", "autocast and GradScaler, disabled"),
     Program("bfloat16", "bfloat16 weights", floor=BFLOAT16),
     Program("gradient_checkpointing", "gradient checkpointing"),
