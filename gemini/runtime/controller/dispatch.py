@@ -117,7 +117,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
-    if reason := watcher():
+    if reason := watcher() or managed.methods.obstacle():
         managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
         return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if managed.crew.loss:

@@ -1,7 +1,8 @@
 """Watchers: what else follows the ops of a call, and would not see those of a worker.
 
 Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op, and hooks of
-all modules on every single module. While one of them is active, everything runs in this process.
+all modules on every single module; functions that the program puts in the place of torch's are not those of workers.
+While any of that is so, everything runs in this process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
+
+from gemini.runtime.controller.replaced import replaced
 
 _CHECKPOINT = "torch.utils.checkpoint"
 
@@ -29,6 +32,8 @@ def watcher() -> str:
         return "a TorchFunctionMode is active"
     if _has_any_global_hook():
         return "hooks hang on all modules"
+    if found := replaced():
+        return f"the program has replaced {found}"
     return "it is traced" if torch._C._is_tracing() else ""
 
 
