@@ -4,20 +4,19 @@
         args.tau = max(0.5, 1.0 - step / 50)    # read in a forward: F.gumbel_softmax(x, args.tau)
 
 A worker has the code of the program's classes as it was when it was sent, with the values that it reads. They are as
-good as the originals until the program changes one; then the modules whose code reads it run in the program's process.
-So do those that read weights of others, whose gradients a worker could not give. What counts is code that a forward
-reaches, followed by names; of an object (`args`), the attributes that are named there. A dictionary that grows is a
-cache, which has all it needs after some calls, until it has grown too often for one. A memoized function remembers anew
-in a worker, which is as good unless it draws random numbers. Modules that hold an iterator run in the program's
-process, too: it goes on wherever it is asked, and cannot be put back.
+good as the originals until the program changes one, or gives a class another method; then the modules whose code reads
+it run in the program's process. So do those that read weights of others, whose gradients a worker could not give. What
+counts is code that a forward reaches, followed by names; of an object (`args`), the attributes that are named there. A
+dictionary that grows is a cache, which has all it needs after some calls, until it has grown too often for one. A
+memoized function remembers anew in a worker, which is as good unless it draws random numbers. Modules that hold an
+iterator run in the program's process, too: it goes on wherever it is asked, and cannot be put back.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,6 +25,7 @@ from torch import nn
 
 from gemini.capture.caches import draws
 from gemini.capture.held import holds_iterator
+from gemini.runtime.code_names import functions_of, globals_in, names_in
 from gemini.runtime.transport.packing import is_the_users
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
@@ -35,7 +35,7 @@ _DESCRIPTORS = (property, staticmethod, classmethod)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MEMOIZED = functools._lru_cache_wrapper
 _MISSING = object()
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+_CALLED = ("forward", "__call__")  # of a module
 _PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
 _LARGE = 1000  # entries of a container that are still looked at every time
 
@@ -107,19 +107,28 @@ class Outside:
 
     def obstacle(self) -> str:
         """Why this code cannot run elsewhere; '' where it can."""
+        return self.lasting() or next((text for at in range(len(self.entries)) if (text := self._growth(at))), "")
+
+    def lasting(self) -> str:
+        """Why it cannot from now on, either."""
         if self.learners:
             return f"its code reads {self.learners[0]}, which has weights and is not of the model"
         if self.iterators:  # a trial run would advance it, and nothing winds it back
             return f"it holds an iterator, {self.iterators[0]}"
-        for at, entry in enumerate(self.entries):
-            if isinstance(entry.value, _MEMOIZED) and draws(entry.value):
-                return f"its code calls {entry.name}, which remembers random numbers"
+        for entry in self.entries:
             if entry.has_changed():
                 return f"its code reads {entry.name}, which the program changes"
-            if entry.growths > self._growths[at]:
-                self._growths[at] = entry.growths
-                return f"its code reads {entry.name}, which has grown"
+            if isinstance(entry.value, _MEMOIZED) and draws(entry.value):
+                return f"its code calls {entry.name}, which remembers random numbers"
         return ""
+
+    def _growth(self, at: int) -> str:
+        """What is to be said of a dictionary that has grown since the last time."""
+        entry = self.entries[at]
+        if entry.growths == self._growths[at]:
+            return ""
+        self._growths[at] = entry.growths
+        return f"its code reads {entry.name}, which has grown"
 
 
 class _Reader:
@@ -150,23 +159,26 @@ class _Reader:
             is_module = issubclass(value, nn.Module)
             for kind in value.__mro__:
                 if is_the_users(kind.__module__):
-                    self._follow_members(kind, ("forward", "__call__") if is_module else tuple(vars(kind)))
+                    self._follow_members(kind, _CALLED if is_module else tuple(vars(kind)))
+                    for name in _CALLED if is_module else ():  # also where it has none yet
+                        self._note(f"{kind.__name__}.{name}", kind, vars(kind), name)
 
     def _follow_members(self, kind: type, named: Iterable[str]) -> None:
         """Methods of a class, and those that they name."""
         for name in named:
-            for function in _functions(vars(kind).get(name)):
+            for function in functions_of(vars(kind).get(name)):
                 if id(function) in self._seen or not is_the_users(function.__module__):
                     continue
                 self._seen.add(id(function))
+                self._note(f"{kind.__name__}.{name}", kind, vars(kind), name)
                 self._follow_function(function)
-                names = _names(function.__code__)
+                names = names_in(function.__code__)
                 self._read_members(kind.__name__, kind, names)  # by way of `self`
                 self._follow_members(kind, names)
 
     def _follow_function(self, function: types.FunctionType) -> None:
-        names = _names(function.__code__)
-        for name in _globals(function.__code__):  # not `self.encoder`, where the program has an `encoder`, too
+        names = names_in(function.__code__)
+        for name in globals_in(function.__code__):  # not `self.encoder`, where the program has an `encoder`, too
             if name in function.__globals__:
                 self._read(name, function.__globals__, name, names)
         for cell in function.__closure__ or ():
@@ -186,8 +198,7 @@ class _Reader:
                         self._read(f"{name}.{one}", vars(value), one, names)
             return
         self._follow(value)
-        if not callable(value) or isinstance(value, nn.Module) or is_the_users(_home(value)):
-            self._note(name, table, table, key)
+        self._note(name, table, table, key)
         if not isinstance(value, (*_PLAIN, *_CONTAINERS, *_FUNCTIONS, torch.Tensor, nn.Module)):
             self._read_members(name, value, names)
 
@@ -206,36 +217,6 @@ class _Reader:
         self._entries[place] = _entries[place]
 
 
-def _home(value: Any) -> str | None:
-    """The module in which a function, a class, or the class of an object is written."""
-    return getattr(value if isinstance(value, (type, _MEMOIZED, *_FUNCTIONS)) else type(value), "__module__", None)
-
-
-def _functions(member: Any) -> Iterator[types.FunctionType]:
-    """The functions of a method, a property, a static method."""
-    for one in (member, *(getattr(member, part, None) for part in ("fget", "__func__", "__wrapped__"))):
-        if isinstance(one, types.FunctionType):
-            yield one
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes in code, and in the functions inside it."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
-
-
-def _globals(code: types.CodeType) -> set[str]:
-    """The names of globals alone."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _globals(constant)
-    return found
-
-
 def _copied(value: Any) -> Any:
     """What shows that a value has been changed in place; None where nothing does."""
     if isinstance(value, torch.Tensor):
@@ -243,6 +224,8 @@ def _copied(value: Any) -> Any:
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
         return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]
+    if isinstance(value, types.FunctionType):  # as tools that load code again change it
+        return value.__code__, value.__defaults__, value.__kwdefaults__
     if isinstance(value, (list, dict, set)) and len(value) < _LARGE:
         return value.copy()
     return None

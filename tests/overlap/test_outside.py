@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime import outside
 from gemini.runtime.outside import Outside
 
 factor = 1.0
@@ -148,18 +150,18 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
 def test_it_is_noticed(kind: type[nn.Module]) -> None:
     given: Any = () if kind is Number else (8, 8)
     model = kind(*given)
-    outside = Outside(model)
+    read = Outside(model)
     change(1)
     model(torch.randn(3, 8))
     change(2)
-    assert outside.obstacle()
+    assert read.obstacle()
 
 
 @pytest.mark.parametrize("make", [lambda: Steady(8, 8), Named], ids=["steady", "named alike"])
 def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) -> None:
-    outside = Outside(make())
+    read = Outside(make())
     change(3)
-    assert outside.obstacle() == ""
+    assert read.obstacle() == ""
 
 
 cache: dict[int, torch.Tensor] = {}
@@ -182,9 +184,93 @@ class Told(nn.Linear):
 def test_a_cache_is_waited_for_and_a_record_is_not() -> None:
     models = Cached(8, 8), Told(8, 8)
     for model, lasts in zip(models, (False, True), strict=True):
-        outside = Outside(model)
+        read = Outside(model)
         seen = []
         for _ in range(6):
             model(torch.randn(3, 8))
-            seen.append(bool(outside.obstacle()))
+            seen.append(bool(read.obstacle()))
         assert seen == [True] + 5 * [lasts]
+
+
+activation = torch.tanh
+
+
+def squash(x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+    return torch.sigmoid(x) * by
+
+
+class Called(nn.Linear):
+    """Its code, and that of what it calls, is changed in mid-run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return activation(squash(self.inner(x)))
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class Heir(Called):
+    pass
+
+
+def another_function(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(globals(), "activation", torch.sin)
+
+
+def another_method(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Called, "forward", lambda self, x: torch.sin(self.inner(x)))
+
+
+def another_method_inside(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Called, "inner", lambda self, x: F.linear(3 * x, self.weight))
+
+
+def a_method_of_an_heir(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Heir, "forward", lambda self, x: torch.sin(self.inner(x)), raising=False)
+
+
+def other_code(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(squash, "__code__", (lambda x, by=1.0: torch.relu(x) * by).__code__)
+
+
+def another_default(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(squash, "__defaults__", (3.0,))
+
+
+CHANGES = [
+    another_function, another_method, another_method_inside, a_method_of_an_heir, other_code, another_default
+]  # fmt: skip
+
+
+def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None]) -> list[float]:
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        for step in range(6):
+            if step == 4:
+                alter(patch)
+            loss = model(torch.randn(8, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            told.append(loss.item())
+    return told
+
+
+@pytest.mark.parametrize("alter", CHANGES, ids=[one.__name__ for one in CHANGES])
+@pytest.mark.parametrize("schedule", ["auto", "none"])
+def test_code_that_is_changed_in_mid_run_is_called(
+    alter: Callable[[pytest.MonkeyPatch], None], schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "_entries", {})  # changed once and for all, for later tests too
+    monkeypatch.setattr(outside, "_read_by", weakref.WeakKeyDictionary())
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(Heir(8, 8), nn.Tanh()) for _ in range(4)))
+    expected = by_changed_code(copy.deepcopy(model), alter)
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, schedule=schedule, quiet=True, run_folder=str(tmp_path)
+    )
+    model = GeminiCompiler().compiler(model, config=config)
+    assert by_changed_code(model, alter) == pytest.approx(expected, rel=1e-5)
+    assert expected[3] != pytest.approx(expected[4], rel=1e-2)  # it matters

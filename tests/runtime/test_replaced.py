@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, pytorch_utils
+from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.controller.replaced import Methods, replaced
@@ -36,6 +38,10 @@ def replace_method(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(nn.GELU, "forward", lambda self, x: torch.tanh(x) * 0.5)
 
 
+def replace_by_another(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(F, "relu", torch.tanh)
+
+
 def train(model: nn.Module, replace: Patch, step: int) -> list[float]:
     generator = torch.Generator().manual_seed(0)
     seen = []
@@ -53,7 +59,7 @@ def train(model: nn.Module, replace: Patch, step: int) -> list[float]:
     return seen
 
 
-@pytest.mark.parametrize("replace", [replace_function, replace_method])
+@pytest.mark.parametrize("replace", [replace_function, replace_method, replace_by_another])
 @pytest.mark.parametrize(("schedule", "step"), [("auto", 0), ("auto", 4), ("none", 4)])
 def test_the_programs_own_is_called(
     replace: Patch, schedule: str, step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -66,7 +72,7 @@ def test_the_programs_own_is_called(
     )
     GeminiCompiler().compiler(model, config)
     assert train(model, replace, step) == pytest.approx(expected, rel=1e-5)
-    name = "torch.nn.functional.relu" if replace is replace_function else "GELU.forward"
+    name = "GELU.forward" if replace is replace_method else "torch.nn.functional.relu"
     assert f"the program has replaced {name}" in capsys.readouterr().err
 
 
@@ -92,3 +98,53 @@ def test_partial_functions_and_wrapped_ones_count(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setattr(F, "gelu", one)
             assert replaced() == "torch.nn.functional.gelu"
+
+
+class OfALibrary(nn.Module):
+    """Calls a function of a library by the library's module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(pytorch_utils.apply_chunking_to_forward(F.tanh, 0, 1, self.first(x)))
+
+
+def replace_in_a_library(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(pytorch_utils, "apply_chunking_to_forward", lambda function, size, dim, x: torch.sin(3 * x))
+
+
+@pytest.mark.parametrize(("schedule", "step"), [("auto", 0), ("auto", 4), ("none", 4)])
+def test_functions_of_other_libraries_count(
+    schedule: str, step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    model = OfALibrary()
+    expected = train(copy.deepcopy(model), replace_in_a_library, step)
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, schedule=schedule, run_folder=str(tmp_path)
+    )
+    GeminiCompiler().compiler(model, config)
+    assert train(model, replace_in_a_library, step) == pytest.approx(expected, rel=1e-5)
+    said = "the program has replaced transformers.pytorch_utils.apply_chunking_to_forward"
+    assert said in capsys.readouterr().err
+
+
+def test_functions_that_methods_of_a_library_reach_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    methods = Methods(model)
+    assert not methods.obstacle()
+    monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", lambda *given, **named: given)
+    assert "modeling_gpt2.eager_attention_forward" in methods.obstacle()
+    assert "modeling_gpt2.eager_attention_forward" in Methods(model).obstacle()
+
+
+def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *given, **named: given)
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: "a tensor")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    assert not replaced()
+    monkeypatch.setattr(torch, "matmul", lambda *given: given)
+    assert replaced() == "torch.matmul"

@@ -1,6 +1,8 @@
-"""Replaced: functions of torch, and methods of libraries' classes, that the program has put others in the place of.
+"""Replaced: functions and methods of libraries that the program has put others in the place of.
 
-Workers import torch and libraries as they are, and would call what was there before.
+Workers import torch and libraries as they are, and would call what was there before. So a model whose code comes to one
+of these runs in the program's process: to a name of torch that computes, a method of one of its modules' classes, or a
+function that its code reaches by names (`modeling_gpt2.eager_attention_forward`).
 """
 
 from __future__ import annotations
@@ -8,57 +10,64 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping
-from itertools import compress, count
-from operator import is_not
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from gemini.runtime.controller.reach import reached
 from gemini.runtime.transport.packing import is_the_users
 
 _OWN = ("torch", "gemini", "typing_extensions")  # whose functions are torch's, or do as they do
-_EVERY = 32  # calls: the names of torch itself are many, and are looked at now and then only
+_COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_OPS = frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__))  # of the names of torch itself
+_IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor: not called in a forward
 
 
 class _Names:
-    """The names of a module or class, as they were when they were last looked at."""
+    """Names of a module or class, as they were when they were last looked at."""
 
-    def __init__(self, name: str, space: Mapping[str, Any], root: str = "torch") -> None:
-        self.name, self._space, self._root = name, space, root
-        self._values: list[Any] = []
+    def __init__(
+        self, name: str, space: Mapping[str, Any], root: str = "torch", keys: Collection[str] | None = None
+    ) -> None:
+        self.name, self._space, self._root, self._keys = name, space, root, keys
+        self._first, self._last = dict(space), [_NEVER]
         self._found = ""
 
     def replaced(self) -> str:
         """One that the program has replaced; '' where it has none."""
-        values = [*self._space.values()]
-        if len(values) != len(self._values) or any(map(is_not, values, self._values)):
-            foreign = compress(self._space, map(self._is_foreign, self._space, values))
-            self._values, self._found = values, next(foreign, "")
+        values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
+        if not _same(values, self._last):
+            keys = [*self._space] if self._keys is None else self._keys
+            foreign = (key for key, value in zip(keys, values, strict=True) if self._is_foreign(key, value))
+            self._last, self._found = values, next(foreign, "")
         return f"{self.name}.{self._found}" if self._found else ""
 
     def _is_foreign(self, name: str, value: Any) -> bool:
-        if isinstance(value, functools.partial):  # torch has none
-            return True
-        if isinstance(value, types.MethodType):
-            return self._is_foreign(name, value.__func__)
-        if not isinstance(value, types.FunctionType):
+        if (self._root == self.name == "torch" and name not in _OPS) or name in _IDLE:
             return False
-        module = str(value.__globals__.get("__name__", ""))
-        if is_the_users(module):
+        author = _author(value)
+        if author is None:
+            return False
+        if is_the_users(author) or (self._root == "torch" and isinstance(value, functools.partial)):  # torch has none
             return True
-        is_known = _root(module) in (self._root, *_OWN) or _root(module) in sys.stdlib_module_names
-        return not is_known and value.__qualname__ != f"{self.name}.{name}"  # decorators leave names as they were
+        if self._first.get(name, value) is not value and _root(author) != "gemini":
+            return True
+        if _root(author) in (self._root, *_OWN) or _root(author) in sys.stdlib_module_names:
+            return self._root == "torch" and _is_another(name, value)
+        return str(value.__qualname__) not in (f"{self.name}.{name}", name)  # decorators leave names as they were
 
 
 class Methods:
-    """Those of the classes that workers import, of a model's modules."""
+    """Those of the classes that workers import, of a model's modules, and the functions that they reach."""
 
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind: None for part in model.modules() for kind in type(part).__mro__}
         found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_the_users(kind.__module__)]
         self._names = [_Names(kind.__qualname__, vars(kind), _root(kind.__module__)) for kind in found]
+        for name, keys in reached(kinds).items():
+            self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
 
     def obstacle(self) -> str:
         """Why they cannot run elsewhere, as the program has replaced one; '' where it has none."""
@@ -66,16 +75,47 @@ class Methods:
         return f"the program has replaced {found}" if found else ""
 
 
-_calls = count()
-_functional = _Names("torch.nn.functional", vars(torch.nn.functional))
-_tensor, _torch = _Names("torch.Tensor", vars(torch.Tensor)), _Names("torch", vars(torch))
-
-
 def replaced() -> str:
     """A function of torch that the program has replaced, by name; '' where there is none."""
-    found = _functional.replaced() or _tensor.replaced()
-    return found or (_torch.replaced() if next(_calls) % _EVERY == 0 else "")
+    return next(filter(None, map(_Names.replaced, _TORCH)), "")
+
+
+def _author(value: Any) -> str | None:
+    """The module that a function is written in; None for what is none."""
+    if isinstance(value, functools.partial):
+        return _author(value.func)
+    if isinstance(value, types.MethodType):
+        return _author(value.__func__)
+    if isinstance(value, types.FunctionType):
+        return str(value.__globals__.get("__name__", ""))
+    if isinstance(value, _COMPILED):
+        return "torch"
+    return type(value).__module__ if callable(value) and is_the_users(type(value).__module__) else None
+
+
+def _is_another(name: str, value: Any) -> bool:
+    """Whether a function of torch is one that torch has under another name (`F.gelu = torch.relu`)."""
+    own = getattr(value, "__name__", name)
+    if name.startswith("_") or own.replace("_", "").endswith(name.replace("_", "")):  # `torch.linalg.linalg_inv`
+        return False
+    return any(vars(space).get(own) is value for space in (torch, torch.nn.functional))
+
+
+def _same(values: list[Any], others: list[Any]) -> bool:
+    """Whether both have the same objects: lists compare these first, and fast."""
+    try:
+        return values == others
+    except Exception:  # others that cannot be compared
+        return False
 
 
 def _root(name: str) -> str:
     return name.partition(".")[0]
+
+
+_NEVER = object()
+_TORCH = [
+    _Names(one.__name__, vars(one))
+    for one in (torch.nn.functional, torch, torch.linalg, torch.fft, torch.special)
+]  # fmt: skip
+_TORCH.append(_Names("torch.Tensor", vars(torch.Tensor)))

@@ -106,7 +106,7 @@ class Overlap:
     def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
         self._roster = roster = roster_of(model, self._roster)
-        if reason := _watched(roster.parameters) or roster.hooks() or self.managed.outside.obstacle():
+        if reason := _watched(roster.parameters) or roster.hooks() or self._outside():
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
         kind, samples = self.catalogue.find(model, roster, call)
@@ -146,6 +146,13 @@ class Overlap:
             given = passed(kind.plan, model, args, kwargs)
             return self._leavings.give(kind.plan, model, defer(work, call, given, roster.state))
         return self._evaluated(_Asked(model, eager, call, args, kwargs, foreign), kind, samples)
+
+    def _outside(self) -> str:
+        """Why the code of the model cannot run in stages; '' where it can."""
+        reason = self.managed.outside.obstacle()
+        if reason and self.managed.outside.lasting():
+            self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
+        return reason
 
     def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)

@@ -1,0 +1,89 @@
+"""Reach: the functions of libraries that the forward of a model's modules comes to, followed by the names in its code.
+
+Code of the program is followed into libraries, that of a library within it. Names of torch are looked at elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from gemini.runtime.code_names import functions_of, globals_in, names_in
+from gemini.runtime.transport.packing import is_the_users
+
+_LEFT_OUT = frozenset(("torch", "numpy", "", *sys.stdlib_module_names))
+_PROGRAM = "the program"
+_CALLED = ("forward", "__call__")
+_MADE = ("__init__", "__new__", "__post_init__", "__call__", "__getitem__", "get")  # by code that names a class alone
+
+
+def reached(kinds: Iterable[type]) -> dict[str, set[str]]:
+    """Names of functions that classes use when modules are called, by the module of a library that has them."""
+    reach = _Reach()
+    for kind in kinds:
+        reach.follow_members(kind, _home(kind.__module__), _CALLED)
+    return reach.found
+
+
+class _Reach:
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = defaultdict(set)
+        self._seen: set[int] = set()
+
+    def follow_members(self, kind: type, home: str, names: Iterable[str]) -> None:
+        """Methods of a class, and those that they name."""
+        for name in names if home not in _LEFT_OUT else ():
+            for function in functions_of(vars(kind).get(name)):
+                if id(function) not in self._seen and _home(function.__module__) == home:
+                    self._follow(function, home)
+                    self.follow_members(kind, home, names_in(function.__code__))
+
+    def _follow(self, value: Any, home: str) -> None:
+        """What a function reads, and what it is wrapped around."""
+        value = getattr(value, "__func__", value)
+        if not isinstance(value, types.FunctionType) or id(value) in self._seen:
+            return
+        where = _home(value.__module__)
+        if where in _LEFT_OUT or home not in (where, _PROGRAM):
+            return
+        self._seen.add(id(value))
+        names, space = names_in(value.__code__), value.__globals__
+        for name in globals_in(value.__code__) & space.keys():
+            held = space[name]
+            if not isinstance(held, types.ModuleType):
+                self._note((str(space.get("__name__")), name), held, where, names)
+            elif _home(held.__name__) not in _LEFT_OUT and where in (_PROGRAM, _home(held.__name__)):
+                for one in names & vars(held).keys():
+                    self._note((held.__name__, one), vars(held)[one], where, names)
+        for cell in value.__closure__ or ():
+            try:
+                self._follow(cell.cell_contents, where)
+            except ValueError:  # not filled yet
+                continue
+        self._follow(getattr(value, "__wrapped__", None), where)
+
+    def _note(self, place: tuple[str, str], value: Any, home: str, names: set[str]) -> None:
+        """A value that code has by a name in a module, with the other names in that code."""
+        if isinstance(value, type):
+            where = _home(value.__module__)
+            if where not in _LEFT_OUT and home in (where, _PROGRAM) and not issubclass(value, nn.Module):
+                self.follow_members(value, where, (*_MADE, *names))
+            return
+        if not is_the_users(place[0]) and (_is_function(value) or is_the_users(type(value).__module__)):
+            self.found[place[0]].add(place[1])
+        self._follow(value, home)
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
+
+
+def _home(module: str | None) -> str:
+    """The library that a module is of."""
+    return _PROGRAM if is_the_users(module) else (module or "").partition(".")[0]
