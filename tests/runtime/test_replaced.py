@@ -17,6 +17,7 @@ from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.controller.replaced import Methods, replaced
+from gemini.runtime.executor import store_ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -148,3 +149,11 @@ def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) 
     assert not replaced()
     monkeypatch.setattr(torch, "matmul", lambda *given: given)
     assert replaced() == "torch.matmul"
+
+
+def test_what_stages_use_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("linear", "embedding", "conv1d", "conv2d", "conv3d"):
+        monkeypatch.setattr(F, name, getattr(F, name))  # put back afterwards
+    store_ops.install()
+    assert isinstance(F.conv2d, functools.partial)
+    assert not replaced()

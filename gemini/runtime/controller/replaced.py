@@ -19,7 +19,7 @@ from torch import nn
 from gemini.runtime.controller.reach import reached
 from gemini.runtime.transport.packing import is_the_users
 
-_OWN = ("torch", "gemini", "typing_extensions")  # whose functions are torch's, or do as they do
+_OWN = ("torch", "typing_extensions")  # whose functions are torch's, or do as they do
 _COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _OPS = frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__))  # of the names of torch itself
 _IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor: not called in a forward
@@ -48,11 +48,12 @@ class _Names:
         if (self._root == self.name == "torch" and name not in _OPS) or name in _IDLE:
             return False
         author = _author(value)
-        if author is None:
+        if author is None or _root(author) == "gemini":  # which computes the same
             return False
         if is_the_users(author) or (self._root == "torch" and isinstance(value, functools.partial)):  # torch has none
             return True
-        if self._first.get(name, value) is not value and _root(author) != "gemini":
+        first = self._first.get(name, value)
+        if first is not value and _root(_author(first) or "") != "gemini":
             return True
         if _root(author) in (self._root, *_OWN) or _root(author) in sys.stdlib_module_names:
             return self._root == "torch" and _is_another(name, value)
