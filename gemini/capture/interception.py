@@ -89,6 +89,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
     thread = threading.get_ident()
     of_modules, of_torch = _of_modules(watcher, thread), _of_torch(watcher, thread)
     with TURN, ExitStack() as stack:
+        stack.callback(_tell_compiler)
         _swap(stack, builtins, "len", _length(thread))
         _swap(stack, builtins, "range", TracedRange)
         _swap(stack, nn.Module, "__call__", of_modules.call)
@@ -192,6 +193,16 @@ def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
     original = vars(owner)[name]
     setattr(owner, name, replacement)
     stack.callback(setattr, owner, name, original)
+
+
+def _tell_compiler() -> None:
+    """Have `torch.compile` know `len` and `range`, if it was loaded, and made its list of builtins, just now."""
+    known = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
+    if getattr(known, "function_ids", None) is not None:
+        for one in (len, range):
+            if id(one) not in known.function_ids:
+                known.add(id(one))
+                known.function_names[id(one)] = f"builtins.{one.__name__}"
 
 
 def _script_target(function: Any) -> str:

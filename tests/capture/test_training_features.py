@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo import trace_rules
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from gemini.capture import capture
+from gemini.capture.interception import ORIGINAL_LEN
 from tests.zoo.checking import differences
 
 
@@ -256,3 +258,25 @@ def test_a_model_that_compiles_itself_still_runs_after_capture():
     assert "cond" in graph.blocks[""]
     torch.testing.assert_close(model(value), expected)
     torch.testing.assert_close(graph.run(value), expected)
+
+
+def test_what_a_compiler_learns_of_builtins_during_capture_is_right_afterwards(monkeypatch):
+    known = trace_rules._builtin_function_ids
+    monkeypatch.setattr(known, "function_ids", None)
+    monkeypatch.setattr(known, "function_names", None)
+
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = linear()
+
+        def forward(self, value):
+            if len is not ORIGINAL_LEN:
+                known()  # made now
+            return self.a(value)
+
+    capture(Asks(), (x(),))
+    assert known.function_ids is not None
+    assert trace_rules.is_builtin_callable(len)
+    assert trace_rules.is_builtin_callable(range)
+    assert known.get_name(id(len), "") == "builtins.len"
