@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,46 +36,53 @@ _FUNCTIONS = (types.FunctionType, types.MethodType)
 _DESCRIPTORS = (property, staticmethod, classmethod)
 _INTERNAL = frozenset(vars(nn.Module()))
 _MEMOIZED = functools._lru_cache_wrapper
-_MISSING = object()
+_MISSING, _GONE = object(), object()
 _CALLED = ("forward", "__call__")  # of a module
 _PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
 _LARGE = 1000  # entries of a container that are still looked at every time
 
 
 class Entry:
-    """One value, as it was when code that reads it was first seen."""
+    """One value, as it was when code that reads it was first seen. It keeps neither large values nor classes alive."""
 
-    def __init__(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
+    def __init__(self, name: str, owner: Any, table: Callable[[], Mapping[Any, Any]], key: str) -> None:
         self.name, self.owner, self.table, self.key = name, owner, table, key
-        self.value = table.get(key, _MISSING)
-        self.copied = _copied(self.value)
+        value = table().get(key, _MISSING)
+        self._value = _held(value)
+        self.copied = _copied(value)
         self.is_changed = False  # once and for all: workers may have seen either
         self.growths = 0  # times that a dictionary had more entries: a cache has all it needs after some calls
 
     @property
+    def value(self) -> Any:
+        """What it was."""
+        return self._value()
+
+    @property
     def learns(self) -> bool:
         """Whether it has weights."""
-        if isinstance(self.value, nn.Module):
-            return any(one.requires_grad for one in self.value.parameters())
-        return isinstance(self.value, torch.Tensor) and self.value.requires_grad
+        value = self.value
+        if isinstance(value, nn.Module):
+            return any(one.requires_grad for one in value.parameters())
+        return isinstance(value, torch.Tensor) and value.requires_grad
 
     def has_changed(self) -> bool:
         """Whether the program has put another value there, or changed this one."""
         if not self.is_changed:
-            now = self.table.get(self.key, _MISSING)
-            if now is self.value and self._has_grown():
+            now, before = self.table().get(self.key, _MISSING), self._value()
+            if now is before and self._has_grown(now):
                 self.growths, self.copied = self.growths + 1, now.copy()
                 self.is_changed = self.growths > _PATIENCE
-            elif now is self.value:
+            elif now is before:
                 self.is_changed = self.copied is not None and not _equal(_copied(now), self.copied)
             else:
-                is_plain = isinstance(now, (*_PLAIN, *_CONTAINERS)) and type(now) is type(self.value)
-                self.is_changed = not is_plain or not _equal(now, self.value)
+                is_plain = isinstance(now, (*_PLAIN, *_CONTAINERS)) and type(now) is type(before)
+                self.is_changed = not is_plain or not _equal(now, before)
         return self.is_changed
 
-    def _has_grown(self) -> bool:
+    def _has_grown(self, now: Any) -> bool:
         """Whether a dictionary has what it had, and more."""
-        now, before = self.value, self.copied
+        before = self.copied
         if not isinstance(now, dict) or not isinstance(before, dict) or not len(before) < len(now) < _LARGE:
             return False
         return all(now.get(key, _MISSING) is value for key, value in before.items())
@@ -81,6 +90,7 @@ class Entry:
 
 Place = tuple[int, str]
 _entries: dict[Place, Entry] = {}  # of this process; an entry keeps what it is of, so the number stays its own
+_of_classes: WeakKeyDictionary[type, dict[str, Entry]] = WeakKeyDictionary()
 _read_by: WeakKeyDictionary[type, dict[Place, Entry]] = WeakKeyDictionary()
 
 
@@ -212,9 +222,34 @@ class _Reader:
 
     def _note(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
         place = id(owner), key
+        if isinstance(owner, type):
+            known, members = _of_classes.setdefault(owner, {}), partial(_members, weakref.ref(owner))
+            if key not in known:
+                known[key] = Entry(name, None, members, key)
+            self._entries[place] = known[key]
+            return
         if place not in _entries:
-            _entries[place] = Entry(name, owner, table, key)
+            _entries[place] = Entry(name, owner, lambda: table, key)
         self._entries[place] = _entries[place]
+
+
+def _members(kind: weakref.ref[type]) -> Mapping[str, Any]:
+    """Those of a class; none where it is gone."""
+    found = kind()
+    return {} if found is None else vars(found)
+
+
+def _held(value: Any) -> Callable[[], Any]:
+    """What gives a value, but does not keep one that may be large, or hold classes and models."""
+    if not isinstance(value, (types.FunctionType, type, torch.Tensor, nn.Module)):
+        return lambda: value
+    found = weakref.ref(value)
+
+    def get() -> Any:
+        still = found()
+        return _GONE if still is None else still
+
+    return get
 
 
 def _copied(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -264,7 +265,8 @@ def test_code_that_is_changed_in_mid_run_is_called(
     alter: Callable[[pytest.MonkeyPatch], None], schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outside, "_entries", {})  # changed once and for all, for later tests too
-    monkeypatch.setattr(outside, "_read_by", weakref.WeakKeyDictionary())
+    for known in ("_read_by", "_of_classes"):
+        monkeypatch.setattr(outside, known, weakref.WeakKeyDictionary())
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Sequential(Heir(8, 8), nn.Tanh()) for _ in range(4)))
     expected = by_changed_code(copy.deepcopy(model), alter)
@@ -274,3 +276,24 @@ def test_code_that_is_changed_in_mid_run_is_called(
     model = GeminiCompiler().compiler(model, config=config)
     assert by_changed_code(model, alter) == pytest.approx(expected, rel=1e-5)
     assert expected[3] != pytest.approx(expected[4], rel=1e-2)  # it matters
+
+
+def test_classes_and_what_their_methods_hold_are_let_go() -> None:
+    def made() -> nn.Module:
+        large = nn.Linear(8, 8)
+
+        class Local(nn.Linear):
+            gain = 2.0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return large(super().forward(x)) * self.gain
+
+        return Local(8, 8)
+
+    model = made()
+    read, gone = Outside(model), weakref.ref(type(model))
+    assert {"Local.forward", "Local.gain"} <= {entry.name for entry in read.entries}
+    assert not read.obstacle()
+    del model, read
+    gc.collect()
+    assert gone() is None
