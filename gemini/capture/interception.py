@@ -197,12 +197,11 @@ def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
 
 def _tell_compiler() -> None:
     """Have `torch.compile` know `len` and `range`, if it was loaded, and made its list of builtins, just now."""
-    known = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
+    known: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
     if getattr(known, "function_ids", None) is not None:
-        for one in (len, range):
-            if id(one) not in known.function_ids:
-                known.add(id(one))
-                known.function_names[id(one)] = f"builtins.{one.__name__}"
+        for one in (one for one in (len, range) if id(one) not in known.function_ids):
+            known.add(id(one))
+            known.function_names[id(one)] = f"builtins.{one.__name__}"
 
 
 def _script_target(function: Any) -> str:
