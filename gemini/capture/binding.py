@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.forms import Form, Literal, Ref
+from gemini.capture.forms import Form, Literal, Ref, leaves, spelled
 from gemini.capture.values import Encoder, UnsupportedValueError, decode, tensors, walk
 
 
@@ -139,6 +139,11 @@ class Call:
         self.tensors.append(tensor)
         return Ref(len(self.tensors) - 1)
 
+    @property
+    def kept(self) -> list[Any]:
+        """The objects in it that repeated calls are given themselves, and no copies."""
+        return [leaf.value for leaf in leaves(self.form) if isinstance(leaf, Literal)]
+
     def arguments(self, given: SequenceType[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with fresh copies of the tensors: writes of the model do not reach the originals."""
         fresh = [fresh_copy(tensor) for tensor in (self.tensors if given is None else given)]
@@ -160,7 +165,7 @@ def signature_of(bound: dict[str, Any]) -> tuple[tuple[Any, ...], ...]:
         if isinstance(leaf, torch.Tensor):
             facts.append((where, str(leaf.dtype), str(leaf.device), leaf.requires_grad, tuple(leaf.shape)))
         else:
-            facts.append((where, type(leaf).__name__, repr(leaf)))
+            facts.append((where, type(leaf).__name__, spelled(leaf)))
     return tuple(facts)
 
 

@@ -31,6 +31,7 @@ from gemini.capture.observation import (
     contents,
     dense,
     distance,
+    given_difference,
     look,
     observe,
     scale_of,
@@ -201,6 +202,8 @@ class _Close:
         """Compare everything else."""
         if reference.structure != seen.structure:
             self.lines["structure"] = f"the output is {seen.structure:.200}, not {reference.structure:.200}"
+        if line := given_difference(reference, seen):
+            self.lines["given"] = line
         one, two = _forward_tensors(reference), _forward_tensors(seen)
         for name in {**one, **two}:
             self._note(name, one.get(name), two.get(name))

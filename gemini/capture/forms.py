@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from gemini.capture.callables import Closure, Method, Partial
 from gemini.capture.numbers import Expr
@@ -30,11 +33,21 @@ class Ref:
         return f"%{self.node}" + "".join(f".{step[1]}" for step in self.path)
 
 
+def spelled(value: Any) -> str:
+    """A plain value as text that no other one has: NumPy leaves most of a large array out, and some digits."""
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    return f"array({value.shape}, {value.dtype}, {hashlib.sha256(value.tobytes()).hexdigest()[:32]})"
+
+
 @dataclass(frozen=True)
 class Literal:
     """An immutable Python value."""
 
     value: Any
+
+    def __repr__(self) -> str:
+        return f"Literal(value={spelled(self.value)})"
 
 
 @dataclass(frozen=True)

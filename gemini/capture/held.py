@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -87,6 +87,9 @@ def _changeable(value: Any) -> Iterator[Any]:
             yield value
     elif isinstance(value, types.MethodType):
         yield from _changeable(value.__func__)
+        yield from _changeable(value.__self__)
+    elif isinstance(value, types.BuiltinMethodType):
+        yield from _changeable(value.__self__)
     elif isinstance(value, types.FunctionType):
         yield from (value.__closure__ or ()) if _is_of_program(value.__module__) else ()
     elif not isinstance(value, (nn.Module, type)) and _keeps_state(type(value).__module__):
@@ -210,3 +213,17 @@ def _refill(live: Any, saved: Any) -> None:
         live.update(saved)
     else:
         live.extend(saved)
+
+
+class Contents:
+    """What some values hold, to be put back after trial runs that are given the values themselves."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._held = [(one, copied(one)) for value in values for one in reached(value)]
+
+    def put_back(self) -> str:
+        """Have all of it as it was; what was not is named."""
+        found = [(live, saved) for live, saved in self._held if not is_same(live, saved)]
+        for live, saved in found:
+            put_back(live, saved)
+        return ", ".join(sorted({type(live).__name__ for live, _ in found}))

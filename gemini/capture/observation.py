@@ -16,9 +16,10 @@ from torch import nn
 
 from gemini.capture.binding import Call
 from gemini.capture.gradients import Grads, Sink, backward, digest, kept, way_back
+from gemini.capture.numbers import plain
 from gemini.capture.sketch import sketch
 from gemini.capture.state import Saved
-from gemini.capture.values import tensors
+from gemini.capture.values import LITERALS, tensors, walk
 
 _SMALL = 1 << 16  # elements
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128": 1e-9}
@@ -32,6 +33,7 @@ class Observation:
     outputs: list[torch.Tensor]
     buffers: dict[str, torch.Tensor]
     inputs: list[torch.Tensor]
+    given: dict[str, str] = field(default_factory=dict)  # what else there is in the arguments afterwards, by path
     grads: Grads | None = None
     way_back: str = ""
     finite: bool = True
@@ -78,14 +80,34 @@ def look(
     else:
         state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
     seen = Observation(
-        sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given]
-    )
+        sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given],
+        _plain_parts(arguments),
+    )  # fmt: skip
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
     if gradients:
         seen.grads = backward(model, made, given, keep)
     else:
         seen.way_back = way_back(model, made, given)
     return seen
+
+
+def _plain_parts(arguments: Any) -> dict[str, str]:
+    """What is no tensor in arguments: a model may count calls in a dictionary, or append names to a list."""
+    found = {}
+    for path, leaf in walk(arguments):
+        if not isinstance(leaf, torch.Tensor):
+            where = ".".join(str(step[1]) for step in path[1:])  # the first tells those with names from the others
+            found[where] = repr(plain(leaf)) if isinstance(leaf, LITERALS) else type(leaf).__name__
+    return found
+
+
+def given_difference(expected: Observation, found: Observation) -> str:
+    """How two runs leave other plain values in the arguments; '' if they do not."""
+    for where in dict.fromkeys([*expected.given, *found.given]):
+        one, two = expected.given.get(where, "nothing"), found.given.get(where, "nothing")
+        if one != two:
+            return f"input {where}: {two:.80}, not {one:.80}"
+    return ""
 
 
 def _attributes(saved: Saved) -> dict[str, torch.Tensor]:
@@ -117,6 +139,7 @@ def compare(expected: Observation, found: Observation) -> Differences:
         *_pairs("input", dict(enumerate(expected.inputs)), dict(enumerate(found.inputs))),
     ]
     differences.lines += [line for _, line in pairs]
+    differences.lines += filter(None, [given_difference(expected, found)])
     differences.forward = bool(differences.lines)
     if expected.grads is not None and found.grads is not None:
         for name, line in _pairs("gradient of", expected.grads, found.grads):

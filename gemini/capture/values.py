@@ -10,6 +10,7 @@ cache, a dataclass) are taken apart and rebuilt, never kept: a graph holds no li
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -69,7 +70,14 @@ def attributes(value: Any) -> dict[str, Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 found.setdefault(name, getattr(value, name))
+    if isinstance(value, collections.defaultdict):
+        found["default_factory"] = value.default_factory
     return found
+
+
+def _is_made_by_c(cls: type) -> bool:
+    """Whether objects of a class are more than their attributes: only its own constructor can make them."""
+    return any(isinstance(vars(base).get("__new__"), types.BuiltinFunctionType) for base in cls.__mro__[:-1])
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -221,7 +229,8 @@ class Encoder:
             items = tuple((key, self._form(part, depth)) for key, part in value.items())
             state = () if type(value) is dict else self._state(value, depth)
             return Mapping(type(value), items, state, label)
-        if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_plain_object(value):
+        is_record = (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_plain_object(value)
+        if is_record and not _is_made_by_c(type(value)):
             return Record(type(value), self._state(value, depth), label)
         raise UnsupportedValueError(f"a {type(value).__module__}.{type(value).__qualname__}")
 

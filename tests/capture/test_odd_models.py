@@ -284,3 +284,17 @@ def test_a_model_that_changes_what_it_is_given_stays_whole_and_says_so():
     graph = capture(Remembering(), (torch.randn(2, 1, 4), [torch.zeros(2, 1, 4)]))
     assert graph.is_whole
     assert graph.blocks[""].startswith("it changes objects that it is given: input 1: (2, 1, 4)")
+
+
+class Counting(Remembering):
+    """Counts its calls in a dictionary that it is given."""
+
+    def forward(self, x, calls):
+        calls["made"] += 1
+        return self.out(self.into(x))
+
+
+def test_a_model_that_changes_plain_values_it_is_given_stays_whole_and_says_so():
+    graph = capture(Counting(), (torch.randn(2, 4), {"made": 0}))
+    assert graph.is_whole
+    assert graph.blocks[""].startswith("it changes objects that it is given: input 1.made: 0, not 1")

@@ -272,14 +272,15 @@ def deferred_in(value: Any) -> Iterator[Deferred]:
 
 
 def replaced(value: Any, new: Callable[[Deferred], Any]) -> Any:
-    """The nest with other objects in the place of its deferred tensors."""
+    """The nest with other objects in the place of its deferred tensors. A sequence or dictionary without any is the
+    very object: the program sees what a model that is given it does to it."""
     if isinstance(value, Deferred):
         return new(value)
-    if type(value) in (list, tuple):
-        return type(value)(replaced(part, new) for part in value)
-    if type(value) is dict:
+    if not isinstance(value, (list, tuple)) and type(value) is not dict:
+        return value
+    if not any(True for _ in deferred_in(value)):
+        return value
+    if isinstance(value, dict):
         return {key: replaced(part, new) for key, part in value.items()}
-    if isinstance(value, (list, tuple)) and any(True for _ in deferred_in(value)):
-        parts = [replaced(part, new) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+    parts = [replaced(part, new) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

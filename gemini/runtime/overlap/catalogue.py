@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
+from gemini.capture.held import Contents
 from gemini.capture.state import undrawn
 from gemini.capture.values import UnsupportedValueError
 from gemini.errors import GeminiError, ScheduleError
@@ -196,9 +197,15 @@ class Catalogue:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.leavings.settle(model)
+        contents = Contents(call.kept)
         try:
-            with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
-                plan = self.planner(model, *call.arguments())
+            try:
+                with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
+                    plan = self.planner(model, *call.arguments())
+            finally:
+                changed = contents.put_back()
+            if changed:
+                raise UnplannableError(f"it changes objects that it is given: {changed}")
             self._check(plan)
         except ScheduleError:  # what was asked for cannot be: the user is to know
             raise

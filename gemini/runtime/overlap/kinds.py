@@ -29,8 +29,16 @@ _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 def short_of(call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
-    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim()) for one in call.tensors)
+    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
     return call.plain or repr(call.form), tensors, Region.current()
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The order of dimensions in memory, whatever their sizes, and which are expanded: outputs often keep it."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    return (*sorted(range(len(strides)), key=lambda at: -strides[at]), *(not stride for stride in strides))
 
 
 def kind_of(roster: Roster, call: Call) -> tuple[Any, ...]:

@@ -109,6 +109,8 @@ class Overlap:
         if reason := _watched(roster.parameters) or roster.hooks() or self._outside():
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
+        if reason := _unsendable(call.tensors):
+            return self._dispatched(eager, args, kwargs, reason)
         kind, samples = self.catalogue.find(model, roster, call)
         reason = kind.reason
         if not reason and samples is None:
@@ -354,6 +356,16 @@ def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws
 
     with here(), torch.no_grad():
         return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))
+
+
+def _unsendable(tensors: list[torch.Tensor]) -> str:
+    """Why steps with these inputs cannot run in stages; '' where they can."""
+    for one in tensors:
+        if type(one) not in (torch.Tensor, nn.Parameter):
+            return f"it is given a tensor of class {type(one).__name__}"
+        if one.is_nested or one.is_quantized or one.layout not in (torch.strided, torch.sparse_coo):
+            return f"it is given a {'nested' if one.is_nested else 'quantized or compressed sparse'} tensor"
+    return ""
 
 
 def _watched(parameters: list[nn.Parameter]) -> str:
