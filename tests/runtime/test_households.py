@@ -25,3 +25,23 @@ def test_a_tensor_of_two_models_is_where_it_was_brought_last(crew: Crew) -> None
         household.bring_home([shared], device)
         assert held[id(shared)] == number
     assert shared.tolist() == [3.0, 4.0, 5.0]
+
+
+def test_weights_that_the_program_keeps_are_not_written_over(crew: Crew) -> None:
+    weight = nn.Parameter(torch.zeros(3))
+    household, device = Household(crew, Record("one"), torch.device("cpu")), crew.workers[0].device
+    household.take_in([weight])
+    numbers = set()
+    for value in range(4):
+        backup, weight.data = weight.data, torch.full((3,), 7.0 + value)
+        assert household.bring_home([weight], device)
+        numbers.add(crew.workers[0].link.held[id(weight)])
+        assert (backup.tolist(), weight.tolist()) == ([value] * 3, [7.0 + value] * 3)
+        weight.data = backup
+        assert household.bring_home([weight], device)
+        numbers.add(crew.workers[0].link.held[id(weight)])
+        del backup
+        weight.data = weight.data + 1  # nobody looks at its home now
+        assert not household.bring_home([weight], device)
+    assert len(numbers) == 2
+    assert weight.tolist() == [4.0] * 3

@@ -2,13 +2,19 @@
 
 A tensor lives on the device of the workers that use it. One that the program has replaced (`p.data = other`,
 `model.half()`) is brought home again before it is used from afar: its contents are copied into its home if they fit
-there, else it gets another home. One that the program has taken to another device stays there, and so does its module.
+there, else it gets another home. So it does where the program still looks at the memory of its home, as a copy of
+weights does that is put back after an evaluation (`backup = p.data; p.data = average; …; p.data = backup`): homes that
+a tensor has had are kept, and one that it is put back into is its home again. One that the program has taken to another
+device stays there, and so does its module.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +26,15 @@ from gemini.runtime.memory.homes import Astray, Place, can_move, move_in, places
 from gemini.runtime.transport.link import Link
 
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
+_count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
+
+
+class _Had(NamedTuple):
+    """A home that a tensor has, or had once."""
+
+    view: torch.Tensor
+    place: Place
+    number: int
 
 
 class Household:
@@ -36,6 +51,7 @@ class Household:
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
         self._number_of: dict[int, int] = {}  # the last, by identity
+        self._had: dict[int, list[_Had]] = {}  # homes of tensors that have another one now
         self._segments: list[Segment] = []
         links = [worker.link for worker in crew.workers]
         weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
@@ -49,6 +65,8 @@ class Household:
 
     def _take_in(self, tensors: list[torch.Tensor], device: Device) -> None:
         self.moves += any(id(tensor) in self.tensors for tensor in tensors)
+        for tensor in tensors:
+            self._leave_home(tensor, device)
         for group in _groups([tensor for tensor in tensors if can_move(tensor)]):
             segment, homes = move_in(group, device)
             self._segments.append(segment)
@@ -70,25 +88,54 @@ class Household:
 
         Raises Astray where one cannot be.
         """
-        homeless = []
+        homeless, moves = [], self.moves
         places, devices, name = self.places, self.devices, device.name
         identities, now = [*map(id, tensors)], places_of(tensors)
         if now == [*map(places.get, identities)] and {*map(devices.get, identities)} <= {name}:
             return False  # as nearly always
+        ours = self._our_looks()
         for tensor, place in zip(tensors, now, strict=True):
             if places.get(id(tensor)) == place and devices[id(tensor)] == name:
                 continue
             self._check(tensor, device)
             view = self.views.get(id(tensor))
-            if view is not None and _alike(view, tensor):
+            if self._return(tensor, device, partial(_was_at, place)):
+                continue  # it is there already
+            if view is not None and _is_free(view, tensor, ours):
                 view.copy_(tensor.detach())
                 tensor.data = view
                 self._is_at_home(tensor, device)
-            else:
+            elif not self._return(tensor, device, partial(_was_free, tensor, ours)):
                 homeless.append(tensor)
-        if not homeless:
+        if homeless:
+            self._take_in(homeless, device)
+        return self.moves != moves
+
+    def _our_looks(self) -> Counter[int]:
+        """How many homes each storage has: tensors of the model that share memory have homes that do."""
+        former = (had.view for homes in self._had.values() for had in homes)
+        return Counter(view.untyped_storage()._cdata for view in (*self.views.values(), *former))
+
+    def _leave_home(self, tensor: torch.Tensor, device: Device) -> None:
+        """The tensor gets another home; this one is kept, for the program may put it back there."""
+        if self.devices.get(id(tensor)) == device.name:
+            had = _Had(self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)])
+            self._had.setdefault(id(tensor), []).append(had)
+
+    def _return(self, tensor: torch.Tensor, device: Device, suits: Callable[[_Had], bool]) -> bool:
+        """Whether it goes to a home that it had before: the first that suits."""
+        homes = self._had.get(id(tensor), [])
+        at = next((at for at, had in enumerate(homes) if suits(had)), None)
+        if at is None:
             return False
-        self._take_in(homeless, device)
+        had = homes.pop(at)
+        if places_of([tensor]) != [had.place]:
+            had.view.copy_(tensor.detach())
+            tensor.data = had.view
+        self._leave_home(tensor, device)
+        self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)] = had
+        self._is_at_home(tensor, device)
+        self.moves += 1
         return True
 
     def _is_at_home(self, tensor: torch.Tensor, device: Device) -> None:
@@ -113,6 +160,7 @@ class Household:
                 self.devices.pop(id(tensor))
                 self.views.pop(id(tensor))
                 self.places.pop(id(tensor))
+                self._had.pop(id(tensor), None)
                 for worker in self.crew.workers:
                     worker.link.held.pop(id(tensor), None)
                 tensor.data = tensor.data.to(self.outside)
@@ -126,6 +174,21 @@ def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int], 
     for link in links:
         link.held = {key: number for key, number in link.held.items() if number not in gone}
     crew.forget(units, numbers, segments)
+
+
+def _is_free(view: torch.Tensor, tensor: torch.Tensor, ours: Counter[int]) -> bool:
+    """Whether a tensor that is elsewhere fits into a home, and the program does not look at that memory any more."""
+    handle = view.untyped_storage()  # it counts as well
+    homes = ours[handle._cdata]  # and for each we and, but for this one, a tensor of the model
+    return _alike(view, tensor) and (_count is None or _count(handle._cdata) <= 2 * homes)
+
+
+def _was_free(tensor: torch.Tensor, ours: Counter[int], had: _Had) -> bool:
+    return _is_free(had.view, tensor, ours)
+
+
+def _was_at(place: Place, had: _Had) -> bool:
+    return had.place == place
 
 
 def _alike(view: torch.Tensor, tensor: torch.Tensor) -> bool:
