@@ -104,6 +104,7 @@ def test_a_few_agree(mode: str, chain: list[Any], ending: str) -> None:
         [("max", 0, 0, 0.5), ("column", 0, 0, 0.5), ("add_", 0, 0, 0.5)],
         [("max", 0, 0, 0.5), ("column", 0, 0, 0.5), ("add", 0, 2, 0.5), ("add_", 1, 0, 0.5)],
         [("max", 0, 0, 0.5), ("add", 0, 0, 0.5), ("column", 1, 0, 0.5), ("chunk", 2, 0, 0.5), ("add_", 1, 0, 0.5)],
+        [("chunk", 0, 0, 0.5), ("item", 0, 0, 0.5), ("iadd", 1, 1, 0.5)],
     ],
 )
 def test_what_is_written_to_one_entry_shows_in_all_the_values(mode: str, chain: list[Any]) -> None:

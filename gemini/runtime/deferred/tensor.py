@@ -120,7 +120,7 @@ class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
                 return recorded[0]
         written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
         for one in found if written else ():
-            if one._pending is not None:
+            if type(one) is Deferred and one._pending is not None:  # it may have become real with another one
                 one._pending.write(one)
         for one in found:
             # What is made of it here will be differentiated, unless it is only looked at.
