@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import nn
 
@@ -45,3 +48,21 @@ def test_weights_that_the_program_keeps_are_not_written_over(crew: Crew) -> None
         assert not household.bring_home([weight], device)
     assert len(numbers) == 2
     assert weight.tolist() == [4.0] * 3
+
+
+def test_micro_batches_bring_weights_home_once(crew: Crew) -> None:
+    weights = [nn.Parameter(torch.zeros(3)) for _ in range(8)]
+    household, device = Household(crew, Record("one"), torch.device("cpu")), crew.workers[0].device
+    household.take_in(weights)
+    backups = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = torch.ones(3)
+    together = threading.Barrier(4)
+
+    def bring(_: int) -> bool:
+        together.wait()
+        return household.bring_home(weights, device)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(bring, range(4))) == 1
+    assert [one.tolist() for one in backups] == [[0.0] * 3] * 8

@@ -10,6 +10,7 @@ device stays there, and so does its module.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,6 +54,7 @@ class Household:
         self._number_of: dict[int, int] = {}  # the last, by identity
         self._had: dict[int, list[_Had]] = {}  # homes of tensors that have another one now
         self._segments: list[Segment] = []
+        self._lock = threading.RLock()
         links = [worker.link for worker in crew.workers]
         weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
 
@@ -88,11 +90,21 @@ class Household:
 
         Raises Astray where one cannot be.
         """
+        if self._are_at_home(tensors, device):
+            return False  # as nearly always
+        with self._lock:  # micro-batches have a thread each, and all of them come here
+            return not self._are_at_home(tensors, device) and self._bring_home(tensors, device)
+
+    def _are_at_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
+        identities = [*map(id, tensors)]
+        if places_of(tensors) != [*map(self.places.get, identities)]:
+            return False
+        return {*map(self.devices.get, identities)} <= {device.name}
+
+    def _bring_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
         homeless, moves = [], self.moves
         places, devices, name = self.places, self.devices, device.name
-        identities, now = [*map(id, tensors)], places_of(tensors)
-        if now == [*map(places.get, identities)] and {*map(devices.get, identities)} <= {name}:
-            return False  # as nearly always
+        now = places_of(tensors)
         ours = self._our_looks()
         for tensor, place in zip(tensors, now, strict=True):
             if places.get(id(tensor)) == place and devices[id(tensor)] == name:
