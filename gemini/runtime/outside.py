@@ -6,7 +6,8 @@
 A worker has the code of the program's classes as it was when it was sent, with the values that it reads. They are as
 good as the originals until the program changes one, or gives a class another method; then the modules whose code reads
 it run in the program's process. So do those that read weights of others, whose gradients a worker could not give. What
-counts is code that a forward reaches, followed by names; of an object (`args`), the attributes that are named there. A
+counts is code that a forward reaches, followed by names; of an object (`args`), the attributes that are named there,
+of objects in these (`cfg.model.tau`) as well, and of containers what they hold (`cfg["model"]["tau"]`). A
 dictionary that grows is a cache, which has all it needs after some calls, until it has grown too often for one. A
 memoized function remembers anew in a worker, which is as good unless it draws random numbers. Modules that hold an
 iterator run in the program's process, too: it goes on wherever it is asked, and cannot be put back.
@@ -17,11 +18,13 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -40,6 +43,9 @@ _MISSING, _GONE = object(), object()
 _CALLED = ("forward", "__call__")  # of a module
 _PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
 _LARGE = 1000  # entries of a container that are still looked at every time
+_INNER = 200  # of containers inside it
+_BYTES = 1 << 16  # of an array
+_DEEP = 4  # objects in objects that are followed
 
 
 class Entry:
@@ -49,7 +55,7 @@ class Entry:
         self.name, self.owner, self.table, self.key = name, owner, table, key
         value = table().get(key, _MISSING)
         self._value = _held(value)
-        self.copied = _copied(value)
+        self.copied, self.inside = _copied(value), _inside(value)
         self.is_changed = False  # once and for all: workers may have seen either
         self.growths = 0  # times that a dictionary had more entries: a cache has all it needs after some calls
 
@@ -71,10 +77,12 @@ class Entry:
         if not self.is_changed:
             now, before = self.table().get(self.key, _MISSING), self._value()
             if now is before and self._has_grown(now):
-                self.growths, self.copied = self.growths + 1, now.copy()
-                self.is_changed = self.growths > _PATIENCE
+                kept = _inside({key: now[key] for key in self.copied})
+                self.is_changed = self.growths >= _PATIENCE or not _equal(kept, self.inside)
+                self.growths, self.copied, self.inside = self.growths + 1, now.copy(), _inside(now)
             elif now is before:
-                self.is_changed = self.copied is not None and not _equal(_copied(now), self.copied)
+                is_same = self.copied is None or _equal(_copied(now), self.copied)
+                self.is_changed = not is_same or not _equal(_inside(now), self.inside)
             else:
                 is_plain = isinstance(now, (*_PLAIN, *_CONTAINERS)) and type(now) is type(before)
                 self.is_changed = not is_plain or not _equal(now, before)
@@ -167,11 +175,13 @@ class _Reader:
         elif isinstance(value, type) and is_the_users(value.__module__):
             self._seen.add(id(value))
             is_module = issubclass(value, nn.Module)
-            for kind in value.__mro__:
-                if is_the_users(kind.__module__):
-                    self._follow_members(kind, _CALLED if is_module else tuple(vars(kind)))
-                    for name in _CALLED if is_module else ():  # also where it has none yet
-                        self._note(f"{kind.__name__}.{name}", kind, vars(kind), name)
+            kinds = [kind for kind in value.__mro__ if is_the_users(kind.__module__)]
+            called = _reached(kinds, set(_CALLED))  # a method of one class may be that of another's `self.method()`
+            for kind in kinds:
+                self._follow_members(kind, called if is_module else tuple(vars(kind)))
+                self._read_members(kind.__name__, kind, called if is_module else set())
+                for name in _CALLED if is_module else ():  # also where it has none yet
+                    self._note(f"{kind.__name__}.{name}", kind, vars(kind), name)
 
     def _follow_members(self, kind: type, named: Iterable[str]) -> None:
         """Methods of a class, and those that they name."""
@@ -209,16 +219,30 @@ class _Reader:
             return
         self._follow(value)
         self._note(name, table, table, key)
-        if not isinstance(value, (*_PLAIN, *_CONTAINERS, *_FUNCTIONS, torch.Tensor, nn.Module)):
-            self._read_members(name, value, names)
+        if _is_object(value):
+            self._read_object(name, value, names)
 
-    def _read_members(self, name: str, owner: Any, names: set[str]) -> None:
+    def _read_object(self, name: str, value: Any, names: set[str], depth: int = 0) -> None:
+        """What code reads of an object: attributes that it names, and those that methods name that it may call."""
+        self._read_members(name, value, names, depth)
+        kinds = [kind for kind in type(value).__mro__ if is_the_users(kind.__module__)]
+        reached = _reached(kinds, names | {"__call__"})
+        for kind in kinds:
+            self._follow_members(kind, reached)
+        self._read_members(name, value, reached - names, depth + 1)
+
+    def _read_members(self, name: str, owner: Any, names: set[str], depth: int = 0) -> None:
         """Values in the attributes of an object, or of a class, that code names."""
         members = getattr(owner, "__dict__", {})
         for one in names & members.keys():
-            is_plain = not callable(members[one]) and not isinstance(members[one], _DESCRIPTORS)
-            if is_plain or isinstance(members[one], _MEMOIZED):
+            value = members[one]
+            if depth and isinstance(value, nn.Module):  # as the model itself, of the program's trainer
+                continue
+            is_plain = not callable(value) and not isinstance(value, _DESCRIPTORS)
+            if is_plain or isinstance(value, _MEMOIZED):
                 self._note(f"{name}.{one}", owner, members, one)
+            if depth < _DEEP and _is_object(value) and not isinstance(value, (type, *_DESCRIPTORS)):
+                self._read_object(f"{name}.{one}", value, names, depth + 1)
 
     def _note(self, name: str, owner: Any, table: Mapping[Any, Any], key: str) -> None:
         place = id(owner), key
@@ -250,6 +274,54 @@ def _held(value: Any) -> Callable[[], Any]:
         return _GONE if still is None else still
 
     return get
+
+
+def _is_object(value: Any) -> bool:
+    """Whether a value is worth a look into its attributes."""
+    kinds = (*_PLAIN, *_CONTAINERS, *_FUNCTIONS, types.ModuleType, torch.Tensor, nn.Module, np.ndarray, _MEMOIZED)
+    return not isinstance(value, kinds)
+
+
+def _reached(kinds: list[type], names: set[str]) -> set[str]:
+    """Names, with those in the methods that they name, of any of the classes."""
+    reached, ahead = set(names), [*names]
+    while ahead:
+        name = ahead.pop()
+        for function in (one for kind in kinds for one in functions_of(vars(kind).get(name))):
+            more = names_in(function.__code__) - reached
+            reached |= more
+            ahead += more
+    return reached
+
+
+def _inside(value: Any) -> Any:
+    """What an array holds, or the containers and arrays in a container; None where there are none."""
+    if isinstance(value, (np.ndarray, deque)):
+        return _contents(value, [_LARGE])
+    if not isinstance(value, (list, tuple, dict)) or len(value) >= _LARGE:
+        return None
+    room = [_INNER]
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    holders = (list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
+    return {key: _contents(part, room) for key, part in parts if isinstance(part, holders)} or None
+
+
+def _contents(value: Any, room: list[int]) -> Any:
+    """What can be compared later, and keeps nothing: of a tensor its version, of other objects their identity."""
+    room[0] -= 1
+    if room[0] < 0:
+        return None
+    if isinstance(value, torch.Tensor):
+        return id(value), _copied(value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= _BYTES else id(value)
+    if isinstance(value, dict):
+        return {key: _contents(part, room) for key, part in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [_contents(part, room) for part in value]
+    if isinstance(value, set):
+        return value.copy()
+    return value if isinstance(value, _PLAIN) else id(value)
 
 
 def _copied(value: Any) -> Any:

@@ -297,3 +297,55 @@ def test_classes_and_what_their_methods_hold_are_let_go() -> None:
     del model, read
     gc.collect()
     assert gone() is None
+
+
+nested = {"loss": {"weight": 1.0}}
+run = argparse.Namespace(model=argparse.Namespace(heat=1.0))
+
+
+class Scaled:
+    def __init__(self) -> None:
+        self.by = 1.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
+scaled = Scaled()
+
+
+class Frame(nn.Module):
+    """Its forward calls a method that classes made of it have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Nested(Frame):
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return x * nested["loss"]["weight"]
+
+
+class InAnObject(Frame):
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return x * run.model.heat
+
+
+class OfACallable(Frame):
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "name"),
+    [
+        (Nested, lambda: nested["loss"].update(weight=2.0), "nested"),
+        (InAnObject, lambda: setattr(run.model, "heat", 2.0), "run.model.heat"),
+        (OfACallable, lambda: setattr(scaled, "by", 2.0), "scaled.by"),
+    ],
+)
+def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], None], name: str) -> None:
+    reads = Outside(kind())
+    assert not reads.obstacle()
+    change()
+    assert reads.obstacle() == f"its code reads {name}, which the program changes"
