@@ -113,6 +113,7 @@ def equal(one: Any, other: Any) -> bool:
 
 def test_a_cache_that_units_fill_is_the_programs(crew: Crew) -> None:
     model, x = Net(), torch.randn(3, 8, requires_grad=True)
+    methods = vars(Layer).copy()
     managed = started(crew, model, x, Cache(), [])
     local = copy.deepcopy(model)
     results = []
@@ -131,6 +132,7 @@ def test_a_cache_that_units_fill_is_the_programs(crew: Crew) -> None:
     assert equal(*results)
     assert len(managed.units) == 4
     assert not managed.refused
+    assert all(vars(Layer)[name] is method for name, method in methods.items()), "copies that came from a worker"
 
 
 def test_gradients_of_gradients_run_it_again_on_what_it_was_given(crew: Crew) -> None:

@@ -19,6 +19,7 @@ from gemini.capture.interception import ORIGINAL_CALL
 from gemini.errors import WorkerError
 from gemini.runtime.controller.here import HERE, here
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.kept import keep, kept
 from gemini.runtime.controller.managed import Managed
 from gemini.runtime.controller.microbatches import SplitCall
 from gemini.runtime.controller.observing import Observation
@@ -31,8 +32,7 @@ from gemini.runtime.overlap.swapped import SwappedError, are_computed
 from gemini.runtime.tracebacks import shorten
 from gemini.turns import TURN
 
-_managed: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()
-# References both ways would keep a model alive for ever: the model's entry above holds its units.
+# References both ways would keep a model alive for ever: what is known of the model holds its units.
 _Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
 _units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
@@ -54,7 +54,7 @@ _state = _State()
 
 def manage(model: nn.Module, managed: Managed) -> None:
     """Dispatch the calls of a model from now on."""
-    _managed[model] = managed
+    keep(model, managed)
     with TURN:
         if nn.Module.__call__ is ORIGINAL_CALL:
             nn.Module.__call__ = _call
@@ -62,7 +62,7 @@ def manage(model: nn.Module, managed: Managed) -> None:
 
 def find(model: nn.Module) -> Managed | None:
     """What is known of a managed model."""
-    return _managed.get(model)
+    return kept(model)
 
 
 def model_around(module: nn.Module) -> nn.Module | None:
@@ -96,7 +96,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return with_hooks(
                 module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
             )
-    known = _managed.get(module)
+    known = kept(module)
     if known is not None and known.crew.is_ours:
         around, _state.model = _state.model, module
         try:

@@ -11,6 +11,7 @@ device stays there, and so does its module.
 from __future__ import annotations
 
 import threading
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +44,7 @@ class Household:
 
     def __init__(self, crew: Crew, record: Record, outside: torch.device) -> None:
         self.crew, self.record = crew, record
+        self.lock = threading.RLock()  # whoever sees to it that tensors are at home
         self.outside = outside  # where the program has put the model
         self.tensors: dict[int, torch.Tensor] = {}  # held, so that no identity is reused
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home

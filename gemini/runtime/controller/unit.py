@@ -85,12 +85,13 @@ class Unit:
         if self.refused:
             return self.refused
         try:
-            if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
-                if has_swapped([*self.module.parameters()]):
-                    raise SwappedError
-                reason = self.install()
-                if reason:
-                    return reason
+            with self.household.lock:  # micro-batches come in threads: the first that sees a change deals with it
+                if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
+                    if has_swapped([*self.module.parameters()]):
+                        raise SwappedError
+                    reason = self.install()
+                    if reason:
+                        return reason
         except Astray as astray:
             return str(astray)
         if reason := self.outside.obstacle():

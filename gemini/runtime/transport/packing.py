@@ -20,8 +20,9 @@ import pickle
 import sys
 import threading
 import types
+import weakref
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -40,6 +41,7 @@ _NAMED = (type, types.FunctionType)
 _CODE = (types.FunctionType, types.MethodType, functools.partial)
 _NOTHING: Mapping[int, int] = {}
 _REGISTRY = threading.RLock()  # of cloudpickle, which is the program's, too
+_copies: weakref.WeakSet[type] = weakref.WeakSet()  # classes of other processes, made again here
 # What is most often sent needs no pickle: one tensor; the arguments of a call that are nothing but tensors.
 _TENSOR, ONLY_TENSORS = b"t", b"a"
 
@@ -294,14 +296,42 @@ class _ThoroughPacker(_Copier):
     persistent_id = _Packer.persistent_id
 
 
-class _CopiedUnpickler(pickle.Unpickler):
+class _Opener(pickle.Unpickler):
+    """A class of this process that comes back from another is the very class, and stays as it is.
+
+    What comes with it are copies of its methods, with other globals.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module.startswith("cloudpickle") and name in ("_make_skeleton_class", "_make_skeleton_enum"):
+            return functools.partial(_skeleton, found)
+        if module.startswith("cloudpickle") and name == "_class_setstate":
+            return functools.partial(_fill, found)
+        return found
+
+
+class _CopiedUnpickler(_Opener):
     """Reads what a `_Copier` wrote."""
 
     def persistent_load(self, found: str) -> str:
         return sys.intern(found)
 
 
-class _Unpacker(pickle.Unpickler):
+def _skeleton(make: Callable[..., type], *given: Any) -> type:
+    """A class, empty, or the one that it is a copy of."""
+    known = {*cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS}
+    made = make(*given)
+    if made not in known:
+        _copies.add(made)
+    return made
+
+
+def _fill(fill: Callable[[type, Any], type], cls: type, state: Any) -> type:
+    return fill(cls, state) if cls in _copies else cls
+
+
+class _Unpacker(_Opener):
     tensors: Sequence[torch.Tensor | None]
     classes: Classes
     known: Sequence[Any]
