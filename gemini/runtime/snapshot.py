@@ -39,14 +39,14 @@ class Snapshot:
         self.modules = list(self.root.modules())
         self.states = [
             (vars(module), dict(vars(module)), module._buffers, dict(module._buffers), module._parameters,
-             dict(module._parameters))
+             dict(module._parameters), module._modules, dict(module._modules))
             for module in self.modules
         ]  # fmt: skip
         # The same in a row, for the usual case: nothing has changed, and a loop in C says so.
         self._classes = [*map(type, self.modules)]
         self._own = [own for own, *_ in self.states]
         self._before = [before for _, before, *_ in self.states]
-        self._tables = [table for state in self.states for table in (state[2], state[4])]
+        self._tables = [table for state in self.states for table in (state[2], state[4], state[6])]
         self._lengths, self._names = [*map(len, self._tables)], [*chain.from_iterable(map(_KEYS, self._tables))]
         self._tensors = [*chain.from_iterable(map(_VALUES, self._tables))]
         values = [value for own, *_ in self.states for value in own.values()]
@@ -82,11 +82,14 @@ class Snapshot:
         if not are_alike and [*map(type, self.modules)] != self._classes:
             return "a module is of another class"
         if not are_alike and not self._are_modules_alike():
-            for module, (own, before, buffers, held, parameters, named) in zip(self.modules, self.states, strict=True):
+            for module, state in zip(self.modules, self.states, strict=True):
+                own, before, buffers, held, parameters, named, children, parts = state
                 if not _equal(own, before) and not _only_training(own, before):
                     return f"attributes of a {type(module).__name__} have changed"
                 if not _identical(buffers, held) or not _identical(parameters, named):
                     return f"a {type(module).__name__} has other tensors"
+                if not _identical(children, parts):
+                    return f"a {type(module).__name__} has other modules in it"
         if [*map(len, self.containers)] != self.sizes:
             return "a list or dict in an attribute has changed"
         if self._holders and not self._are_loose_alike():

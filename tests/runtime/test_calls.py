@@ -241,6 +241,7 @@ def test_a_snapshot_sees_what_has_changed() -> None:
         put,
         lambda module: module.inner.register_parameter("other", nn.Parameter(torch.zeros(1))),
         lambda module: setattr(module.inner, "weight", nn.Parameter(module.inner.weight.detach())),
+        lambda module: setattr(module, "inner", nn.BatchNorm1d(3)),
     ]
     for change in changes:
         module = Held()

@@ -11,7 +11,6 @@ device stays there, and so does its module.
 from __future__ import annotations
 
 import threading
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
