@@ -76,7 +76,7 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
     said = capsys.readouterr().err
     assert said.count("runs in this process from here on") == 1
     held = r"it held stages? [\d, ]+ of Sequential \([\d.]+ .B planned\), [\d.]+ .B of memory at the most"
-    assert re.search(rf"worker 0 .* SIGKILL; .*; {held}; .* can be had now → .*--accum-degree", said)
+    assert re.search(rf"worker 0 .* SIGKILL; .*; {held}; .* can be had now → .*--accum-degree", said), said
 
 
 class Greedy(nn.Module):
