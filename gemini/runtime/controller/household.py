@@ -55,7 +55,6 @@ class Household:
         self._number_of: dict[int, int] = {}  # the last, by identity
         self._had: dict[int, list[_Had]] = {}  # homes of tensors that have another one now
         self._segments: list[Segment] = []
-        self._lock = threading.RLock()
         links = [worker.link for worker in crew.workers]
         weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
 
@@ -93,7 +92,7 @@ class Household:
         """
         if self._are_at_home(tensors, device):
             return False  # as nearly always
-        with self._lock:  # micro-batches have a thread each, and all of them come here
+        with self.lock:  # micro-batches have a thread each, and all of them come here
             return not self._are_at_home(tensors, device) and self._bring_home(tensors, device)
 
     def _are_at_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:

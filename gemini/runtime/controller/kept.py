@@ -3,7 +3,7 @@
 What is known refers to the model: plans and stages hold its modules. A table of all models, even one with weak keys,
 would keep every model for ever, so the model itself holds what is known of it, and both go together when nothing else
 holds the model. It is put out of sight, on a table of hooks that nobody looks into; copies of the model, and files that
-it is saved in, have nothing of it.
+it is saved in, have None in its place.
 """
 
 from __future__ import annotations
