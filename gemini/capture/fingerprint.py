@@ -12,6 +12,7 @@ the settings of torch's own layers: what is proven of samples that go through on
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import types
 from collections import deque
@@ -195,7 +196,8 @@ def _held(value: Any, found: list[int], depth: int) -> Any:
         return "partial", [_held(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
     if callable(value):
         found.append(id(value))
-        return getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
+        name = getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
+        return (*name, *_written(value, found, depth)) if isinstance(value, types.FunctionType) else name
     if isinstance(value, (list, tuple, set, frozenset, dict, deque)):
         if depth > _DEEP or len(value) > _MANY:
             return type(value).__name__, len(value)
@@ -206,6 +208,34 @@ def _held(value: Any, found: list[int], depth: int) -> Any:
     if depth > _DEEP or not isinstance(own, dict) or len(own) > _MANY:
         return type(value).__name__
     return type(value).__name__, [(key, _held(part, found, depth + 1)) for key, part in own.items()]
+
+
+def _written(function: types.FunctionType, found: list[int], depth: int) -> tuple[Any, ...]:
+    """What tells functions of one name apart: two lambdas of a line, or one made twice with other values around it."""
+    if depth > _DEEP:
+        return (_code(function.__code__),)
+    cells = [content for cell in function.__closure__ or () for content in _content(cell)]
+    held = [_held(part, found, depth + 1) for part in (*(function.__defaults__ or ()), *cells)]
+    return _code(function.__code__), held
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(code: types.CodeType) -> str:
+    """A digest of what code does, the same in every process."""
+    constants = [_code(one) if isinstance(one, types.CodeType) else _constant(one) for one in code.co_consts]
+    facts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha1(repr(facts).encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def _constant(value: Any) -> str:
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)  # sets have no order
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not filled yet
+        return ()
 
 
 def _forward(replaced: Any) -> int | None:
