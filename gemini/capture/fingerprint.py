@@ -18,11 +18,15 @@ import types
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch import nn
 
+from gemini.capture.held import held_by
 from gemini.capture.hooks import has_hooks
+from gemini.capture.values import attributes
 
 _IDLE = "?"  # of an attribute, only whether it is 0 or 1
 _PLAIN = (bool, int, float, str, type(None))
@@ -30,6 +34,7 @@ _SETTINGS = (bool, int, str, tuple, type(None))
 _LAYERS = "torch.nn.modules."
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _DEEP, _MANY = 3, 256  # how far, and how much of, the contents of an object count
+_LARGE = 1 << 20  # bytes of an array whose contents do
 
 
 def glue_modules(model: nn.Module, whole: Iterable[str]) -> list[str]:
@@ -192,31 +197,26 @@ def _held(value: Any, found: list[int], depth: int) -> Any:
     if isinstance(value, (torch.Tensor, nn.Module)):
         found.append(id(value) if isinstance(value, nn.Module) else 0)
         return type(value).__name__
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, crc32(value.tobytes()) if value.nbytes <= _LARGE else 0
     if isinstance(value, functools.partial):
         return "partial", [_held(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
     if callable(value):
         found.append(id(value))
         name = getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
-        return (*name, *_written(value, found, depth)) if isinstance(value, types.FunctionType) else name
+        code = (_code(value.__code__),) if isinstance(value, types.FunctionType) else ()  # of two lambdas on a line
+        around = held_by(value) if depth <= _DEEP else []
+        return (*name, *code, *(_held(part, found, depth + 1) for part in around))
     if isinstance(value, (list, tuple, set, frozenset, dict, deque)):
         if depth > _DEEP or len(value) > _MANY:
             return type(value).__name__, len(value)
         items: Any = value.items() if isinstance(value, dict) else value
         facts = [_held(part, found, depth + 1) for part in items]
         return type(value).__name__, facts if isinstance(value, (list, tuple, dict, deque)) else sorted(facts, key=repr)
-    own = getattr(value, "__dict__", None)
-    if depth > _DEEP or not isinstance(own, dict) or len(own) > _MANY:
+    own = attributes(value)
+    if depth > _DEEP or not own or len(own) > _MANY:
         return type(value).__name__
     return type(value).__name__, [(key, _held(part, found, depth + 1)) for key, part in own.items()]
-
-
-def _written(function: types.FunctionType, found: list[int], depth: int) -> tuple[Any, ...]:
-    """What tells functions of one name apart: two lambdas of a line, or one made twice with other values around it."""
-    if depth > _DEEP:
-        return (_code(function.__code__),)
-    cells = [content for cell in function.__closure__ or () for content in _content(cell)]
-    held = [_held(part, found, depth + 1) for part in (*(function.__defaults__ or ()), *cells)]
-    return _code(function.__code__), held
 
 
 @functools.lru_cache(maxsize=1024)
@@ -229,13 +229,6 @@ def _code(code: types.CodeType) -> str:
 
 def _constant(value: Any) -> str:
     return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)  # sets have no order
-
-
-def _content(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # not filled yet
-        return ()
 
 
 def _forward(replaced: Any) -> int | None:

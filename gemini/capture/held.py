@@ -6,6 +6,7 @@ random numbers. Copies are of one level each: what a container holds is copied o
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import sys
@@ -13,6 +14,7 @@ import sysconfig
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,11 @@ def reached(value: Any) -> Iterator[Any]:
     return (live for _, found in _walked(value) for live in found)
 
 
+def held_by(value: Any) -> list[Any]:
+    """What something callable of the program works with: variables around it, the object of a method, attributes."""
+    return [one for one in (*map(copied, _changeable(value)), *_parts(value)) if one is not None and one != {}]
+
+
 def generators(value: Any) -> list[torch.Generator]:
     """The generators of torch that a value is, or holds."""
     return [one for one, _ in _walked(value) if isinstance(one, torch.Generator)]
@@ -74,12 +81,24 @@ def _walked(value: Any) -> Iterator[tuple[Any, list[Any]]]:
         yield one, found
         for live in found:
             waiting += _items(live)
-        if isinstance(one, _FIXED) and len(one) <= _MANY:
-            waiting += one
+        waiting += _parts(one)
+
+
+def _parts(value: Any) -> list[Any]:
+    """What a value is made of, for good: items of a tuple, the object of a method, arguments that a partial has."""
+    if isinstance(value, _FIXED):
+        return [*value] if len(value) <= _MANY else []
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, types.FunctionType) and _is_of_program(value.__module__):
+        return [value.__defaults__, value.__kwdefaults__]
+    return []
 
 
 def _changeable(value: Any) -> Iterator[Any]:
-    """The parts of a value that can change: itself, its attributes, the variables around a function."""
+    """The parts of a value that can change: itself, its attributes, also of a function, and the variables around it."""
     if isinstance(value, (*_CONTAINERS, *_SOURCES, bytearray)):
         yield value
     elif isinstance(value, np.ndarray):
@@ -91,12 +110,19 @@ def _changeable(value: Any) -> Iterator[Any]:
     elif isinstance(value, types.BuiltinMethodType):
         yield from _changeable(value.__self__)
     elif isinstance(value, types.FunctionType):
-        yield from (value.__closure__ or ()) if _is_of_program(value.__module__) else ()
+        if _is_of_program(value.__module__):
+            yield from value.__closure__ or ()
+            yield vars(value)
     elif not isinstance(value, (nn.Module, type)) and _keeps_state(type(value).__module__):
         if isinstance(own := getattr(value, "__dict__", None), dict):
             yield own
-        if names := [name for kind in type(value).__mro__ for name in _slots(kind)]:
+        if names := slots_of(type(value)):
             yield Slots(value, names)
+
+
+def slots_of(kind: type) -> list[str]:
+    """The slots that objects of a class have."""
+    return [name for one in kind.__mro__ for name in _slots(one)]
 
 
 def _slots(kind: type) -> list[str]:
@@ -152,6 +178,14 @@ def copied(live: Any) -> Any:
     return next(kind(live) for kind in _CONTAINERS if isinstance(live, kind))
 
 
+def tensors_in(saved: Any) -> Iterator[torch.Tensor]:
+    """The tensors in what something held, whose writes are counted."""
+    items = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, deque)) else [saved]
+    for one in items:
+        if isinstance(one, torch.Tensor) and not one.is_inference():
+            yield one
+
+
 def is_same(live: Any, saved: Any) -> bool:
     """Whether it holds what was saved of it."""
     if isinstance(live, np.ndarray):
@@ -172,14 +206,18 @@ def _same_items(a: Any, b: Any) -> bool:
     if not isinstance(a, type(b)) or len(a) != len(b):
         return False
     if isinstance(a, dict):
+        if all(map(is_, a, b)) and all(map(is_, a.values(), b.values())):  # as a rule; a loop in C
+            return True
         return all(key in b and (b[key] is value or equal(b[key], value)) for key, value in a.items())
     if isinstance(a, set):
         return bool(a == b)
-    return all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
+    return all(map(is_, a, b)) or all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two plain values are equal."""
+    """Whether two plain values, or tuples of such, are equal."""
+    if isinstance(a, tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
     plain = (bool, int, float, str, type(None))
     return isinstance(a, plain) and isinstance(b, plain) and bool(a == b)
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini.capture.held import copied, is_same, reached, tensors_in
 from gemini.capture.values import walk
 
 _CONTAINERS = (list, dict, set)
@@ -52,8 +53,8 @@ class Snapshot:
         values = [value for own, *_ in self.states for value in own.values()]
         internal = {id(part) for module in self.modules for part in _internal(module)}
         held = [(name, value) for own, *_ in self.states for name, value in own.items() if id(value) not in internal]
-        self.containers = [value for name, value in held if _is_container(value) and name not in _EVERY]
-        self.sizes = [*map(len, self.containers)]
+        inside = {id(live): live for name, value in held if name not in _EVERY for live in reached(value)}
+        self._inside = [(live, copied(live)) for live in inside.values()]
         self._hooks = [value for name, value in held if _is_container(value) and name in _EVERY]
         self._hooked = [*map(len, self._hooks)]
         registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())} | internal
@@ -66,7 +67,7 @@ class Snapshot:
         self._found = [*self._loose_now()]
         self.loose = [
             (tensor, tensor._version, tensor.requires_grad)
-            for tensor in self._found
+            for tensor in (*self._found, *(one for _, saved in self._inside for one in tensors_in(saved)))
             if not tensor.is_inference() and id(tensor) not in registered
         ]
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
@@ -90,14 +91,14 @@ class Snapshot:
                     return f"a {type(module).__name__} has other tensors"
                 if not _identical(children, parts):
                     return f"a {type(module).__name__} has other modules in it"
-        if [*map(len, self.containers)] != self.sizes:
-            return "a list or dict in an attribute has changed"
-        if self._holders and not self._are_loose_alike():
+        if (self._holders or self.loose) and not self._are_loose_alike():
             return "a tensor in an attribute has changed"
         if self.sources and any(source_state(value) != state for value, state in self.sources):
             return "a generator in an attribute has been drawn from"
         if self.objects and not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
+        if self._inside and not all(is_same(live, before) for live, before in self._inside):
+            return "what an attribute holds has changed"
         return ""
 
     def _loose_now(self) -> Iterator[torch.Tensor]:

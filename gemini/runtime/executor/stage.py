@@ -139,6 +139,7 @@ class LiveStage:
         """After a step: learn which buffers it writes; raises Refusal where it has changed anything else."""
         if self.suspects is None:
             self.suspects = {at for at, before in saved if not _alike(before, self.buffers[at])}
+        self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as it came
         changed = self.snapshot.changed()
         if changed:
             self.snapshot.take()
