@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.capture import capture
+from gemini.capture import capture, fingerprint
 
 
 class Base(nn.Module):
@@ -149,3 +149,16 @@ def test_containers_of_a_class_of_their_own_are_compared_by_items():
 
     model = Configured()
     assert capture(model, (torch.randn(4, 8),)).blocks == {}
+
+
+def test_functions_of_one_name_that_a_module_holds_are_told_apart():
+    def times(factor):
+        return lambda value: value * factor
+
+    def facts(function):
+        return fingerprint._held(function, [], 0)
+
+    one, other = (lambda value: value * 1.0), (lambda value: value.sin())
+    assert facts(one) != facts(other)
+    assert facts(times(1.0)) != facts(times(3.0))
+    assert facts(times(2.0)) == facts(times(2.0))
