@@ -20,6 +20,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -229,6 +230,7 @@ class _Reader:
         reached = _reached(kinds, names | {"__call__"})
         for kind in kinds:
             self._follow_members(kind, reached)
+            self._read_members(kind.__name__, kind, names)  # by way of the object
         self._read_members(name, value, reached - names, depth + 1)
 
     def _read_members(self, name: str, owner: Any, names: set[str], depth: int = 0) -> None:
@@ -328,6 +330,8 @@ def _copied(value: Any) -> Any:
     """What shows that a value has been changed in place; None where nothing does."""
     if isinstance(value, torch.Tensor):
         return None if value.is_inference() else value._version
+    if isinstance(value, ContextVar):
+        return (value.get(None),)
     if isinstance(value, nn.Module):
         tensors = [*value.parameters(), *value.buffers()]
         return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]

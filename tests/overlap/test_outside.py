@@ -7,6 +7,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -200,11 +201,19 @@ def squash(x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
     return torch.sigmoid(x) * by
 
 
+class Kinds:
+    gain = 1.0
+
+
+kinds, level = Kinds(), ContextVar("level", default=1.0)
+calls = {"n": 0}
+
+
 class Called(nn.Linear):
     """Its code, and that of what it calls, is changed in mid-run."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return activation(squash(self.inner(x)))
+        return activation(squash(self.inner(x))) * level.get() * kinds.gain
 
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x)
@@ -234,12 +243,21 @@ def other_code(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(squash, "__code__", (lambda x, by=1.0: torch.relu(x) * by).__code__)
 
 
+def another_attribute_of_a_class(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Kinds, "gain", 3.0)
+
+
+def another_context(_: pytest.MonkeyPatch) -> None:
+    level.set(3.0)
+
+
 def another_default(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(squash, "__defaults__", (3.0,))
 
 
 CHANGES = [
-    another_function, another_method, another_method_inside, a_method_of_an_heir, other_code, another_default
+    another_function, another_method, another_method_inside, a_method_of_an_heir, other_code, another_default,
+    another_attribute_of_a_class, another_context,
 ]  # fmt: skip
 
 
@@ -247,6 +265,7 @@ def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     told = []
+    level.set(1.0)
     with pytest.MonkeyPatch.context() as patch:
         for step in range(6):
             if step == 4:
@@ -276,6 +295,27 @@ def test_code_that_is_changed_in_mid_run_is_called(
     model = GeminiCompiler().compiler(model, config=config)
     assert by_changed_code(model, alter) == pytest.approx(expected, rel=1e-5)
     assert expected[3] != pytest.approx(expected[4], rel=1e-2)  # it matters
+
+
+class Counting(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        calls["n"] += 1
+        return super().forward(x) * (1 + calls["n"] % 3)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "none"])
+def test_what_code_counts_is_counted_once_a_call(schedule: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(Counting(8, 8), nn.Tanh()) for _ in range(3)))
+    calls["n"] = 0
+    expected, counted = by_changed_code(copy.deepcopy(model), lambda _: None), calls["n"]
+    calls["n"] = 0
+    config = GeminiConfig(
+        mode="pipeline", pipeline_degree=2, accum_degree=2, schedule=schedule, quiet=True, run_folder=str(tmp_path)
+    )
+    model = GeminiCompiler().compiler(model, config=config)
+    assert by_changed_code(model, lambda _: None) == pytest.approx(expected, rel=1e-5)
+    assert calls["n"] == counted
 
 
 def test_classes_and_what_their_methods_hold_are_let_go() -> None:

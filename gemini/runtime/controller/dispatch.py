@@ -146,8 +146,8 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
 def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of the model in which units run in their workers."""
     give_back()
-    if managed.units and managed.micro_batches > 1 and managed.overlap is None:
-        return _split(model, managed, forward, args, kwargs)
+    if managed.units and managed.micro_batches > 1 and managed.overlap is None and not managed.outside.lasting():
+        return _split(model, managed, forward, args, kwargs)  # what code changes of the program, it changes once a call
     return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
 
 

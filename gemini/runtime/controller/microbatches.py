@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -196,7 +197,7 @@ def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
         return work(item)
 
     with Held():
-        futures = [_threads.submit(named, at, item) for at, item in enumerate(items)]
+        futures = [_threads.submit(copy_context().run, named, at, item) for at, item in enumerate(items)]
         wait(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
