@@ -159,6 +159,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
         there.crew.stop()
 
 
+@pytest.mark.slow
 def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, here = managed
     monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)

@@ -133,7 +133,7 @@ def test_nothing_is_left_at_any_point(way: str, plan: str) -> None:
         ends_cleanly(way, f"{points.uniform(0, 6):.3f}", ENDINGS_PLAN=plan)
 
 
-@pytest.mark.parametrize("way", ["SIGKILL", pytest.param("sys.exit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", [pytest.param("SIGKILL", marks=pytest.mark.slow), "sys.exit"])
 def test_forked_loaders_keep_no_worker_alive(way: str) -> None:
     code, _, err, mark = run(way, "+0.1", ENDINGS_LOADER="1")
     assert wait_until_gone(mark, 2.0, only_workers=True) == []

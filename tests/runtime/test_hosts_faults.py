@@ -229,7 +229,7 @@ def test_an_exception_comes_home_and_the_model_goes_on(kept: Host) -> None:
     crew.stop()
 
 
-@pytest.mark.parametrize("deed", ["die", pytest.param("hang", marks=pytest.mark.slow), "sleep"])
+@pytest.mark.parametrize("deed", ["die", *(pytest.param(one, marks=pytest.mark.slow) for one in ("hang", "sleep"))])
 def test_a_worker_that_is_lost_is_named_and_the_model_goes_on_here(deed: str, host: Host) -> None:
     model, _ = managed(host, 3.0)
     expected = model(torch.ones(2, 8)).detach()
