@@ -230,7 +230,7 @@ class _Reader:
         reached = _reached(kinds, names | {"__call__"})
         for kind in kinds:
             self._follow_members(kind, reached)
-            self._read_members(kind.__name__, kind, names)  # by way of the object
+            self._read_members(kind.__name__, kind, names, depth + 1)  # by way of the object
         self._read_members(name, value, reached - names, depth + 1)
 
     def _read_members(self, name: str, owner: Any, names: set[str], depth: int = 0) -> None:

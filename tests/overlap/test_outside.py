@@ -389,3 +389,26 @@ def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], No
     assert not reads.obstacle()
     change()
     assert reads.obstacle() == f"its code reads {name}, which the program changes"
+
+
+class Ring:
+    """Objects that have each other, as members of an enumeration do."""
+
+    first: Any
+    gain = 2.0
+
+
+Ring.first = Ring()
+ring = Ring()
+
+
+class InARing(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * ring.first.first.gain
+
+
+def test_objects_that_hold_each_other_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Outside(InARing(8, 8))
+    assert not read.obstacle()
+    monkeypatch.setattr(Ring, "gain", 3.0)
+    assert read.obstacle()
