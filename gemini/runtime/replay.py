@@ -212,7 +212,7 @@ def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
 def _backward(result: Any, gradients: list[torch.Tensor | None]) -> None:
     from gemini.runtime.transport.packing import Classes, pack
 
-    _, tensors = pack(result, Classes())
+    _, tensors = pack(result, Classes(stays=True))
     pairs = [
         (t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None and t.requires_grad
     ]  # fmt: skip

@@ -161,6 +161,15 @@ def test_what_cannot_cross_says_so(ends: tuple[Link, Link]) -> None:
         ends[0].send(torch.eye(3).to_sparse_csr())
 
 
+def test_what_cannot_cross_holds_up_nothing_else(ends: tuple[Link, Link]) -> None:
+    class Holds:
+        own = threading.local()
+
+    with pytest.raises(TypeError, match=r"_thread\._local"):
+        ends[0].send([Holds, Holds.own])
+    assert arrived(ends, "another") == "another"
+
+
 def test_a_closed_end_is_noticed(ends: tuple[Link, Link]) -> None:
     ends[1].close()
     with pytest.raises(ChannelClosed):

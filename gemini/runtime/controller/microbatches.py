@@ -205,4 +205,4 @@ def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
     return [future.result() for future in futures]
 
 
-_CLASSES = Classes()
+_CLASSES = Classes(stays=True)

@@ -53,13 +53,17 @@ class Missing(NamedTuple):
 
 
 class Classes:
-    """The classes and functions that cross by number. Each side counts its own: one even, the other odd numbers."""
+    """The classes and functions that cross by number. Each side counts its own: one even, the other odd numbers.
 
-    def __init__(self, side: int = 0) -> None:
+    One that cannot be copied gets no number: packing what it is in fails, and nothing else that is sent does.
+    """
+
+    def __init__(self, side: int = 0, *, stays: bool = False) -> None:
+        """`stays`: what is packed with them is read here again."""
         self.number: dict[Any, int] = {}
         self.of: dict[int, Any] = {}
-        self._next = side
-        self._untold: dict[int, Any] = {}  # those that the other side does not know yet
+        self._next, self._stays = side, stays
+        self._untold: dict[int, bytes] = {}  # copies of those that the other side does not know yet
         self._lock = threading.Lock()
 
     def learn(self, number: int, one: Any) -> None:
@@ -74,10 +78,12 @@ class Classes:
             return None
         if isinstance(one, types.FunctionType) and _holds_parts(one, set()):
             return None
+        copy = b"" if self._stays else _by_value(one)
         with self._lock:
             if one not in self.number:
                 self.learn(self._next, one)
-                self._untold[self._next] = one
+                if not self._stays:
+                    self._untold[self._next] = copy
                 self._next += 2
             return (self.number[one],)
 
@@ -88,16 +94,7 @@ class Classes:
 
     def news(self) -> list[tuple[int, bytes]]:
         """What the other side must be told before it can read what was packed so far."""
-        found = []
-        for number, one in list(self._untold.items()):
-            try:
-                found.append((number, _by_value(one)))
-            except Exception:  # it cannot cross, now or later
-                with self._lock:
-                    self._untold.pop(number)
-                    self.number.pop(self.of.pop(number), None)
-                raise
-        return found
+        return list(self._untold.items())
 
     def told(self, news: list[tuple[int, bytes]]) -> None:
         """The other side knows these now."""
