@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+_MODULE = "builtins"  # of torch's own nodes, which have none
+
 
 def node_of(tensor: torch.Tensor) -> str:
-    """The name of what has made a tensor, as torch prints it; '' where that is nothing, or something of ours."""
+    """The name of what has made a tensor, as torch prints it; '' where nothing has, or a node of ours without one."""
     node = tensor.grad_fn
     if node is None:
         return ""
@@ -20,7 +22,8 @@ def node_of(tensor: torch.Tensor) -> str:
     if kind.__name__ == "CppFunction":  # of an extension
         return str(node.name()).rpartition("::")[2]
     made_by = getattr(kind, "_forward_cls", None)
-    return "" if made_by is not None and made_by.__module__.startswith("gemini.") else str(kind.__name__)
+    is_ours = made_by is not None and made_by.__module__.startswith("gemini.")
+    return "" if is_ours and kind.__module__ != _MODULE else str(kind.__name__)
 
 
 @cache
@@ -31,5 +34,5 @@ def named(function: type[torch.autograd.Function], name: str) -> type[torch.auto
     made: Any = type(function.__name__, (function,), {"__module__": function.__module__})
     node = made._backward_cls
     node.__name__ = node.__qualname__ = name
-    node.__module__ = "builtins"  # torch's own have no module
+    node.__module__ = _MODULE
     return made  # type: ignore[no-any-return]

@@ -72,3 +72,27 @@ def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], crew: 
     story = manage(model, crew)
     assert printed(model, loss_of) == printed(reference, loss_of)
     assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+
+
+def kept(model: nn.Module) -> list[Any]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    outputs = []
+    for number in range(5):
+        x, y = batch(number)
+        outputs.append(model(x, y))
+        optimizer.zero_grad()
+        F.cross_entropy(outputs[-1], y).backward()
+        optimizer.step()
+    seen = [(one.grad_fn.name(), one.retains_grad, one._base, str(one)) for one in outputs]
+    for one in outputs:
+        one.register_hook(print)
+    return seen
+
+
+def test_outputs_of_earlier_steps_are_looked_at_as_without_workers(crew: Crew) -> None:
+    torch.manual_seed(1)
+    model = Net(has_loss=False).double()
+    reference = copy.deepcopy(model)
+    story = manage(model, crew)
+    assert kept(model) == kept(reference)
+    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,11 @@ class Answer:
             made: torch.Tensor = _apply(function, self, *given)
         return made
 
+    def ends(self) -> list[Callable[[], Any]]:
+        """What happens when its graph is freed: all that would be needed to run it again is freed, too."""
+        freed: list[Callable[[], Any]] = [partial(vars(self).update, {"gradients": None, "pending": None})]
+        return freed if self.gradients is None else [*freed, partial(setattr, self.pending, "is_over", True)]
+
     def take(self, keep: bool) -> list[Any]:
         """The gradients; whoever takes them has the only reference, unless they are kept."""
         assert self.gradients is not None
@@ -63,8 +69,7 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         """The contents."""
         ctx.set_materialize_grads(False)
         ctx.answer = answer
-        # When the graph is freed, all that would be needed to run it again is freed too.
-        ctx.save_for_backward(token(0, partial(vars(answer).update, {"gradients": None, "pending": None})))
+        ctx.save_for_backward(token(0, *answer.ends()))
         return answer.contents.pop()
 
     @staticmethod

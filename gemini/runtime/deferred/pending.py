@@ -49,6 +49,7 @@ class Pending(Repeatable):
         self._result: StepResult | None = None
         self._error: Exception | None = None
         self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
+        self.is_over = False  # nothing can be differentiated through the root any more
         self._ahead: Ahead | None = None
         self._called_from = caller()
 
@@ -84,19 +85,28 @@ class Pending(Repeatable):
             self._show(value)
         self._raise_for(value)
 
-    def join(self, tensor: Deferred) -> None:
-        """Have a tensor as a part of the graph in which the root is computed."""
+    def join(self, tensor: Deferred, *, only_looks: bool = False) -> None:
+        """Have a tensor as a part of the graph in which the root is computed.
+
+        With parameters of later steps no such graph can be made. Who only looks, or comes when gradients have gone
+        through for good, is shown a node of the same name.
+        """
         value = tensor._value
         if self.state == WAITING:
             if self._root(value) == value:
                 self.run(value)
             else:
                 self.resolve()
+        elif self.state == RAN and self._graph is None and self._is_past(only_looks):
+            self._show(value)
         elif self.state == RAN and self._graph is None:
             self._graph = self._again(connect=True)
             for number in {*self.alive(), value}:
                 self._give(number, self._graph.values[number])
         self._raise_for(value)
+
+    def _is_past(self, only_looks: bool) -> bool:
+        return (only_looks or self.is_over) and self._copies.changed() is not None
 
     def write(self, tensor: Deferred) -> None:
         """A tensor is about to be written to: what shares its memory must be in one graph with it."""
@@ -163,6 +173,7 @@ class Pending(Repeatable):
         if not is_given:
             self._take_back()
         is_done = is_given or (is_asked and result.root.is_cpu and self._is_unseen(given))
+        self.is_over = is_done
         if is_done:
             self.arrived(root, is_usual=True)
             if not is_given:

@@ -51,6 +51,8 @@ _PLACE = _of_tensor(
     ".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view register_hook retain_grad "
     "requires_grad_ register_post_accumulate_grad_hook detach_"
 )
+# Those of them that only look: no gradient comes by there for it.
+_LOOKS = _of_tensor(".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view")
 _READS = _of_tensor(
     ".__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
     "__repr__ __format__ __array__ __reduce_ex__ __deepcopy__ __contains__ untyped_storage storage share_memory_ "
@@ -104,7 +106,7 @@ class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
         found = list(deferred_in((args, kwargs)))
         if func in _PLACE:
             for one in found:
-                place_of(one)
+                place_of(one, only_looks=func in _LOOKS)
             return on_real(func, args, kwargs)
         waiting = _waiting(found)
         if len(waiting) > 1:  # values of steps that have run, as the sums of a metric, need not hold up the next
@@ -160,10 +162,10 @@ def _real_for_graph(tensor: Deferred) -> torch.Tensor:
     return place_of(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else real_of(tensor)
 
 
-def place_of(tensor: torch.Tensor) -> torch.Tensor:
+def place_of(tensor: torch.Tensor, *, only_looks: bool = False) -> torch.Tensor:
     """The tensor it stands for, as the one in the graph."""
     if type(tensor) is Deferred and tensor._pending is not None:
-        tensor._pending.join(tensor)
+        tensor._pending.join(tensor, only_looks=only_looks)
     return real_of(tensor)
 
 
