@@ -12,6 +12,7 @@ import types
 import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
+from functools import cached_property
 from operator import is_
 from typing import Any
 
@@ -127,7 +128,7 @@ class Call:
         if self.plain is not None and len(_plain_forms) < _MOST:
             _plain_forms[self.plain] = self.form
 
-    @property
+    @cached_property
     def like(self) -> tuple[Any, ...] | None:
         """What tells this call from others but for contents; None where there is more than tensors to it."""
         if self.plain is None:
@@ -146,8 +147,14 @@ class Call:
 
     def arguments(self, given: SequenceType[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) with fresh copies of the tensors: writes of the model do not reach the originals."""
-        fresh = [fresh_copy(tensor) for tensor in (self.tensors if given is None else given)]
-        args, kwargs = decode(self.form, lambda ref: fresh[ref.node])
+        return self.with_tensors([fresh_copy(tensor) for tensor in (self.tensors if given is None else given)])
+
+    def with_tensors(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these in the place of its own."""
+        if self.plain is not None:
+            count, *names = self.plain
+            return tuple(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
+        args, kwargs = decode(self.form, lambda ref: tensors[ref.node])
         return args, kwargs
 
 

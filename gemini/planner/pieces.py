@@ -9,7 +9,6 @@ from typing import Any
 
 from gemini.capture.batches import BatchPlan
 from gemini.capture.binding import Call
-from gemini.capture.values import decode
 
 
 def piece_sizes(samples: int, count: int) -> list[int]:
@@ -25,5 +24,4 @@ def part_of(
     """The call for some of its samples; `batch` says where each tensor counts them."""
     call = Call(args, kwargs)
     parts = batch.take(call.tensors, start, length)
-    made, named = decode(call.form, lambda ref: parts[ref.node])
-    return made, named
+    return call.with_tensors(parts)

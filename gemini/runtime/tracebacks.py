@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, TracebackType
+from types import CodeType, FunctionType, GeneratorType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -109,27 +109,41 @@ def attach(error: BaseException, chain: Sequence[Raising], rebuilt: Callable[[An
             else:
                 error.__context__ = before
             error = before
-        error.__traceback__ = _trace(raising.places)
+        waiting = [_waiting_at(place) for place in raising.places]
+        error.__traceback__ = _trace(waiting, raising.places)
+        vars(error)["_gemini_frames"] = Kept(waiting)
 
 
-def _trace(places: Sequence[Place]) -> TracebackType | None:
+class Kept:
+    """Generators, for as long as the exception lives through whose traceback they go.
+
+    One that is gone would be closed, by frames that its own might keep. Nor may it be found by its own frame alone: a
+    frame does not tell the garbage collector what it holds while its generator waits, and would be left with names
+    that are freed.
+    """
+
+    def __init__(self, waiting: Sequence[GeneratorType[None, None, None]] = ()) -> None:
+        self.waiting = waiting
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kept, ()  # copies of the exception have no traceback
+
+
+def _trace(waiting: Sequence[GeneratorType[None, None, None]], places: Sequence[Place]) -> TracebackType | None:
     made: TracebackType | None = None
-    for place in reversed(places):
-        frame, at = _frame(place)
-        made = TracebackType(made, frame, at, place.line)
+    for generator, place in zip(reversed(waiting), reversed(places), strict=True):
+        frame = generator.gi_frame
+        assert frame is not None
+        made = TracebackType(made, frame, frame.f_lasti, place.line)
     return made
 
 
-def _frame(place: Place) -> tuple[FrameType, int]:
-    """A frame of code at a place, and the instruction that it is at.
-
-    It is a generator's that waits: any other would keep the frames that it was made in, and all that they know.
-    """
-    names: dict[str, Any] = {}
-    generator = FunctionType(_code(place), names)()
+def _waiting_at(place: Place) -> GeneratorType[None, None, None]:
+    """A generator that waits at a place; frames of what does not wait keep those they were made in, with all that
+    these know."""
+    generator: GeneratorType[None, None, None] = FunctionType(_code(place), {})()
     next(generator)
-    names["kept"] = generator  # or it would be closed, by frames that its own might keep
-    return generator.gi_frame, generator.gi_frame.f_lasti
+    return generator
 
 
 @functools.lru_cache(maxsize=64)

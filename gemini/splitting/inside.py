@@ -211,7 +211,7 @@ def _made(value: Value, size: int, where: torch.device) -> torch.Tensor:
 
 def _places(module: nn.Module, call: ModelCall, inputs: dict[int, Any]) -> dict[int, int]:
     """For every input of the trace, the number of the argument it is."""
-    args, kwargs = decode(call.form, lambda ref: call.tensors[ref.node])
+    args, kwargs = call.with_tensors(call.tensors)
     bound = bind(module, args, kwargs)
     numbers = {id(tensor): at for at, tensor in enumerate(call.tensors)}
     return {node: numbers[id(follow(bound, path))] for node, path in inputs.items()}

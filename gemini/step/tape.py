@@ -15,7 +15,7 @@ value needs can be told from numbers alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -86,9 +86,13 @@ class Op:
         kinds = tuple(exact_kind(leaf.value) for leaf in leaves(self.form) if isinstance(leaf, Literal))
         return _Kind((self.function, self.form, kinds, self.region, self.results, self.writes))
 
-    def reads(self) -> Iterator[int]:
+    @cached_property
+    def _read(self) -> tuple[int, ...]:
+        return tuple(ref.node for ref in refs(self.form))
+
+    def reads(self) -> tuple[int, ...]:
         """The numbers of the values it is given."""
-        yield from (ref.node for ref in refs(self.form))
+        return self._read
 
 
 @dataclass

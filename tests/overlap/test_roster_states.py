@@ -62,6 +62,22 @@ def test_a_change_is_seen(change: str) -> None:
     assert [*map(id, after.parameters)] == [*map(id, one.parameters())]
 
 
+def test_hooks_that_are_put_aside_and_put_back_are_seen() -> None:
+    """Without any new hook, and in a model that had none when it was seen first."""
+    one = model()
+    roster = Roster(one)
+    one[0].register_forward_hook(lambda *_: None)
+    aside = dict(one[0]._forward_hooks)
+    states = [roster_of(one, roster).state]
+    one[0]._forward_hooks.clear()
+    states.append(roster_of(one, roster).state)
+    one[0]._forward_hooks.update(aside)
+    states.append(roster_of(one, roster).state)
+    assert len({*map(id, states)}) == 3
+    torch.zeros(1, requires_grad=True).register_hook(lambda _: None)  # a hook on something else
+    assert roster_of(one, roster).state is states[-1]
+
+
 def test_contents_are_no_change() -> None:
     """A step of an optimizer, a count, a gradient: the state is what it was, and so is the roster."""
     one = model()

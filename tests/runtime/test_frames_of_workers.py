@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import pickle
 import traceback
+import weakref
 from typing import Any
 
 import pytest
@@ -44,6 +47,21 @@ def test_what_is_rebuilt_is_shown_as_the_original(how: str) -> None:
     if how == "nothing":
         assert made.__context__ is None
     assert traceback.format_exception(type(made), made, made.__traceback__) == shown
+
+
+def test_frames_outlive_collections_and_go_with_their_exception() -> None:
+    error = raised("nothing")
+    made = ValueError(*error.args)
+    attach(made, chain_of(error, repr), repr)
+    gc.collect()  # Python 3.12 and later would free what a frame knows that keeps itself
+    assert [frame.f_globals for frame, _ in traceback.walk_tb(made.__traceback__)] == [{}, {}, {}]
+    assert pickle.loads(pickle.dumps(made)).args == made.args
+    waiting = [weakref.ref(one) for one in made._gemini_frames.waiting]  # type: ignore[attr-defined]
+    trace = made.__traceback__
+    del made
+    assert [one() for one in waiting] == [None, None, None]
+    gc.collect()
+    assert [entry.name for entry in traceback.extract_tb(trace)] == ["raised", "fails", "inner"]
 
 
 def test_frames_of_ours_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:

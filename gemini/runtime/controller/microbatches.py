@@ -24,7 +24,6 @@ from gemini.capture.binding import Call
 from gemini.capture.interception import ORIGINAL_CALL
 from gemini.capture.regions import Region, RegionSwitch
 from gemini.capture.unhooked import unhooked
-from gemini.capture.values import decode
 from gemini.runtime.controller.again import Wanted, gradients_here, trained
 from gemini.runtime.controller.faults import where
 from gemini.runtime.controller.interrupts import Held
@@ -74,7 +73,7 @@ class SplitCall:
             raise OurFault(f"the results of the micro-batches do not make one: {error}") from error
 
     def _forward_one(self, given: list[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
-        args, kwargs = decode(self.call.form, lambda ref: given[ref.node])
+        args, kwargs = self.call.with_tensors(given)
         with RegionSwitch() as regions:
             regions.to(self.region)
             body, found = pack(ORIGINAL_CALL(self.model, *args, **kwargs), _CLASSES)

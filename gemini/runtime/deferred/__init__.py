@@ -58,8 +58,7 @@ def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = No
     `standing` is the state that the model is in.
     """
     open_doors()
-    pending = Pending(work, call)
-    pending.standing = standing
+    pending = Pending(work, call, standing)
     queue.add(pending)
     return pending.outputs(passed or {})
 

@@ -40,8 +40,8 @@ WAITING, RAN, DONE = "waiting", "ran", "done"
 class Pending(Repeatable):
     """One call, and what the program has done with its outputs so far."""
 
-    def __init__(self, work: Work, call: Call) -> None:
-        super().__init__(work, call)
+    def __init__(self, work: Work, call: Call, standing: Any = None) -> None:
+        super().__init__(work, call, standing)
         self.state = WAITING
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
@@ -146,7 +146,7 @@ class Pending(Repeatable):
             raised: Exception | None = None
             self._was_tried, self._is_asked = True, is_asked
             try:
-                with self.surroundings.of_then(self.standing, self.number), ExitStack() as stack:
+                with self.surroundings.of_then(self.number), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
                     result = self.work.overlapped(self, self.tape, root)
             except Exception as error:

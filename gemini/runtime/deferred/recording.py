@@ -42,6 +42,7 @@ _ALIKE: dict[Any, Callable[..., Any]] = {
 }
 
 
+_SINGLE = frozenset((type(None), bool, int, str))  # of which equal ones of one class are the same to torch
 _MOST = 64  # ops of one kind on other values that are remembered
 
 
@@ -162,11 +163,13 @@ class _Given:
 
     def take_in(self, value: Any) -> Any:
         """Collect the tensors of a nest; what tells it from others of another kind."""
+        kind = type(value)
+        if kind in _SINGLE:  # most are
+            return kind, value
         if isinstance(value, torch.Tensor):
             return ("tensor", self._add(value))
-        kind = type(value)
         if kind is tuple or kind is list or kind is torch.Size:
-            return (kind, *(self.take_in(part) for part in value))
+            return (kind, *map(self.take_in, value))
         if kind is dict:
             return (kind, *((key, self.take_in(part)) for key, part in value.items()))
         if kind is slice:

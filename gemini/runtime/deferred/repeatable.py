@@ -15,7 +15,6 @@ import torch
 
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
-from gemini.capture.values import decode
 from gemini.errors import GeminiError
 from gemini.runtime.deferred import queue
 from gemini.runtime.deferred.replay import replay
@@ -35,16 +34,16 @@ _numbers = itertools.count()  # of calls, in the order in which the program make
 class Repeatable(Values):
     """One call, with all that it takes to make it again."""
 
-    def __init__(self, work: Work, call: Call) -> None:
+    def __init__(self, work: Work, call: Call, standing: Any = None) -> None:
         super().__init__(work.outline)
         self.work, self.number = work, next(_numbers)
-        self.standing: Any = None  # the state that the model was in
+        self.standing = standing  # the state that the model was in
         self.region = Region.current()
         self._copies.watch(work.parameters)
         self.call = call
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
-        self.surroundings = Surroundings(work)
+        self.surroundings = Surroundings(work, standing)
         self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
         self._ran_for = -1
         self._arrived: set[int] = set()  # values that gradients have come to
@@ -104,9 +103,9 @@ class Repeatable(Values):
         return rerun
 
     def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
-        args, kwargs = decode(self.call.form, lambda ref: inputs[ref.node])
+        args, kwargs = self.call.with_tensors(inputs)
         with ExitStack() as stack:
-            stack.enter_context(self.surroundings.of_then(self.standing, self.number))
+            stack.enter_context(self.surroundings.of_then(self.number))
             self.region.enter(stack, Region.current())
             form, found = taken_apart(self.work.eager(args, kwargs))
         expected, passed = self.work.outline, self.work.passed

@@ -18,9 +18,10 @@ _TRAINING = attrgetter("training")
 class Surroundings:
     """As they were when the call was made."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self.modules = work.modules or list(work.model.modules())
+    def __init__(self, work: Work, standing: Any = None) -> None:
+        """`standing` is the state that the model is in, if it has one: it knows the modes of modules."""
+        self.work, self._standing = work, standing
+        self.modules = work.modules or list(work.model.modules()) if standing is None else []
         self.modes = [*map(_TRAINING, self.modules)]
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.generators: list[torch.Tensor] = []
@@ -60,12 +61,12 @@ class Surroundings:
             _set_modes(self, now)
 
     @contextmanager
-    def of_then(self, standing: Any, number: int) -> Iterator[None]:
+    def of_then(self, number: int) -> Iterator[None]:
         """With those modes, and the attributes that the call saw: without what the program has put there since, and
         what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model would ask for it,
         in the midst of computing it. `number` is that of the call, in the order in which calls were made.
         """
-        later = [] if standing is None else standing.then(self._is_put_off, self.work.has_left)
+        later = [] if self._standing is None else self._standing.then(self._is_put_off, self.work.has_left)
         if later is None:
             yield
             return

@@ -74,6 +74,8 @@ def watch_program(begin: bool) -> None:
     if _here.depth:
         return
     count = torch._C._len_torch_function_stack()
+    if not begin and not count:
+        return
     at = [torch._C._get_function_stack_at(index) is _watching for index in range(count)]
     if any(at) == begin:
         return

@@ -49,7 +49,7 @@ from gemini.runtime.executor.messages import (
 )
 from gemini.runtime.executor.request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
 from gemini.runtime.memory.gone import when_gone
-from gemini.runtime.memory.homes import Place, places_of
+from gemini.runtime.memory.homes import Places
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.snapshot import Snapshot
 from gemini.runtime.transport.modules import silent
@@ -107,7 +107,7 @@ class Executor:
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, Order] = {}  # of gradients, by kind of step
-        self._lie_at: list[Place] = []
+        self._lie_at: Places | None = None  # the tensors of all stages
         self._standing: Standing | None = None  # the state of the model of which the workers know
         self._retired = _retired.setdefault(crew, deque())
         when_gone(self, partial(self._retired.append, self.number))
@@ -118,7 +118,7 @@ class Executor:
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         self._orders.clear()
-        self._standing, self._lie_at = None, []
+        self._standing, self._lie_at = None, None
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
@@ -148,13 +148,13 @@ class Executor:
             worker.link.carriage.trim()
         self._snapshots, self._moves = [Snapshot(stage) for stage in stages], self.household.moves
 
-    def _bring_home(self) -> None:
-        """See to it that all tensors are where workers see them."""
-        if places_of(self._tensors) == self._lie_at:
+    def _bring_home(self, *, have_shapes: bool = False) -> None:
+        """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
+        if self._lie_at is not None and self._lie_at.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
             self.household.bring_home(held, worker.device)
-        self._lie_at = places_of(self._tensors)
+        self._lie_at = Places(self._tensors)
 
     def _keep_current(self, state: Standing | None) -> bool:
         """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
@@ -164,7 +164,7 @@ class Executor:
         is_known = state is not None and state is self._standing
         if not is_known and self._follow is not None:
             self._follow()
-        self._bring_home()
+        self._bring_home(have_shapes=is_known)
         if self._moves != self.household.moves or any(snapshot.changed(is_known) for snapshot in self._snapshots):
             self.install(self.stages, self._texts)
             is_known = False

@@ -13,7 +13,6 @@ import torch
 
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
-from gemini.capture.values import decode
 from gemini.pipe.wiring import Caller
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.memory.gone import when_gone
@@ -199,6 +198,4 @@ def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, si
         return tensor.detach().narrow(dim, start * factor, size * factor)
 
     parts = [piece(tensor) for tensor in call.tensors]
-    _, made = decode(call.form, lambda ref: parts[ref.node])
-    named: dict[str, Any] = made
-    return named
+    return call.with_tensors(parts)[1]

@@ -22,6 +22,7 @@ from gemini.runtime.devices.base import Device, Segment
 
 _ALIGN = 64
 _ADDRESS, _SHAPE, _STRIDES = torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride
+_IS_DENSE = torch.Tensor.is_contiguous
 Place = tuple[int, torch.Size, tuple[int, ...]]
 
 
@@ -56,6 +57,20 @@ class Home:
 def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:
     """Where tensors are in memory, and how they lie there: `.data` may give one another form in the same place."""
     return [*zip(map(_ADDRESS, tensors), map(_SHAPE, tensors), map(_STRIDES, tensors), strict=True)]
+
+
+class Places:
+    """Where tensors are that are looked at again and again."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._places = tensors, places_of(tensors)
+        self._addresses, self._dense = [place for place, _, _ in self._places], [*map(_IS_DENSE, tensors)]
+
+    def hold(self, *, have_shapes: bool = False) -> bool:
+        """Whether the tensors are there still, and lie as they did; `have_shapes`: they have those that they had."""
+        if not have_shapes or not all(self._dense):
+            return places_of(self._tensors) == self._places
+        return [*map(_ADDRESS, self._tensors)] == self._addresses and all(map(_IS_DENSE, self._tensors))
 
 
 def can_move(tensor: torch.Tensor) -> bool:

@@ -28,7 +28,7 @@ from gemini.runtime.controller.probing import speeds_of
 from gemini.runtime.deferred import Outline
 from gemini.runtime.deferred.watching import before_drawing
 from gemini.runtime.overlap.hookless import hookless
-from gemini.runtime.overlap.kinds import Kind, Planner, differ_in_values, kind_of, short_of
+from gemini.runtime.overlap.kinds import Found, Kind, Planner, differ_in_values, exact_of, kind_of, short_of
 from gemini.runtime.overlap.leaving import Leavings
 from gemini.runtime.overlap.losses import port_names
 from gemini.runtime.overlap.reasons import of_failure, of_plan
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
+_EXACT = 64  # calls, told apart by sizes as well, whose kinds are remembered
 _CHANGES = 8  # times that plans are made again for a model that the program changes
 _FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
 _NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
@@ -62,8 +63,10 @@ class Catalogue:
 
     def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
+        state, exact = roster.state, exact_of(call)
+        if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
+            return known.kind, known.samples
         short = short_of(call)
-        state = roster.state
         found = state.kinds.get(short) if state is not None else None
         if found is None:
             found = self.kinds.get(kind_of(roster, call), [])
@@ -74,6 +77,8 @@ class Catalogue:
                 return kind, None
             samples = kind.samples(call.tensors)
             if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
+                if state is not None and exact is not None and len(state.found) < _EXACT:
+                    state.found[exact] = Found(kind, kind.plan, samples, found)
                 return kind, samples
         key = kind_of(roster, call)
         if reason := self._why_no_more(key):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gemini.capture.binding import Call
 from gemini.capture.state import undrawn
-from gemini.capture.values import decode
 from gemini.muting import muted
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.controller.here import here
@@ -19,7 +18,7 @@ def checked(plan: StepPlan, prepared: Prepared, pending: Pending, tape: Tape, ro
     from gemini.splitting.checking import check
     from gemini.splitting.tail_checking import check_tail
 
-    args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node].detach())
+    args, kwargs = pending.call.with_tensors([one.detach() for one in pending.inputs])
     given = None if pending.work.foreign is None else pending.work.foreign.results
     with here(), hookless(pending.work.model), undrawn(), muted():
         if plan.tail is not None:

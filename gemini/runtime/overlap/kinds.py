@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,6 +31,14 @@ def short_of(call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
     return call.plain or repr(call.form), tensors, Region.current()
+
+
+def exact_of(call: Call) -> Hashable | None:
+    """What tells a call from others but for contents: while its model is in one state, so does its kind and its number
+    of samples. None where it has more than tensors."""
+    if call.like is None:
+        return None
+    return call.like, tuple(map(_layout, call.tensors)), Region.current()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -120,6 +128,19 @@ class Kind:
                 if at != dim and size != wanted:
                     return None
         return batch.samples(tensors) if any(dim is not None for dim in batch.dims) else 1
+
+
+class Found(NamedTuple):
+    """The kind that a call was found to be of."""
+
+    kind: Kind
+    plan: StepPlan
+    samples: int
+    among: list[Kind]  # those that there are
+
+    def is_valid(self) -> bool:
+        """Whether it is so still."""
+        return self.kind.plan is self.plan and any(one is self.kind for one in self.among)
 
 
 Planner = Callable[[nn.Module, Any, Any], "StepPlan"]

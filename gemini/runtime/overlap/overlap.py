@@ -24,7 +24,6 @@ from gemini.capture.binding import Call, bind
 from gemini.capture.executor import GuardBroken
 from gemini.capture.regions import Region
 from gemini.capture.state import undrawn
-from gemini.capture.values import decode
 from gemini.errors import GeminiError, WorkerError
 from gemini.planner.pieces import piece_sizes
 from gemini.randomness.foreign import ForeignDraws
@@ -46,7 +45,6 @@ from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.reasons import of_failure
 from gemini.runtime.overlap.results import foresee, result_of
 from gemini.runtime.overlap.roster import Roster, roster_of
-from gemini.runtime.overlap.swapped import has_swapped
 from gemini.step.kinds import SplittingError
 from gemini.step.tape import Tape
 
@@ -106,7 +104,7 @@ class Overlap:
     def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
         self._roster = roster = roster_of(model, self._roster)
-        if reason := _watched(roster.parameters) or roster.hooks() or self._outside():
+        if reason := _watched(roster) or roster.hooks() or self._outside():
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
         if reason := _unsendable(call.tensors):
@@ -272,7 +270,7 @@ class Overlap:
             kind.prepared[key] = prepared
         if prepared.reason:
             return self._as_one(kind, pending, tape, root, prepared.reason, of_batch=False)
-        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        args, kwargs = pending.call.with_tensors(pending.inputs)
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
         with Held(), self._leavings.aside(pending.work.model):
             self.managed.tell_dropped()
@@ -300,7 +298,7 @@ class Overlap:
         if not kind.may_change or not on_cpu:
             kind.rehearsal.is_due = False
             return
-        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        args, kwargs = pending.call.with_tensors(pending.inputs)
         with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
             self.catalogue.plan_again(kind, pending.work.model, args, kwargs)
@@ -312,7 +310,7 @@ class Overlap:
 
         None where that cannot be either. The user is told, unless the reason is `of_batch`, and another with the next.
         """
-        args, kwargs = decode(pending.call.form, lambda ref: pending.inputs[ref.node])
+        args, kwargs = pending.call.with_tensors(pending.inputs)
         with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
             whole = self.catalogue.undivided_like(kind, pending.work.model, Call(args, kwargs), reason)
@@ -368,9 +366,9 @@ def _unsendable(tensors: list[torch.Tensor]) -> str:
     return ""
 
 
-def _watched(parameters: list[nn.Parameter]) -> str:
+def _watched(roster: Roster) -> str:
     """Why a call has to be made as it is made, and at once."""
-    if has_swapped(parameters):
+    if roster.has_swapped():
         return "it is called with other parameters than its own"
     if is_checkpointed():
         return "a checkpoint of the program runs it again in backward"

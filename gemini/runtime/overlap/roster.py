@@ -4,6 +4,9 @@ To walk through a model takes long in Python, and a step needs to several times.
 few loops in C: every module has the very attributes, hooks, children and tensors that it had. It is looked at once a
 call. Whoever needs to know the same later, or looks for something that follows from it, goes by the state: it is
 another object as soon as anything has changed.
+
+Half of what a module holds are tables for hooks. Every hook that is added anywhere gets a number from torch: as long
+as it has given none, models without hooks have none, and their tables need not be looked at.
 """
 
 from __future__ import annotations
@@ -16,25 +19,25 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from gemini.pipe.sameness import Sameness
 from gemini.planner.hooked import hooks_inside
 from gemini.runtime.deferred.work import MISSING
+from gemini.runtime.overlap.swapped import has_swapped
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
-# Attributes that every module has, on which no call depends: half of all there are.
-_IDLE = frozenset(vars(nn.Module())) - {
-    "training", "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-    "_backward_pre_hooks",
-}  # fmt: skip
+# Attributes that every module has, on which no call depends; hooks are looked at apart.
+_IDLE = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
 _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = ("_modules", "_parameters", "_buffers")
 _WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
 Holds = Callable[[Any], bool]
 _usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which hooks were seen
 
 
 def _walks_as_usual(module: nn.Module) -> bool:
@@ -104,20 +107,42 @@ class _Attributes:
         return found
 
 
+class _Hooks:
+    """Those of all modules."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules, self._tables = modules, [*map(_HOOKS, modules)]
+        self._inside = Sameness(chain.from_iterable(self._tables))
+        if any(chain.from_iterable(self._tables)):
+            _hooked.add(modules[0])
+        self._has_had = modules[0] in _hooked  # tables that were put aside may be put back
+        self._given = RemovableHandle.next_id
+
+    def are_same(self) -> bool:
+        """Whether there are the very ones that there were."""
+        if self._given == RemovableHandle.next_id and not self._has_had:
+            return True
+        now = chain.from_iterable(map(_HOOKS, self._modules))
+        found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.holds()
+        if found:
+            self._given = RemovableHandle.next_id
+        return found
+
+
 class State:
     """A model as it is at one time."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules = {*map(id, modules)}
         self._of_classes, self._classes = modules, [*map(type, modules)]
-        self._attributes = _Attributes(modules)
+        self._attributes, self._hooks = _Attributes(modules), _Hooks(modules)
         buffers = [module._buffers for module in modules]
-        tables = [table for module in modules for table in (*_TABLES(module), *_HOOKS(module))]
-        self._tables = Sameness([*tables, *buffers])
+        self._tables = Sameness([*chain.from_iterable(map(_TABLES, modules)), *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
         self._tensors: list[torch.Tensor] = [tensor for tensor in held if tensor is not None]
         self._facts = [*map(_FACTS, self._tensors)]
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
+        self.found: dict[Hashable, Any] = {}  # the kinds of single calls
         self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
 
     def holds(self) -> bool:
@@ -125,6 +150,7 @@ class State:
         return (
             self._attributes.are_same()
             and self._tables.holds()
+            and self._hooks.are_same()
             and [*map(_FACTS, self._tensors)] == self._facts
             and all(map(is_, map(type, self._of_classes), self._classes))
         )
@@ -148,12 +174,18 @@ class Roster:
         self.modules = list(model.modules())
         self.parameters = list(model.parameters())
         self.identities = tuple(map(id, self.parameters))
+        self._has_swapped = has_swapped(self.parameters)
         tables = self._tables()
         self._sizes, self._held = [*map(len, tables)], [*chain.from_iterable(map(_VALUES, tables))]
         self.state = State(self.modules) if all(map(_walks_as_usual, self.modules)) else None
 
     def _tables(self) -> list[dict[str, Any]]:
         return [*chain.from_iterable(map(_TABLES, self.modules))]
+
+    def has_swapped(self) -> bool:
+        """Whether somebody has put in these parameters for one call."""
+        self._has_swapped = self._has_swapped and has_swapped(self.parameters)  # or for longer
+        return self._has_swapped
 
     def hooks(self) -> str:
         """Which hooks hang on modules inside, '' if none do: some may have come after all plans were made."""
