@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture import capture
+from gemini.capture import capture, switches
 from gemini.capture.batches import known_places, opens_leaves, rolled_times
 from gemini.capture.binding import Call, bind, signature_of
 from gemini.capture.entry import with_variants
@@ -70,7 +70,8 @@ def _key(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settin
     if code is None or has_hooks(model):
         return None
     modules = dict(model.named_modules())
-    facts: list[Any] = [versions(), settings, Region.current(), signature_of(bind(model, args, kwargs)), code]
+    facts: list[Any] = [versions(), settings, Region.current(), switches.current(), code]
+    facts.append(signature_of(bind(model, args, kwargs)))
     facts += [*known_places(), rolled_times(), opens_leaves()]
     facts += readable(fingerprint(model, modules))
     for name, module in modules.items():

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from gemini.capture import switches
 from gemini.capture.regions import Region
 from gemini.errors import WorkerError
-from gemini.runtime import settings
 from gemini.runtime.controller import starter
 from gemini.runtime.controller.ending import ending_of, of_failed, of_killed
 from gemini.runtime.controller.interrupts import GRACE, Held, waiting
@@ -157,7 +157,7 @@ class Worker:
 
         Several threads may each be in a region of their own: to be called when the request is made.
         """
-        plain = (region.grad, region.inference, region.autocast, settings.current())
+        plain = (region.grad, region.inference, region.autocast, switches.current())
         known, self._told = self._told, (plain, generator)
         return None if plain == known[0] else plain, b"" if generator == known[1] else generator
 

@@ -1,4 +1,4 @@
-"""Surroundings: what a call depends on beside its arguments: modes of modules, buffers, generators."""
+"""Surroundings: what a call depends on beside its arguments: modes of modules, buffers, generators, switches."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gemini.capture import switches
 from gemini.runtime.deferred.tensor import deferred_in, real_of, replaced
 from gemini.runtime.deferred.work import MISSING, Work
 
@@ -23,6 +24,7 @@ class Surroundings:
         self.work, self._standing = work, standing
         self.modules = work.modules or list(work.model.modules()) if standing is None else []
         self.modes = [*map(_TRAINING, self.modules)]
+        self.switches = switches.current()
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.generators: list[torch.Tensor] = []
         self._memory: set[int] | None = None
@@ -62,10 +64,16 @@ class Surroundings:
 
     @contextmanager
     def of_then(self, number: int) -> Iterator[None]:
-        """With those modes, and the attributes that the call saw: without what the program has put there since, and
-        what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model would ask for it,
-        in the midst of computing it. `number` is that of the call, in the order in which calls were made.
+        """With those modes and switches of torch, and the attributes that the call saw: without what the program has
+        put there since, and what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model
+        would ask for it, in the midst of computing it. `number` is that of the call, in the order in which calls were
+        made.
         """
+        with switches.of_then(self.switches), self._attributes_of_then(number):
+            yield
+
+    @contextmanager
+    def _attributes_of_then(self, number: int) -> Iterator[None]:
         later = [] if self._standing is None else self._standing.then(self._is_put_off, self.work.has_left)
         if later is None:
             yield

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini.capture import switches
 from gemini.capture.regions import Region
 from gemini.errors import InvalidPlanError
-from gemini.runtime import settings
 from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import annotated
 from gemini.runtime.controller.household import Household
@@ -386,7 +386,7 @@ def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
 
 def _told_region(region: Region) -> Any:
     """A region as plain data, and the switches of torch."""
-    return region.grad, region.inference, region.autocast, settings.current()
+    return region.grad, region.inference, region.autocast, switches.current()
 
 
 def done(worker: Worker, request: Any, what: str) -> None:

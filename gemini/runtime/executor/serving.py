@@ -9,8 +9,8 @@ import traceback
 from typing import Any
 
 from gemini.allocator import keep_freed_memory
+from gemini.capture import switches
 from gemini.pipe.stages import load_module
-from gemini.runtime import settings
 from gemini.runtime.exceptions import portable
 from gemini.runtime.executor import store_ops
 from gemini.runtime.executor.installed import Installed, Plan
@@ -103,7 +103,7 @@ class Steps:
         self.last = None
         plan = self.plans[request.key]
         plan.program.follow(request.state)
-        settings.follow(request.region[-1])
+        switches.follow(request.region[-1])
         draws.have_been_made()
         run = StepRun(plan, request, self.peers, self.control)
         try:

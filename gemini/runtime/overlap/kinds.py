@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from gemini.capture import switches
 from gemini.capture.binding import Call
 from gemini.capture.regions import Region
 from gemini.runtime.deferred.work import Outline, Work
@@ -30,7 +31,7 @@ _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 def short_of(call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
-    return call.plain or repr(call.form), tensors, Region.current()
+    return call.plain or repr(call.form), tensors, Region.current(), switches.current()
 
 
 def exact_of(call: Call) -> Hashable | None:

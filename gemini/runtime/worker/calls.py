@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from gemini.backward import differentiate
+from gemini.capture import switches
 from gemini.capture.regions import Region
 from gemini.edges import edge_of
-from gemini.runtime import settings
 from gemini.runtime.absent import Absent, placed
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
@@ -122,7 +122,7 @@ class Calls:
         self.kept: dict[int, Kept] = {}
         self._nothing = Given((), {}, classes)
         # What the controller has told, which it does not repeat while it stays the same:
-        self._region, self._switches, self._generator = Region.current(), settings.current(), b""
+        self._region, self._switches, self._generator = Region.current(), switches.current(), b""
         self.is_settled = False  # the switches of this process are those, for certain
 
     def install(self, units: dict[int, nn.Module]) -> None:
@@ -177,7 +177,7 @@ class Calls:
         args, kwargs = unpack(request.body, inputs, self.classes)
         given = self._nothing if request.body == ONLY_TENSORS else Given(args, kwargs, self.classes)
         if not self.is_settled:
-            settings.follow(self._switches)
+            switches.follow(self._switches)
         self.is_settled = False
         set_state(self._generator, self.device)
         ambient = Region.current()
@@ -187,7 +187,7 @@ class Calls:
             with ExitStack() as stack:
                 self._region.enter(stack, ambient)
                 result = unit.audit.watch(unit.run, args, kwargs, inputs, given)
-        if settings.current() != self._switches:
+        if switches.current() != self._switches:
             unit.audit.undo()
             raise Refusal("it turns switches of torch that hold for the whole process")
         self.is_settled = True

@@ -1,0 +1,69 @@
+"""Switches of torch that hold for a whole process and change what its ops compute.
+
+A program may turn them at any time, and a forward may ask for them, so a plan is for calls with the same ones, and each
+call carries those of the controller to its worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+Switches = tuple[Any, ...]
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_SWITCHES = (
+    torch._C._get_deterministic_algorithms,  # without the functions in Python around them: every call asks
+    torch._C._get_deterministic_algorithms_warn_only,
+    torch._C._get_float32_matmul_precision,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_deterministic,
+    torch._C._get_mkldnn_enabled,
+    torch.is_anomaly_enabled,
+    torch.is_anomaly_check_nan_enabled,
+)
+_OF_BACKWARD = 2  # the last of them
+_LEAST = 5e-324  # a denormal number, which is none where these are flushed to zero
+
+
+def current() -> Switches:
+    """Those of this process."""
+    return (_NAMES[torch.get_default_dtype()], _LEAST * 1.0 == 0.0, *[switch() for switch in _SWITCHES])
+
+
+def follow(switches: Any) -> None:
+    """Make them those of this process too."""
+    if switches == current():
+        return
+    dtype, flushes, deterministic, warn_only, precision, flash, efficient, plain, own, *others = switches
+    *cudnn, mkldnn, anomaly, checks = others
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
+    torch.backends.cuda.enable_math_sdp(plain)
+    torch.backends.cuda.enable_cudnn_sdp(own)
+    for name, value in zip(("enabled", "benchmark", "deterministic"), cudnn, strict=True):
+        setattr(torch.backends.cudnn, name, value)
+    torch._C._set_mkldnn_enabled(mkldnn)
+    torch.set_anomaly_enabled(anomaly, checks)
+    torch.set_flush_denormal(flushes)
+
+
+@contextmanager
+def of_then(switches: Switches) -> Iterator[None]:
+    """With those of the time of a call, and those of now for its backward."""
+    now = current()
+    try:
+        follow((*switches[:-_OF_BACKWARD], *now[-_OF_BACKWARD:]))
+        yield
+    finally:
+        follow(now)

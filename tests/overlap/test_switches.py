@@ -1,0 +1,50 @@
+"""Switches of torch that the program turns in mid-run, and that a forward may ask for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from gemini.capture import switches
+from gemini.capture.binding import Call
+from gemini.runtime.deferred.surroundings import Surroundings
+from gemini.runtime.overlap.kinds import short_of
+
+
+def turn(*, on: bool) -> None:
+    torch.use_deterministic_algorithms(on)
+    torch.set_default_dtype(torch.float64 if on else torch.float32)
+    torch.set_anomaly_enabled(on)
+    torch.set_flush_denormal(on)
+
+
+def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
+    work: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), modules=[], has_left=lambda _: False)
+    plain = Surroundings(work)
+    turn(on=True)
+    try:
+        turned, now = Surroundings(work), switches.current()
+        with plain.of_then(0):
+            assert torch.get_default_dtype() is torch.float32
+            assert not torch.are_deterministic_algorithms_enabled()
+            assert torch.is_anomaly_enabled()
+        assert switches.current() == now
+    finally:
+        turn(on=False)
+    with turned.of_then(0):
+        assert torch.get_default_dtype() is torch.float64
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_anomaly_enabled()
+
+
+def test_calls_with_other_switches_are_of_another_kind():
+    call = Call((torch.ones(2),), {})
+    before = short_of(call)
+    turn(on=True)
+    try:
+        assert short_of(call) != before
+    finally:
+        turn(on=False)
+    assert short_of(call) == before
