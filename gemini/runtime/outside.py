@@ -107,13 +107,21 @@ class Outside:
     """What the code of a module, and of the modules in it, reads."""
 
     def __init__(self, module: nn.Module) -> None:
-        found: dict[Place, Entry] = {}
+        self._found: dict[Place, Entry] = {}
+        self._growths: list[int] = []  # that were told
+        self.look(module)
+
+    def look(self, module: nn.Module) -> None:
+        """See what it reads now: the program may have put other modules into it, or functions on them."""
+        found = self._found
         for kind in {type(part) for part in module.modules()}:
             if kind not in _read_by:
                 _read_by[kind] = _Reader().read(kind)
             found |= _read_by[kind]
         for part in module.modules():
-            found |= _Reader().read(*(one for one in vars(part).values() if isinstance(one, _FUNCTIONS)))
+            functions = [one for one in vars(part).values() if isinstance(one, _FUNCTIONS)]
+            if functions:
+                found |= _Reader().read(*functions)
         self.entries = [*found.values()]
         self.learners = [entry.name for entry in self.entries if entry.learns]
         self.iterators = [
@@ -122,7 +130,7 @@ class Outside:
             for key, value in vars(part).items()
             if key not in _INTERNAL and holds_iterator(value)
         ]
-        self._growths = [0] * len(self.entries)  # that were told
+        self._growths += [0] * (len(self.entries) - len(self._growths))
 
     def obstacle(self) -> str:
         """Why this code cannot run elsewhere; '' where it can."""

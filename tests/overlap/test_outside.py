@@ -412,3 +412,30 @@ def test_objects_that_hold_each_other_have_an_end(monkeypatch: pytest.MonkeyPatc
     assert not read.obstacle()
     monkeypatch.setattr(Ring, "gain", 3.0)
     assert read.obstacle()
+
+
+class Late(nn.Tanh):
+    gain = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.gain
+
+
+def by_late_modules(model: nn.Sequential) -> list[float]:
+    """Losses of steps, with a module that comes in mid-run, and whose class the program changes later."""
+    losses = []
+    for step in range(7):
+        if step == 3:
+            model[1] = Late()
+        Late.gain = 1.0 if step < 6 else 2.0
+        losses.append(F.cross_entropy(model(torch.ones(4, 8)), torch.tensor([0, 1, 2, 3])))
+        losses[-1].backward()
+    return [loss.item() for loss in losses]
+
+
+def test_what_modules_that_come_in_mid_run_read_is_seen(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    expected = by_late_modules(copy.deepcopy(model))
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
+    assert by_late_modules(GeminiCompiler().compiler(model, config)) == pytest.approx(expected)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from gemini.capture import switches
 from gemini.capture.binding import bind, signature_of
 from gemini.capture.regions import Region
 from gemini.errors import WorkerError
@@ -53,6 +54,7 @@ class Managed:
         crew.preload(sorted({kind for m in model.modules() if not is_the_users(kind := type(m).__module__)}))
         self.outside = Outside(model)  # what its code reads that is not its own, as it is before anything is sent
         self.methods = Methods(model)
+        self._kinds = {*map(type, model.modules())}
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
         self.seen: dict[int, Seen] = {}  # by unit number
@@ -63,6 +65,13 @@ class Managed:
         self.overlap: Overlap | None = None  # how whole steps run by a plan
         self._names: dict[int, str] = {}
         self._proofs: dict[Any, Proof] = {}
+
+    def look(self, model: nn.Module) -> None:
+        """See what its code reads and calls, now that the program has changed it."""
+        self.outside.look(model)
+        kinds = {*map(type, model.modules())}
+        if kinds != self._kinds:
+            self.methods, self._kinds = Methods(model), kinds
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
         """Choose units and install them; by module. Where that fails, everything is where it was."""
@@ -94,7 +103,8 @@ class Managed:
 
     def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
         """Whether a call may be split into micro-batches; found out once for calls of one kind."""
-        facts = (signature_of(bind(model, args, kwargs)), Region.current(), tuple(m.training for m in model.modules()))
+        modes = tuple(m.training for m in model.modules())
+        facts = (signature_of(bind(model, args, kwargs)), Region.current(), switches.current(), modes)
         if facts not in self._proofs:
             away = any(worker.device.where != self.household.outside for worker in self.crew.workers)
             self._proofs[facts] = Proof("its workers are on another device") if away else prove(model, args, kwargs)

@@ -52,6 +52,7 @@ class Unit:
         self.held = [*self.parameters, *self.buffers]
         self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
+        self.outside.look(self.module)
         if reason := self.outside.obstacle():
             return reason
         if not all(can_move(tensor) for tensor in self.held):

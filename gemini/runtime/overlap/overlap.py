@@ -44,7 +44,7 @@ from gemini.runtime.overlap.losses import Prepared, prepare, request_of
 from gemini.runtime.overlap.piecewise import in_pieces
 from gemini.runtime.overlap.reasons import of_failure
 from gemini.runtime.overlap.results import foresee, result_of
-from gemini.runtime.overlap.roster import Roster, roster_of
+from gemini.runtime.overlap.roster import Roster, State, roster_of
 from gemini.step.kinds import SplittingError
 from gemini.step.tape import Tape
 
@@ -79,6 +79,7 @@ class Overlap:
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.steps = 0
         self._roster: Roster | None = None
+        self._seen: State | None = None  # of the model, when what its code reads was looked at
         self._leavings = Leavings()
         self.catalogue = Catalogue(managed, planner, story, self._leavings)
 
@@ -104,6 +105,12 @@ class Overlap:
     def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
         self._roster = roster = roster_of(model, self._roster)
+        if roster.state is None or roster.state is not self._seen:
+            self._seen = roster.state
+            self.managed.look(model)
+            if reason := self.managed.methods.obstacle():  # from the next call on it does not come here
+                with here():
+                    return self._dispatched(eager, args, kwargs, reason)
         if reason := _watched(roster) or roster.hooks() or self._outside():
             return self._dispatched(eager, args, kwargs, reason)
         call = Call(args, kwargs)
