@@ -88,5 +88,9 @@ def test_who_watches_ops_is_noticed() -> None:
         assert watcher()
     with torch.autograd.forward_ad.dual_level():
         assert watcher()
+    with saved_tensors_hooks(lambda saved: saved.half(), lambda packed: packed.float()):
+        assert watcher()
+    with save_on_cpu():  # the values are the same
+        assert not watcher()
     assert torch.func.vmap(lambda x: x + bool(watcher()))(torch.zeros(2)).tolist() == [1, 1]
     assert not watcher()

@@ -1,8 +1,8 @@
 """Watchers: what else follows the ops of a call, and would not see those of a worker.
 
-Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op, and hooks of
-all modules on every single module; functions that the program puts in the place of torch's are not those of workers.
-While any of that is so, everything runs in this process.
+Function transforms, tracers, forward-mode derivatives and the program's own modes work on every single op, hooks on
+what autograd saves on every tensor, and hooks of all modules on every single module; functions that the program puts in
+the place of torch's are not those of workers. While any of that is so, everything runs in this process.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ def watcher() -> str:
         return "a TorchFunctionMode is active"
     if _has_any_global_hook():
         return "hooks hang on all modules"
+    if (pack := _saving()) is not None and not str(getattr(pack, "__module__", "")).startswith("torch."):
+        return "hooks take the tensors that are saved for backward"
     if found := replaced():
         return f"the program has replaced {found}"
     return "it is traced" if torch._C._is_tracing() else ""
