@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from gemini.runtime.controller.choosing import choose, deal
 from gemini.runtime.controller.observing import Observation, Seen
