@@ -105,8 +105,12 @@ def names_the_worker(out: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param("exception", marks=pytest.mark.slow), "sys.exit", "os._exit", "SIGINT*2", "SIGTERM", "SIGKILL"]
-)
+    "way",
+    [
+        "sys.exit", "SIGINT*2",
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("exception", "os._exit", "SIGTERM", "SIGKILL")),
+    ],
+)  # fmt: skip
 def test_nothing_is_left_after_training(way: str) -> None:
     ends_cleanly(way, f"+{random.Random(way).uniform(0, 0.2):.3f}")
 

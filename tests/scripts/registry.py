@@ -79,7 +79,7 @@ PROGRAMS = (
     Program("simclr", "contrastive loss", why_whole=CONTRAST),
     Program("clip_pairs", "contrastive loss of two towers", why_whole=CONTRAST),
     Program("distillation", "distillation with a frozen teacher"),
-    Program("lstm_lm", "LSTM language model, carried state, batch in dim 1", sampled=True),
+    Program("lstm_lm", "LSTM language model, carried state, batch in dim 1"),
     Program("transformer_lm_time_first", "transformer, batch in dim 1"),
     Program("seq2seq_teacher_forcing", "seq2seq, teacher forcing in a Python loop"),
     Program("seq2seq_step_decoder", "seq2seq, a call a word"),
