@@ -62,8 +62,12 @@ def follow(switches: Any) -> None:
 def of_then(switches: Switches) -> Iterator[None]:
     """With those of the time of a call, and those of now for its backward."""
     now = current()
+    wanted = (*switches[:-_OF_BACKWARD], *now[-_OF_BACKWARD:])
+    if wanted == now:
+        yield
+        return
     try:
-        follow((*switches[:-_OF_BACKWARD], *now[-_OF_BACKWARD:]))
+        follow(wanted)
         yield
     finally:
         follow(now)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from gemini.capture import switches
 from gemini.capture.binding import Call
 from gemini.runtime.deferred.surroundings import Surroundings
-from gemini.runtime.overlap.kinds import short_of
+from gemini.runtime.overlap.kinds import exact_of, short_of
 
 
 def turn(*, on: bool) -> None:
@@ -39,12 +41,13 @@ def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
         assert not torch.is_anomaly_enabled()
 
 
-def test_calls_with_other_switches_are_of_another_kind():
+@pytest.mark.parametrize("kind_of", [exact_of, short_of])
+def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[Call], object]):
     call = Call((torch.ones(2),), {})
-    before = short_of(call)
+    before = kind_of(call)
     turn(on=True)
     try:
-        assert short_of(call) != before
+        assert kind_of(call) != before
     finally:
         turn(on=False)
-    assert short_of(call) == before
+    assert kind_of(call) == before

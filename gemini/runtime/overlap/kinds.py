@@ -39,7 +39,7 @@ def exact_of(call: Call) -> Hashable | None:
     of samples. None where it has more than tensors."""
     if call.like is None:
         return None
-    return call.like, tuple(map(_layout, call.tensors)), Region.current()
+    return call.like, tuple(map(_layout, call.tensors)), Region.current(), switches.current()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
