@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, pytorch_utils
+from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel, pytorch_utils
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
@@ -140,6 +141,18 @@ def test_functions_that_methods_of_a_library_reach_count(monkeypatch: pytest.Mon
     monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", lambda *given, **named: given)
     assert "modeling_gpt2.eager_attention_forward" in methods.obstacle()
     assert "modeling_gpt2.eager_attention_forward" in Methods(model).obstacle()
+
+
+def test_functions_in_tables_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    methods = Methods(GPT2LMHeadModel(config))
+    assert not methods.obstacle()
+    with monkeypatch.context() as patch:
+        patch.setitem(AttentionInterface._global_mapping, "mine", lambda *given, **named: given)
+        assert "ALL_ATTENTION_FUNCTIONS.mine" in methods.obstacle()
+    assert not methods.obstacle()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *given, **named: given)
+    assert "ALL_ATTENTION_FUNCTIONS.sdpa" in methods.obstacle()
 
 
 def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

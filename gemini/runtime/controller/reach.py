@@ -1,6 +1,7 @@
 """Reach: the functions of libraries that the forward of a model's modules comes to, followed by the names in its code.
 
 Code of the program is followed into libraries, that of a library within it. Names of torch are looked at elsewhere.
+Functions are also called by way of tables: dictionaries, and objects of a library's class that have some.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ _CALLED = ("forward", "__call__")
 _MADE = ("__init__", "__new__", "__post_init__", "__call__", "__getitem__", "get")  # by code that names a class alone
 
 
-def reached(kinds: Iterable[type]) -> dict[str, set[str]]:
-    """Names of functions that classes use when modules are called, by the module of a library that has them."""
-    reach = _Reach()
+def reached(kinds: Iterable[type]) -> Reach:
+    """What classes use when modules are called."""
+    reach = Reach()
     for kind in kinds:
         reach.follow_members(kind, _home(kind.__module__), _CALLED)
-    return reach.found
+    return reach
 
 
-class _Reach:
+class Reach:
+    """Names of functions by the module of a library that has them, and tables by name."""
+
     def __init__(self) -> None:
         self.found: dict[str, set[str]] = defaultdict(set)
+        self.tables: list[tuple[str, dict[Any, Any]]] = []
         self._seen: set[int] = set()
 
     def follow_members(self, kind: type, home: str, names: Iterable[str]) -> None:
@@ -77,7 +81,22 @@ class _Reach:
             return
         if not is_the_users(place[0]) and (_is_function(value) or is_the_users(type(value).__module__)):
             self.found[place[0]].add(place[1])
+        elif not is_the_users(place[0]) and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self.tables += [(".".join(place), one) for one in _tables(value)]
         self._follow(value, home)
+
+
+def _tables(value: Any) -> list[dict[Any, Any]]:
+    """The dictionaries in which code that has a value may look something up."""
+    if isinstance(value, dict):
+        return [value]
+    kind = type(value)
+    if _home(kind.__module__) in _LEFT_OUT or is_the_users(kind.__module__) or isinstance(value, nn.Module):
+        return []
+    kinds = [one for one in kind.__mro__ if _home(one.__module__) not in _LEFT_OUT]
+    held = [getattr(value, "__dict__", {}), *map(vars, kinds)]
+    return [one for members in held for one in members.values() if isinstance(one, dict)]
 
 
 def _is_function(value: Any) -> bool:

@@ -1,8 +1,9 @@
 """Replaced: functions and methods of libraries that the program has put others in the place of.
 
 Workers import torch and libraries as they are, and would call what was there before. So a model whose code comes to one
-of these runs in the program's process: to a name of torch that computes, a method of one of its modules' classes, or a
-function that its code reaches by names (`modeling_gpt2.eager_attention_forward`).
+of these runs in the program's process: to a name of torch that computes, a method of one of its modules' classes, a
+function that its code reaches by names (`modeling_gpt2.eager_attention_forward`), or one in a table that it reaches so
+(`AttentionInterface.register("mine", mine)`).
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ class Methods:
         kinds = {kind: None for part in model.modules() for kind in type(part).__mro__}
         found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_the_users(kind.__module__)]
         self._names = [_Names(kind.__qualname__, vars(kind), _root(kind.__module__)) for kind in found]
-        for name, keys in reached(kinds).items():
+        reach = reached(kinds)
+        for name, keys in reach.found.items():
             self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
+        self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
 
     def obstacle(self) -> str:
         """Why they cannot run elsewhere, as the program has replaced one; '' where it has none."""
