@@ -31,7 +31,7 @@ def objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
     for tensor in outputs:
         if not tensor.requires_grad:
             continue
-        value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        value = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         value = value.to_dense() if value.layout != torch.strided else value
         if value.dim():
             value = (value * _weights(value)).sum() / max(1, value.numel()) ** 0.5
@@ -151,7 +151,7 @@ def digest(_: str, grad: torch.Tensor) -> torch.Tensor:
     """The sums of a tensor along one dimension with random weights; a small one is its own digest."""
     flat = grad.detach()
     flat = flat.to_dense() if flat.layout != torch.strided else flat
-    flat = (torch.view_as_real(flat) if flat.is_complex() else flat).reshape(-1)
+    flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)
     flat = flat.float() if flat.is_floating_point() and flat.dtype != torch.float64 else flat.double()
     rows = flat.numel() // _WIDTH
     if rows < 2:

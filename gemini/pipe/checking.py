@@ -153,7 +153,7 @@ def objective(output: Any) -> torch.Tensor | None:
     for _, tensor in tensors(output):
         if not tensor.requires_grad:
             continue
-        value = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        value = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         weights = torch.rand(value.shape, generator=generator).to(value.device, value.dtype) + 0.5
         part = ((value * weights).sum() / max(1, value.numel()) ** 0.5).float()
         total = part if total is None else total + part

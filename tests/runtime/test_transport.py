@@ -69,6 +69,7 @@ TENSORS = {
     "boolean": torch.ones(5000, dtype=torch.bool),
     "bfloat16": torch.randn(700, 4).bfloat16(),
     "complex": torch.randn(700, dtype=torch.cfloat).conj(),
+    "negative": torch.randn(700, dtype=torch.cfloat).conj().imag,
     "integers": torch.arange(9),
     "sparse": torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.tensor([1.0, 2.0]), (4,), check_invariants=True),
 }
@@ -81,6 +82,7 @@ def test_a_tensor_arrives_as_it_was(name: str, ends: tuple[Link, Link]) -> None:
     assert found.dtype == tensor.dtype
     assert found.shape == tensor.shape
     assert torch.equal(found.to_dense(), tensor.to_dense())
+    assert (found.is_conj(), found.is_neg()) == (tensor.is_conj(), tensor.is_neg())
     if tensor.layout is torch.strided and name != "overlapping":
         assert found.stride() == tensor.stride()
 
@@ -167,7 +169,8 @@ def test_what_cannot_cross_holds_up_nothing_else(ends: tuple[Link, Link]) -> Non
 
     with pytest.raises(TypeError, match=r"_thread\._local"):
         ends[0].send([Holds, Holds.own])
-    assert arrived(ends, "another") == "another"
+    ends[0].send("another")
+    assert ends[1].receive() == ("another", [])
 
 
 def test_a_closed_end_is_noticed(ends: tuple[Link, Link]) -> None:

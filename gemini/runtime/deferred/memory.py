@@ -82,7 +82,12 @@ def _is_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     bits = _BITS.get(tensor.element_size())
     if bits is None:  # a complex number of doubles
         return False
-    return bool(torch.equal(tensor.detach().view(bits), copy.view(bits)))
+    return bool(torch.equal(_plain(tensor).view(bits), _plain(copy).view(bits)))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Without what is still to be done to what its memory holds: torch has no other view of such a tensor."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _is_connected(tensor: torch.Tensor, pinned: torch.Tensor) -> bool:

@@ -45,7 +45,9 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
         raise Unsendable(f"a tensor of class {type(tensor).__name__}")
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
+        held = torch._neg_view(plain) if plain.is_neg() else plain
+        held = held.conj() if plain.is_conj() else held
+        return ("turned", write(pool, held), plain.is_conj(), plain.is_neg(), tensor.requires_grad)
     strides = _layout(plain)
     if _is_mostly_gaps(plain, strides):
         if plain.is_cpu and _span(plain.shape, strides) * plain.element_size() <= _SPREAD:
@@ -115,7 +117,7 @@ def slabs(header: Header | None) -> list[tuple[int, int, int]]:
     """The slabs that a header names."""
     if header is None or header[0] == "inline":
         return []
-    if header[0] == "spread":
+    if header[0] in ("spread", "turned"):
         return slabs(header[1])
     return [header[1]] if header[0] in ("slab", "part") else [*slabs(header[1]), *slabs(header[2])]
 
@@ -140,6 +142,8 @@ def read(window: Window, header: Header) -> torch.Tensor:
         )
     if kind == "spread":
         return _spread(read(window, where), *rest)
+    if kind == "turned":
+        return _turned(read(window, where), *rest)
     name, shape, strides, requires_grad = rest
     dtype = _dtype(name)
     memory = window.look(Slab(*where), _span(shape, strides) * dtype.itemsize)
@@ -172,6 +176,13 @@ def _spread(dense: torch.Tensor, shape: tuple[int, ...], strides: Sequence[int],
     """A tensor with its gaps."""
     found = torch.empty_strided(shape, strides, dtype=dense.dtype, device=dense.device)
     found[_once(strides)].copy_(dense)
+    return found.requires_grad_() if requires_grad else found
+
+
+def _turned(found: torch.Tensor, is_conj: bool, is_neg: bool, requires_grad: bool) -> torch.Tensor:
+    """Conjugate, or negative, of what its memory holds: as torch leaves it until somebody computes with it."""
+    torch._C._set_conj(found, is_conj)
+    torch._C._set_neg(found, is_neg)
     return found.requires_grad_() if requires_grad else found
 
 

@@ -1,0 +1,53 @@
+"""Conjugates that torch has not computed yet, as inputs and outputs, and between modules."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from gemini.report.journal import OVERLAPPED
+from gemini.runtime.controller.crew import Crew
+from tests.overlap.test_programs_overlapped import manage
+
+
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.cfloat) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight).conj()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Sequential(Turn(), Turn(), Turn())
+
+    def forward(self, x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        return self.turns(x * part)
+
+
+def losses(model: nn.Module) -> list[float]:
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(8, 6, dtype=torch.cfloat).conj()
+    seen = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = model(x, x).abs().mean()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+def test_conjugates_overlap(crew: Crew) -> None:
+    torch.manual_seed(2)
+    model = Net()
+    reference = copy.deepcopy(model)
+    story = manage(model, crew)
+    torch.testing.assert_close(losses(model), losses(reference), rtol=1e-5, atol=1e-5)
+    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
