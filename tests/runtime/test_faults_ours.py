@@ -100,6 +100,18 @@ def same(model: nn.Module, local: nn.Module, extra: Any = None, steps: int = 3) 
 LEGS = ["there", "arriving", "back", "home"]
 
 
+class Marked(torch.Tensor):
+    """A tensor of a class of the program's."""
+
+
+def test_what_no_unit_can_be_sent_is_said_once(crew: Crew, capsys: Any) -> None:
+    model, _, managed = pair(crew)
+    capsys.readouterr()
+    assert type(model(torch.ones(8, 16).as_subclass(Marked))) is Marked
+    assert managed.demotions >= 4
+    assert capsys.readouterr().err.count("runs in this process: forward") == 1
+
+
 @pytest.mark.parametrize("leg", LEGS)
 def test_what_cannot_make_the_journey_stays_here(leg: str, crew: Crew, capsys: Any) -> None:
     model, local, managed = pair(crew)

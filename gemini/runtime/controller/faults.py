@@ -22,6 +22,7 @@ from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.exceptions import line_of, rebuilt
 from gemini.runtime.protocol import Raised
 from gemini.runtime.replay import KEPT, Failure, save
+from gemini.runtime.transport.tensors import Unsendable
 from gemini.telling import tell
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ class Record:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
-        self.say(f"{what} runs in this process: {reason:.400}", once=what)
+        # What cannot be sent to one unit cannot be sent to others: that is said once.
+        once = str(error.__cause__) if isinstance(error.__cause__, Unsendable) else what
+        self.say(f"{what} runs in this process: {reason:.400}", once=once)
 
     def save(
         self, call: Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
