@@ -6,6 +6,7 @@ call carries those of the controller to its worker.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,12 @@ _LEAST = 5e-324  # a denormal number, which is none where these are flushed to z
 def current() -> Switches:
     """Those of this process."""
     return (_NAMES[torch.get_default_dtype()], _LEAST * 1.0 == 0.0, *[switch() for switch in _SWITCHES])
+
+
+def errors() -> tuple[Any, ...]:
+    """Which warnings are errors: a call that raised none says that others raise none only while this is the same."""
+    filters = warnings.filters
+    return tuple(filters) if any(one[0] == "error" for one in filters) else ()
 
 
 def follow(switches: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -50,4 +51,16 @@ def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[Call],
         assert kind_of(call) != before
     finally:
         turn(on=False)
+    assert kind_of(call) == before
+
+
+@pytest.mark.parametrize("kind_of", [exact_of, short_of])
+def test_so_are_calls_in_which_other_warnings_are_errors(kind_of: Callable[[Call], object]):
+    call = Call((torch.ones(2),), {})
+    before = kind_of(call)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (strict := kind_of(call)) != before
+        warnings.filterwarnings("ignore", "of the model")
+        assert kind_of(call) not in (before, strict)
     assert kind_of(call) == before

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gemini.capture import switches
 from gemini.capture.forms import Form, Literal, Mapping, Ref, Sequence, Slice
 from gemini.capture.regions import Region
 from gemini.capture.values import LITERALS, decode
@@ -57,7 +58,7 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any
         key = given.take_in((args, kwargs))
         region = Region.current()
         metas = [_meta(one) for one in given.tensors]
-        kind = (function, key, tuple(metas), region)
+        kind = (function, key, tuple(metas), region, switches.errors())
         alike = _ALIKE.get(function, function)
         facts = facts_of(kind, lambda fakes: at_caller(function, lambda: given.call(alike, args, kwargs, fakes)), metas)
     except (_Unfit, TypeError):

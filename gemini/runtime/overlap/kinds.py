@@ -31,7 +31,7 @@ _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 def short_of(call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
-    return call.plain or repr(call.form), tensors, Region.current(), switches.current()
+    return call.plain or repr(call.form), tensors, *_around()
 
 
 def exact_of(call: Call) -> Hashable | None:
@@ -39,7 +39,12 @@ def exact_of(call: Call) -> Hashable | None:
     of samples. None where it has more than tensors."""
     if call.like is None:
         return None
-    return call.like, tuple(map(_layout, call.tensors)), Region.current(), switches.current()
+    return call.like, tuple(map(_layout, call.tensors)), *_around()
+
+
+def _around() -> tuple[Any, ...]:
+    """What a call depends on beside model and arguments: modes, switches, and which warnings are errors."""
+    return Region.current(), switches.current(), switches.errors()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
