@@ -101,18 +101,23 @@ def _space(name: str) -> dict[str, Any]:
 def _caches(value: Any) -> Iterator[Any]:
     if isinstance(value, type):  # that of memoized functions, say
         return
-    value = getattr(value, "__func__", value)  # a static or class method
-    if hasattr(value, "cache_clear") and hasattr(value, "cache_info"):
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if _is_cache(value):
         yield value
         return
-    closure = getattr(value, "__closure__", None)
-    for cell in closure if isinstance(closure, tuple) else ():  # the class of functions has it, too
+    for cell in (value.__closure__ or ()) if isinstance(value, types.FunctionType) else ():
         try:
             inner = cell.cell_contents
         except ValueError:  # an empty cell
             continue
-        if hasattr(inner, "cache_clear") and hasattr(inner, "cache_info"):
+        if _is_cache(inner):
             yield inner
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether a value is a memoized function. It is not asked: an object of the program's may answer anything."""
+    own = vars(value) if isinstance(value, types.FunctionType) else {}
+    return all(name in own or hasattr(type(value), name) for name in ("cache_clear", "cache_info"))
 
 
 def clear(caches: list[Any]) -> None:

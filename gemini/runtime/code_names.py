@@ -5,27 +5,45 @@ from __future__ import annotations
 import dis
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL")
+_BY_STRINGS = frozenset(("getattr", "hasattr", "vars", "__dict__", "attrgetter"))  # are given names
 
 
 def names_in(code: types.CodeType) -> set[str]:
-    """The names of globals and attributes in code, and in the functions inside it."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= names_in(constant)
-    return found
+    """The names of globals and attributes in code, and in the functions inside it; also those in strings, where code
+    reads attributes by these."""
+    found = {name for one in _codes(code) for name in one.co_names}
+    return found if found.isdisjoint(_BY_STRINGS) else found | strings_in(code)
 
 
 def globals_in(code: types.CodeType) -> set[str]:
     """The names of globals alone."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= globals_in(constant)
-    return found
+    return {step.argval for one in _codes(code) for step in dis.get_instructions(one) if step.opname in _LOADS}
+
+
+def imports_in(code: types.CodeType) -> set[str]:
+    """The modules that code imports when it runs."""
+    return {step.argval for one in _codes(code) for step in dis.get_instructions(one) if step.opname == "IMPORT_NAME"}
+
+
+def stored_in(code: types.CodeType) -> set[str]:
+    """The attributes that code sets, but those of `self`."""
+    steps = [step for one in _codes(code) for step in dis.get_instructions(one)]
+    return {step.argval for last, step in pairwise(steps) if step.opname == "STORE_ATTR" and not _gives_self(last)}
+
+
+def _gives_self(step: dis.Instruction) -> bool:
+    given = step.argval[-1:] if isinstance(step.argval, tuple) else (step.argval,)  # one that gives two variables
+    return step.opname.startswith("LOAD_FAST") and given == ("self",)
+
+
+def strings_in(code: types.CodeType) -> set[str]:
+    """The strings in code that may be names."""
+    found = (constant for one in _codes(code) for constant in one.co_consts)
+    return {constant for constant in found if isinstance(constant, str) and constant.isidentifier()}
 
 
 def functions_of(member: Any) -> Iterator[types.FunctionType]:
@@ -33,3 +51,11 @@ def functions_of(member: Any) -> Iterator[types.FunctionType]:
     for one in (member, *(getattr(member, part, None) for part in ("fget", "__func__", "__wrapped__"))):
         if isinstance(one, types.FunctionType):
             yield one
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)

@@ -12,6 +12,8 @@
                                        ◄──    Gradients
     … each request may carry `dropped`: calls whose graph nobody needs any more; else Drop does
     Forget(units, homes)               ──►    of a model that the program has deleted
+    Describe(classes)                  ──►    what classes of libraries have there
+                                       ◄──    Described(attributes)
     Probe                              ──►    how fast it is now, while others are asked the same
                                        ◄──    Probed(speed)
     Stop                               ──►    leaves
@@ -80,6 +82,20 @@ class Forget(NamedTuple):
     number: int
     units: list[int]
     homes: list[int]
+
+
+class Describe(NamedTuple):
+    """What do classes of libraries have there, by module and name?"""
+
+    number: int
+    classes: list[tuple[str, str]]
+
+
+class Described(NamedTuple):
+    """Their attributes, in the same order."""
+
+    number: int
+    attributes: list[Any]
 
 
 class Probe(NamedTuple):

@@ -283,9 +283,8 @@ def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None
 def test_code_that_is_changed_in_mid_run_is_called(
     alter: Callable[[pytest.MonkeyPatch], None], schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "_entries", {})  # changed once and for all, for later tests too
-    for known in ("_read_by", "_of_classes"):
-        monkeypatch.setattr(outside, known, weakref.WeakKeyDictionary())
+    monkeypatch.setattr(outside, "_known", {})  # changed once and for all, for later tests too
+    monkeypatch.setattr(outside, "_read_by", weakref.WeakKeyDictionary())
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Sequential(Heir(8, 8), nn.Tanh()) for _ in range(4)))
     expected = by_changed_code(copy.deepcopy(model), alter)
@@ -320,7 +319,7 @@ def test_what_code_counts_is_counted_once_a_call(schedule: str, tmp_path: Path) 
 
 def test_classes_and_what_their_methods_hold_are_let_go() -> None:
     def made() -> nn.Module:
-        large = nn.Linear(8, 8)
+        large = nn.Linear(8, 8).requires_grad_(False)
 
         class Local(nn.Linear):
             gain = 2.0

@@ -18,6 +18,7 @@ from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.controller.replaced import Methods, replaced
+from gemini.runtime.described import describe
 from gemini.runtime.executor import store_ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -153,6 +154,41 @@ def test_functions_in_tables_of_a_library_count(monkeypatch: pytest.MonkeyPatch)
     assert not methods.obstacle()
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *given, **named: given)
     assert "ALL_ATTENTION_FUNCTIONS.sdpa" in methods.obstacle()
+
+
+def test_attributes_of_classes_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    methods = Methods(model)
+    fresh = describe(methods.asked())
+    methods.learn(fresh)
+    for kind, name in ((modeling_gpt2.GPT2Attention, "is_causal"), (nn.Module, "gain")):
+        assert not methods.obstacle()
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, name, 2, raising=False)
+            assert f"{kind.__name__}.{name}" in methods.obstacle()
+            late = Methods(model)
+            assert not late.obstacle()  # nobody knows
+            late.learn(fresh)
+            assert f"{kind.__name__}.{name}" in late.obstacle()
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.gain
+
+
+def test_an_attribute_that_is_added_before_the_start_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nn.Linear, "gain", 0.5, raising=False)
+    torch.manual_seed(0)
+    model = nn.Sequential(Scaled(6, 16), nn.Tanh(), Scaled(16, 3))
+    expected = train(copy.deepcopy(model), lambda _: None, 0)
+    config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, run_folder=str(tmp_path))
+    GeminiCompiler().compiler(model, config)
+    assert train(model, lambda _: None, 0) == pytest.approx(expected, rel=1e-5)
+    assert "the program has replaced Linear.gain" in capsys.readouterr().err
 
 
 def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

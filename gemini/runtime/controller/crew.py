@@ -21,6 +21,7 @@ from gemini.runtime.controller.worker import OurFault, Worker
 from gemini.runtime.devices.base import Segment
 from gemini.runtime.hosts.address import is_address
 from gemini.runtime.memory.homes import Home
+from gemini.runtime.outside import remember_environment
 from gemini.runtime.protocol import Done, Forget, Place, Preload
 from gemini.runtime.transport.channel import ChannelClosed
 
@@ -45,6 +46,8 @@ class Crew:
         self.placed = 0  # tensors that have a home
         self._forgotten: deque[tuple[list[int], list[int], list[Segment]]] = deque()
         weakref.finalize(self, _end, self.workers, self.owner).atexit = False
+        if not _ALL:
+            remember_environment()
         try:
             for place, device in enumerate(devices or ["cpu"] * count):
                 if is_address(device):

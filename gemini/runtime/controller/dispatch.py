@@ -118,8 +118,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
     if reason := watcher() or managed.methods.obstacle():
-        managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
-        return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+        return _without_workers(model, managed, reason, args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)
         return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
@@ -131,6 +130,8 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
         if managed.observation is None or managed.observation.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
+        if reason := managed.methods.obstacle():  # by what workers say
+            return _without_workers(model, managed, reason, args, kwargs)
     overlap = managed.overlap
     if overlap is not None and not is_running_backward():
         return with_hooks(
@@ -141,6 +142,11 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
         return with_hooks(model, args, kwargs, lambda forward, a, k: _eager(model, managed, forward, a, k))
     give_back()
     return ORIGINAL_CALL(model, *args, **kwargs)
+
+
+def _without_workers(model: nn.Module, managed: Managed, reason: str, args: Any, kwargs: Any) -> Any:
+    managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
+    return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
 
 
 def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ from gemini.runtime.controller.unit import Unit
 from gemini.runtime.devices.placing import home_of
 from gemini.runtime.memory.machine import amount
 from gemini.runtime.outside import Outside
+from gemini.runtime.protocol import Describe, Described
 from gemini.runtime.transport.packing import is_the_users
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Managed:
         kinds = {*map(type, model.modules())}
         if kinds != self._kinds:
             self.methods, self._kinds = Methods(model), kinds
+            self._ask_for_classes()
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
         """Choose units and install them; by module. Where that fails, everything is where it was."""
@@ -87,6 +89,7 @@ class Managed:
     def _plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
         self._names = {id(module): name for name, module in model.named_modules()}
         self.household.take_in([*model.parameters(), *model.buffers()])
+        self._ask_for_classes()
         chosen = choose(observation.root, len(self.crew.workers))
         found: dict[nn.Module, Unit] = {}
         for seen, place in chosen:
@@ -100,6 +103,13 @@ class Managed:
         else:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
+
+    def _ask_for_classes(self) -> None:
+        """Have a worker say what it has imported, which the program may have changed before."""
+        worker = self.crew.workers[0]
+        reply = worker.ask(Describe(worker.next_number(), self.methods.asked()), "say what it has imported")
+        if isinstance(reply, Described):
+            self.methods.learn(reply.attributes)
 
     def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
         """Whether a call may be split into micro-batches; found out once for calls of one kind."""

@@ -196,6 +196,10 @@ class Server:
             for number in request.homes:
                 self.link.homes.pop(number, None)
             return None
+        if isinstance(request, self.protocol.Describe):
+            from gemini.runtime.described import describe
+
+            return self.protocol.Described(request.number, describe(request.classes))
         if isinstance(request, self.protocol.Probe):
             from gemini.speed import measure_speed
 
