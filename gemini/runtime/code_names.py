@@ -48,9 +48,17 @@ def strings_in(code: types.CodeType) -> set[str]:
 
 def functions_of(member: Any) -> Iterator[types.FunctionType]:
     """The functions of a method, a property, a static method."""
-    for one in (member, *(getattr(member, part, None) for part in ("fget", "__func__", "__wrapped__"))):
+    for one in (member, *(part_of(member, part) for part in ("fget", "func", "__func__", "__wrapped__"))):
         if isinstance(one, types.FunctionType):
             yield one
+
+
+def part_of(value: Any, name: str) -> Any:
+    """An attribute, or None: an object of the program's may raise anything for one that it has not."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

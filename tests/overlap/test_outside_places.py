@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.capture.caches import find_caches
 from gemini.runtime import outside
+from gemini.runtime.controller.replaced import Methods
 from gemini.runtime.outside import Outside
 
 Case = tuple[nn.Module, Callable[[], object]]
@@ -209,6 +211,31 @@ def test_parts_around_a_function_are_of_the_model_or_an_obstacle() -> None:
 
 def test_a_worker_has_not_all_globals() -> None:
     assert Outside(Net(lambda x: x * globals()["total"])).obstacle()
+
+
+class Options(dict[str, float]):
+    """Raises something else than Python expects for attributes that it has not."""
+
+    __getattr__ = dict.__getitem__
+
+
+strict = Options(tau=1.0)
+
+
+class OfOptions(nn.Linear):
+    options = strict
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * strict.tau * self.options.tau
+
+
+def test_objects_are_not_asked_for_what_they_have_not() -> None:
+    model = OfOptions(4, 4)
+    reads = Outside(model), Methods(model)
+    assert find_caches(model) == []
+    assert not any(read.obstacle() for read in reads)
+    strict["tau"] = 2.0
+    assert "strict" in reads[0].obstacle()
 
 
 def test_functions_that_are_gone_are_no_obstacle() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from gemini.runtime.code_names import functions_of, globals_in, names_in
+from gemini.runtime.code_names import functions_of, globals_in, names_in, part_of
 from gemini.runtime.transport.packing import is_the_users
 
 _LEFT_OUT = frozenset(("torch", "numpy", "", *sys.stdlib_module_names))
@@ -50,7 +50,7 @@ class Reach:
 
     def _follow(self, value: Any, home: str) -> None:
         """What a function reads, and what it is wrapped around."""
-        value = getattr(value, "__func__", value)
+        value = part_of(value, "__func__") or value
         if not isinstance(value, types.FunctionType) or id(value) in self._seen:
             return
         where = _home(value.__module__)
