@@ -31,6 +31,7 @@ _SWITCHES = (
     torch.is_anomaly_check_nan_enabled,
 )
 _OF_BACKWARD = 2  # the last of them
+_filters: tuple[list[Any], tuple[Any, ...]] = [], ()  # of warnings, as last seen, and those of them that count
 _LEAST = 5e-324  # a denormal number, which is none where these are flushed to zero
 
 
@@ -41,8 +42,11 @@ def current() -> Switches:
 
 def errors() -> tuple[Any, ...]:
     """Which warnings are errors: a call that raised none says that others raise none only while this is the same."""
+    global _filters  # noqa: PLW0603 - every op that is recorded asks
     filters = warnings.filters
-    return tuple(filters) if any(one[0] == "error" for one in filters) else ()
+    if filters != _filters[0]:
+        _filters = [*filters], tuple(filters) if any(one[0] == "error" for one in filters) else ()
+    return _filters[1]
 
 
 def follow(switches: Any) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from gemini.runtime.code_names import functions_of, stored_in
+from gemini.runtime.controller.dict_writes import writes_of
 from gemini.runtime.controller.reach import reached
 from gemini.runtime.described import OPAQUE, portable
 from gemini.runtime.transport.packing import is_the_users
@@ -38,13 +39,16 @@ class _Names:
     ) -> None:
         self.name, self._space, self._root, self._keys = name, space, root, keys
         self._first, self._last = dict(space), [_NEVER]
+        self._writes, self._written = writes_of(space), -1  # as often as when it was last looked at
         self._found = ""
 
     def replaced(self) -> str:
         """One that the program has replaced; '' where it has none."""
-        values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
-        if not _same(values, self._last):
-            self._last, self._found = values, self._foreign()
+        if self._writes is None or self._written != (written := self._writes.number()):
+            values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
+            if not _same(values, self._last):
+                self._last, self._found = values, self._foreign()
+            self._written = -1 if self._writes is None else written
         return f"{self.name}.{self._found}" if self._found else ""
 
     def _foreign(self) -> str:
@@ -77,7 +81,7 @@ class _Members(_Names):
 
     def learn(self, fresh: Mapping[str, Any]) -> None:
         """What it has where the program never ran."""
-        self._fresh, self._last = fresh, [_NEVER]
+        self._fresh, self._last, self._written = fresh, [_NEVER], -1
 
     def _foreign(self) -> str:
         missing = (key for key in self._fresh or () if key not in self._space and key[:2] != "__")

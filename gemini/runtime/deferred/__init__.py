@@ -65,7 +65,10 @@ def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = No
 
 def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments with real tensors in the place of deferred ones."""
-    for one in [*deferred_in((args, kwargs))]:
+    deferred = [*deferred_in((args, kwargs))]
+    if not deferred:
+        return args, kwargs
+    for one in deferred:
         if one.requires_grad:  # what has no gradient is in no graph: its contents will do
             place_of(one)
     found: tuple[Any, Any] = replaced((args, kwargs), real_of)

@@ -25,10 +25,10 @@ from gemini.pipe.sameness import Sameness
 from gemini.planner.hooked import hooks_inside
 from gemini.runtime.deferred.work import MISSING
 from gemini.runtime.overlap.swapped import has_swapped
+from gemini.runtime.overlap.tensor_facts import Facts
 
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
 # Attributes that every module has, on which no call depends; hooks are looked at apart.
 _IDLE = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
@@ -139,8 +139,7 @@ class State:
         buffers = [module._buffers for module in modules]
         self._tables = Sameness([*chain.from_iterable(map(_TABLES, modules)), *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
-        self._tensors: list[torch.Tensor] = [tensor for tensor in held if tensor is not None]
-        self._facts = [*map(_FACTS, self._tensors)]
+        self._facts = Facts([tensor for tensor in held if tensor is not None])
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
         self.found: dict[Hashable, Any] = {}  # the kinds of single calls
         self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
@@ -151,7 +150,7 @@ class State:
             self._attributes.are_same()
             and self._tables.holds()
             and self._hooks.are_same()
-            and [*map(_FACTS, self._tensors)] == self._facts
+            and self._facts.hold()
             and all(map(is_, map(type, self._of_classes), self._classes))
         )
 
