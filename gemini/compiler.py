@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gemini.config import GeminiConfig
@@ -56,13 +57,21 @@ class GeminiCompiler:
         return model
 
 
+def check_schedule(config: GeminiConfig) -> None:
+    """Where a plan is asked for by its file, raise what is wrong with it: before a program, or a worker, starts."""
+    if config.schedule.endswith(".json") and config.worker_count > 1 and config.mode.pipelines:
+        from gemini.schedule.asked import asked_plan
+
+        asked_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
+
+
 def planner_for(config: GeminiConfig) -> Planner | None:
     """What makes plans of whole steps under a configuration; None where steps are not to run by one."""
-    from gemini.runtime.start import how_many
-
-    count, pieces = how_many(config), config.accum_degree or 1
+    check_schedule(config)
+    count, pieces = config.worker_count, config.accum_degree or 1
     if count < 2 or pieces < 2 or config.schedule == "none" or not (config.mode.pipelines or config.mode is Mode.AUTO):
         return None
+    schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
 
     def plan(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
         from gemini.planner.planning import Wish, plan_step
@@ -70,7 +79,7 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         limit = None if config.memory_limit is None else config.memory_limit / 2**20
         threads = max(1, len(os.sched_getaffinity(0)) // count)
         wish = Wish(
-            count, pieces, threads, config.partitioner, config.schedule, limit, config.rng,
+            count, pieces, threads, config.partitioner, schedule, limit, config.rng,
             seed=config.seed, own_statistics=config.batch_norm == "micro-batch", quiet=config.quiet,
         )  # fmt: skip
         return plan_step(model, args, kwargs, wish)

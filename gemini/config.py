@@ -123,6 +123,13 @@ class GeminiConfig:
         degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
         return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
 
+    @property
+    def worker_count(self) -> int:
+        """The number of workers that these settings ask for."""
+        if self.device_mapping is not None:
+            return sum(len(devices) for devices in self.device_mapping.values())
+        return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
+
     def to_dict(self) -> dict[str, Any]:
         """Every setting as plain JSON values."""
         plain: dict[str, Any] = {}

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig, pipeline
-from gemini.errors import ConfigError
+from gemini.errors import ConfigError, InvalidPlanError
+from gemini.runtime.controller import dispatch
+from gemini.schedule.library import library
 
 
 def losses(model: nn.Module, steps: int = 4) -> list[float]:
@@ -42,3 +44,13 @@ def test_says_where_the_model_runs_unless_quiet(capsys):
 def test_wrong_arguments_are_named(model, config):
     with pytest.raises(ConfigError, match=r"not (object|dict)"):
         GeminiCompiler().compiler(model, config=config)
+
+
+@pytest.mark.parametrize(("workers", "text"), [(3, "is a plan for 2 workers, there are 3"), (2, "a step has 2")])
+def test_a_plan_that_cannot_run_is_an_error_before_a_worker_starts(tmp_path, workers, text):
+    path = library("1f1b", 2, 4).save(tmp_path / "plan.json")
+    config = GeminiConfig(mode=pipeline, pipeline_degree=workers, accum_degree=2, schedule=path)
+    model = nn.Linear(2, 2)
+    with pytest.raises(InvalidPlanError, match=text):
+        GeminiCompiler().compiler(model, config=config)
+    assert dispatch.find(model) is None

@@ -94,9 +94,11 @@ def _check(invocation: Invocation) -> bool:
     settings = invocation.settings()
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
         return False
+    from gemini.compiler import check_schedule
     from gemini.config import GeminiConfig
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
+    check_schedule(config)
     return config.quiet
 
 

@@ -92,11 +92,15 @@ def shortage_text(graph: Graph, profile: Profile, problem: Problem) -> str:
     limit = problem.workers[found.worker].memory_mb or 0.0
     text = (
         f"{graph.model_name} in {problem.nparts} parts does not fit the memory of the workers: at best stage "
-        f"{found.stage} (from {found.name}) needs {found.needs_mb:.1f} MB and worker {found.worker} "
-        f"has {limit:.1f} MB: {found.missing_mb:.1f} MB too little"
+        f"{found.stage} (from {found.name}) needs {_mb(found.needs_mb)} and worker {found.worker} "
+        f"has {_mb(limit)}: {_mb(found.missing_mb)} too little"
     )
     remedies = list(_remedies(graph, profile, problem, found))
     return f"{text}\n    → {', or '.join(remedies)}"
+
+
+def _mb(amount: float) -> str:
+    return f"{amount:.1f} MB" if amount >= 1 else f"{amount * 1024:.3g} KB"
 
 
 def _remedies(graph: Graph, profile: Profile, problem: Problem, found: Shortage) -> Iterator[str]:

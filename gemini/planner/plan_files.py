@@ -18,15 +18,19 @@ from gemini.planner.scheduling import Choice
 from gemini.planner.stage_memory import StageMemories
 from gemini.planner.worker_memory import with_memory
 from gemini.profiling.result import Profile
+from gemini.schedule.asked import asked_plan
 from gemini.schedule.block import FORWARD
-from gemini.schedule.schedplan import SchedPlan
 from gemini.schedule.simulate import simulate
 
 
-def by_file(graph: Graph, profile: Profile, nworkers: int, options: Options, path: Path) -> Choice:
-    """The model cut as a plan needs it; raises InvalidPlanError where the plan is for something else."""
-    plan = SchedPlan.load(path)
-    _check(plan, path, nworkers, options.micro_batches)
+def by_file(
+    graph: Graph, profile: Profile, options: Options, path: Path, *, nworkers: int, micro_batches: int
+) -> Choice:
+    """The model cut as a plan needs it; raises InvalidPlanError where the plan is not for so many micro-batches.
+
+    A batch may have fewer samples than that: it takes the plan's first micro-batches.
+    """
+    plan = asked_plan(path, nworkers, micro_batches).first(options.micro_batches)
     homes = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
     stages = max(homes) + 1
     cut = partition(graph, profile, stages, "exact", replace(options, workers=(), mixed=False, chunks=1))
@@ -49,21 +53,3 @@ def by_file(graph: Graph, profile: Profile, nworkers: int, options: Options, pat
 def _spans(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:
     half = backward_ms / 2
     return [(FORWARD, forward_ms), ("backward", backward_ms), ("input_gradient", half), ("weight_gradient", half)]
-
-
-def _check(plan: SchedPlan, path: Path, nworkers: int, micro_batches: int) -> None:
-    if plan.ndevs != nworkers:
-        raise InvalidPlanError(
-            f"{path} is a plan for {plan.ndevs} workers, there are {nworkers}\n"
-            "    → ask for as many workers, or compose a plan for these"
-        )
-    if plan.nmicros != micro_batches:
-        raise InvalidPlanError(
-            f"{path} is a plan for {plan.nmicros} micro-batches, a step has {micro_batches}\n"
-            f"    → accum_degree={plan.nmicros}, or compose a plan for {micro_batches}"
-        )
-    homes = [plan.device(block) for block in plan]
-    if any(len(devices) > 1 for devices in homes):
-        raise InvalidPlanError(
-            f"{path} has blocks on several workers at once\n    → steps run blocks of one worker each"
-        )

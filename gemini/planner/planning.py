@@ -253,7 +253,8 @@ def _chosen(
 ) -> Choice:
     """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch."""
     if wish.schedule.endswith(".json"):
-        return by_file(graph, profile, wish.workers, options, Path(wish.schedule))
+        path = Path(wish.schedule)
+        return by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
     chunks = 2 if is_bound else _CHUNKS
     costs, arranged = profile, None
     if tail is not None:

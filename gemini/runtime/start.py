@@ -42,7 +42,7 @@ def start(
     known = dispatch.find(model)
     if known is not None:
         return known
-    count = how_many(config)
+    count = config.worker_count
     if count < 2 and not _names_hosts(config):
         _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
         return None
@@ -59,13 +59,6 @@ def start(
         managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
     return managed
-
-
-def how_many(config: GeminiConfig) -> int:
-    """The number of workers that a configuration asks for."""
-    if config.device_mapping is not None:
-        return sum(len(devices) for devices in config.device_mapping.values())
-    return config.workers or (config.sharding_size or 1) * (config.pipeline_degree or 1)
 
 
 def _names_hosts(config: GeminiConfig) -> bool:

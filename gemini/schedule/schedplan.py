@@ -319,6 +319,19 @@ class SchedPlan:
         part.pattern, part.proof = None, None
         return part
 
+    def first(self, nmicros: int) -> SchedPlan:
+        """The plan of the first micro-batches alone: the same orders, every block as early as these allow."""
+        if not 1 <= nmicros <= self.nmicros:
+            raise PlacementError(
+                f"the first {nmicros} of {self.nmicros} micro-batches\n    → give a number from 1 to {self.nmicros}"
+            )
+        if nmicros == self.nmicros:
+            return self
+        kept = sorted({block.mid for block in self._starts})[:nmicros]
+        part = self._rebuilt({block: at for block, at in self._starts.items() if block.mid in kept})
+        part.pattern, part.proof = None, None
+        return part.tighten()
+
     def shift(self, distance: Number) -> SchedPlan:
         """The same plan, every block `distance` later (earlier where negative)."""
         moved = self._rebuilt({block: at + distance for block, at in self._starts.items()})

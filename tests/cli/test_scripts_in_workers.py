@@ -118,3 +118,18 @@ def test_runs_that_share_a_folder_and_later_ones_that_find_their_plan(folder: Pa
     _, later = begin(COMMAND, *FORCED, "--dry-run", "train.py", cwd=folder).communicate(timeout=200)
     assert "plan from cache" in later
     assert len(list((folder / ".gemini").glob("explain-*.json"))) == 2
+
+
+def test_a_plan_that_cannot_run_is_an_error_before_the_program_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('began')\n")
+    ran = subprocess.run(
+        [COMMAND, *FORCED, "--schedule", "none.json", "train.py"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert ran.stderr.startswith("gemini_python: cannot read none.json: No such file or directory\n    → ")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from gemini.errors import ScheduleError
 from gemini.runtime.controller.crew import Crew
@@ -38,6 +39,24 @@ def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
     for one, other in zip(train(model, program), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert story.steps["overlapped"] == STEPS - 2, str(story)
+
+
+def test_a_batch_of_fewer_samples_takes_the_first_micro_batches_of_a_file(crew: Crew, tmp_path: Path) -> None:
+    library("1f1b", 2, PIECES).save(tmp_path / "plan.json")
+    torch.manual_seed(0)
+    reference = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
+    model = copy.deepcopy(reference)
+    story = manage(model, crew, str(tmp_path / "plan.json"))
+    for samples in (8, 8, 8, 8, 3, 3, 3, 1, 8):
+        x = torch.randn(samples, 6, dtype=torch.float64)
+        found = []
+        for one in (reference, model):
+            one.zero_grad()
+            one(x).square().mean().backward()
+            found.append([parameter.grad for parameter in one.parameters()])
+        torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-12)
+    assert story.steps["overlapped"] == 5, str(story)
+    assert f"with {PIECES} micro-batches" in story.plan  # the one of most steps
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from strategies import placements, plans
 from gemini.errors import InvalidPlanError, PlacementError, ScheduleError
 from gemini.schedule import Block, Pattern, SchedPlan
 from gemini.schedule.files import to_dict
-from gemini.schedule.library import library_on
+from gemini.schedule.library import LIBRARY, library, library_on
 from gemini.schedule.placements import placement
 from gemini.schedule.simulate import simulate
 from gemini.schedule.timing import earliest_starts
@@ -219,6 +219,26 @@ def test_extract_takes_what_starts_inside(plan, start, end):
     edges = {(str(prev), str(block)) for block in inside for prev in block.before if prev in set(inside)}
     assert {(str(prev), str(block)) for block in part for prev in block.before} == edges
     assert part.pattern is None
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+@pytest.mark.parametrize("nmicros", [1, 3, 7, 8])
+def test_the_first_micro_batches_keep_their_order(name, nmicros):
+    plan = library(name, 2, 8)
+    part = plan.first(nmicros).validate()
+    assert part.nmicros == nmicros
+    assert part.nsteps <= plan.nsteps
+    for dev in range(plan.ndevs):
+        kept = [str(block) for block in plan.device_blocks(dev) if block.mid < nmicros]
+        assert [str(block) for block in part.device_blocks(dev)] == kept
+
+
+@pytest.mark.parametrize("nmicros", [0, 9])
+def test_there_are_no_other_first_ones(nmicros):
+    with pytest.raises(
+        PlacementError, match=f"the first {nmicros} of 8 micro-batches\n    → give a number from 1 to 8"
+    ):
+        library("1f1b", 2, 8).first(nmicros)
 
 
 @given(plans(**ANY), st.integers(0, 7))

@@ -7,7 +7,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from gemini.capture.binding import Call, bind
@@ -48,6 +47,7 @@ _NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
 _FAILED = "planning failed: "
 _CHOOSING = 0.25  # of what planning takes: all that is done where a plan is made again
 _LEAST_MS = 1000.0  # that this takes, whatever making the first took: it may have been kept
+_SAID = 3  # plans that are told of, a line each: where sizes are others all the time, there are many
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
@@ -60,6 +60,7 @@ class Catalogue:
         self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.told: StepPlan | None = None  # the one that the story tells of
         self._untold: Exception | None = None  # why planning has failed
+        self._said = 0  # plans that the user was told of
 
     def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
@@ -131,18 +132,23 @@ class Catalogue:
         """A step has run by the plan of a kind."""
         if kind.plan is None:
             return
-        if kind.plan is self.told:
-            self.story.timed(step_ms)
         if samples == kind.plan.batch.size:
             kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
+        if kind.plan is not self.told:
+            told = self._told_kind()
+            if told is None or kind.rehearsal.count > told.rehearsal.count:  # most steps are by this one
+                self._tell_of(kind.plan)
+        if kind.plan is self.told:
+            self.story.timed(step_ms)
 
     def tell_plan(self) -> str:
         """The plan that the story tells of, with what is expected of it now; '' where there is none any more."""
-        everyone = [one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided)]
-        for kind in everyone:
-            if kind is not None and kind.plan is not None and kind.plan is self.told:
-                return str(kind.rehearsal.expecting(kind.plan))
-        return ""
+        kind = self._told_kind()
+        return "" if kind is None or kind.plan is None else str(kind.rehearsal.expecting(kind.plan))
+
+    def _told_kind(self) -> Kind | None:
+        everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided))
+        return next((one for one in everyone if one is not None and one.plan is self.told), None)
 
     def plan_again(self, kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
@@ -220,15 +226,21 @@ class Catalogue:
             self._untold = error  # if the call itself fails too, it is a matter of the program's
             return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
         else:
-            if torch.is_grad_enabled() or not self.story.plan:  # that of training says more than that of evaluation
+            if not self.story.plan:
                 self._tell_of(plan)
             if plan.unsplit:
                 text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
                 self.managed.record.say(text, once=plan.unsplit)
-            self.managed.say(f"{self.managed.name}: {plan} (planned in {time.perf_counter() - began:.1f} s)")
+            self._say_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
             return Kind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
         self._say(reason)
         return Kind(None, reason, shapes)
+
+    def _say_plan(self, plan: StepPlan, took: str) -> None:
+        self._said += 1
+        if self._said <= _SAID:
+            rest = "; no line for plans of more sizes" if self._said == _SAID else ""
+            self.managed.say(f"{self.managed.name}: {plan} ({took}{rest})")
 
     def _tell_of(self, plan: StepPlan) -> None:
         self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
