@@ -16,6 +16,8 @@
                                        ◄──    Described(attributes)
     Probe                              ──►    how fast it is now, while others are asked the same
                                        ◄──    Probed(speed)
+    Peak                               ──►    the most memory that it had
+                                       ◄──    Peaked(MB)
     Stop                               ──►    leaves
 
 Requests carry a number and the reply repeats it, so a reply that nobody waits for any more (Ctrl-C) is recognised.
@@ -110,6 +112,20 @@ class Probed(NamedTuple):
     number: int
     products: float
     moved_mb: float
+
+
+class Peak(NamedTuple):
+    """What is the most memory that the worker had since it was told to begin?"""
+
+    number: int
+    begins: bool = False  # to count anew; then it answers with Done
+
+
+class Peaked(NamedTuple):
+    """Without what it had before any model; not a number where it cannot tell."""
+
+    number: int
+    mb: float
 
 
 class Drop(NamedTuple):

@@ -30,6 +30,7 @@ from gemini.randomness.foreign import ForeignDraws
 from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
 from gemini.runtime.controller.here import here
 from gemini.runtime.controller.interrupts import Held
+from gemini.runtime.controller.peaks import begin_peaks, peaks_of
 from gemini.runtime.controller.watchers import is_checkpointed, saves_elsewhere
 from gemini.runtime.deferred import Pending, StepResult, Work, defer, placed, queue
 from gemini.runtime.executor.request import StepResult as Ran
@@ -289,6 +290,8 @@ class Overlap:
             request.patience = _SLOW * max(kind.plan.step_ms, kind.rehearsal.last_ms) / 1e3
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
+            if self.trace is not None and self.steps + 1 in _TRACED:
+                begin_peaks(self.managed.crew.workers)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3
@@ -349,7 +352,8 @@ class Overlap:
         from gemini.runtime.overlap.tracing import trace_of
 
         with undrawn():
-            trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms)
+            peaks = peaks_of(self.managed.crew.workers)
+            trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms, peaks)
             files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
         self.story.traces += [str(path) for path in files]
 

@@ -11,8 +11,8 @@ from gemini.runtime.overlap.rehearsal import TYPES
 from gemini.schedule.block import Action
 
 
-def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float) -> StepTrace:
-    """The timeline of a step beside what was expected of it."""
+def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: tuple[float, ...] = ()) -> StepTrace:
+    """The timeline of a step beside what was expected of it; `peak_mb` is what each worker had, where that is known."""
     done = [event for event in events if event.kind in TYPES]
     first = min(event.begin for event in done)
     ran = [
@@ -26,4 +26,5 @@ def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float) -> StepTra
     ]
     profiled_ms = 0.0 if plan.rehearsed is None else plan.analysis.step_ms
     measured = executed(plan.schedule, ran)
-    return StepTrace(plan.expected, measured, step_ms, plan.step_ms, profiled_ms=profiled_ms)
+    expected_mb = tuple(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
+    return StepTrace(plan.expected, measured, step_ms, plan.step_ms, peak_mb, expected_mb, profiled_ms)

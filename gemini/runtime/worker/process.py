@@ -76,6 +76,7 @@ class Server:
         from gemini.runtime.transport.link import Unreadable
         from gemini.runtime.worker.audit import Refusal
         from gemini.runtime.worker.calls import Calls, UnitRaised
+        from gemini.runtime.worker.peak import Peak
         from gemini.runtime.worker.relay import Relay
 
         # An import in a function costs microseconds each time; at the top of this file it would come too early.
@@ -84,6 +85,7 @@ class Server:
         self.link = link
         self.calls = Calls(link.classes)
         self.relay = Relay(link)
+        self.peak = Peak()
         self.steps: Any = None  # the executor's part, made when it is first asked for
 
     def serve(self) -> None:
@@ -186,6 +188,7 @@ class Server:
         if type(request).__module__ == "gemini.runtime.executor.messages":
             return self._carry_out_step(request, descriptors)
         if isinstance(request, self.protocol.Place):
+            self.peak.settle()
             segment = self.calls.device.open(request.size, request.shared, tuple(descriptors))
             self.link.homes.update(enumerate([home.open(segment) for home in request.homes], request.first))
             return None
@@ -204,6 +207,8 @@ class Server:
             from gemini.speed import measure_speed
 
             return self.protocol.Probed(request.number, *measure_speed())
+        if isinstance(request, self.protocol.Peak):
+            return self.peak.begin() if request.begins else self.protocol.Peaked(request.number, self.peak.mb())
         raise TypeError(f"unknown request {type(request).__name__}")
 
     def _carry_out_step(self, request: Any, descriptors: list[int]) -> Any:
