@@ -36,6 +36,7 @@ _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writings, after the first calls
 _SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
+_RENEWED = 16  # calls after which plans are told as they are then, and every time that there are four times as many
 _TIMED = 15  # steps whose times are known
 
 
@@ -99,6 +100,7 @@ class Journal:
         self.stories: list[Story] = []
         self.quiet = False
         self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
+        self._renewed = _RENEWED  # how many calls there are when plans are told anew
         atexit.register(self._end)
 
     def story(self, model: str, workers: int) -> Story:
@@ -127,9 +129,10 @@ class Journal:
         """A call has taken a path: write it all down if that was not done for a while."""
         now = time.monotonic()
         self._calls += 1
-        is_due = now >= self._due
-        if is_due or self._calls in _FIRST:
-            self._end(renews=is_due)
+        if now >= self._due or self._calls in _FIRST:
+            renews = self._calls >= self._renewed  # which takes some milliseconds: what steps have taken is simulated
+            self._renewed = 4 * self._calls if renews else self._renewed
+            self._end(renews=renews)
             cost = time.monotonic() - now
             self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
 
