@@ -18,9 +18,9 @@ from overlap_progress import PROGRESS
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.contention import among, measure
 from gemini.planner.layouts import layouts
-from gemini.planner.planning import Wish
 from gemini.planner.scheduling import choose
 from gemini.planner.step_plan import StepPlan
+from gemini.planner.wish import Wish
 from gemini.report.step_trace import StepTrace
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.probing import speeds_of

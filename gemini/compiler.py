@@ -74,7 +74,8 @@ def planner_for(config: GeminiConfig) -> Planner | None:
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
 
     def plan(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
-        from gemini.planner.planning import Wish, plan_step
+        from gemini.planner.planning import plan_step
+        from gemini.planner.wish import Wish
 
         limit = None if config.memory_limit is None else config.memory_limit / 2**20
         threads = max(1, len(os.sched_getaffinity(0)) // count)

@@ -30,7 +30,7 @@ from gemini.whole_files import write_whole
 
 if TYPE_CHECKING:
     from gemini.capture.graph import Graph
-    from gemini.planner.planning import Wish
+    from gemini.planner.wish import Wish
 
 FORMAT = 2
 _MOST = 64  # plans that are kept

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,79 +18,39 @@ from torch import nn
 from gemini.capture.batches import BatchPlan
 from gemini.capture.graph import Graph
 from gemini.capture.state import keeping_memory
-from gemini.errors import ScheduleError
 from gemini.muting import muted
-from gemini.partition.options import Options, Worker
 from gemini.planner import ways
+from gemini.planner.choosing import chosen
 from gemini.planner.contention import Contention
 from gemini.planner.drawing import check_foreign, record_draws
 from gemini.planner.experience import asked_again, learned
 from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import check_left, find_written
 from gemini.planner.kept_plans import keep, kept_or_made
-from gemini.planner.layouts import layouts
 from gemini.planner.learners import check_held, check_read
-from gemini.planner.plan_files import by_file
 from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
-from gemini.planner.scheduling import ACTION_MS, AUTO, Choice, choose
+from gemini.planner.scheduling import Choice
 from gemini.planner.scripted import check_scripted
 from gemini.planner.step_plan import MeetingError, StepPlan, UnplannableError
 from gemini.planner.tails import (
     TailNodes,
     asked_to_gather,
     check_backward,
-    forwards_first,
     gathering,
     meets_late,
     tail_for,
     tail_of,
 )
 from gemini.planner.undivided import asked_why, whole_batch, whole_branches, whole_draws
-from gemini.profiling.device import MB
+from gemini.planner.wish import Wish
 from gemini.profiling.result import Profile
 from gemini.randomness.branches import random_guards
-from gemini.schedule.links import FREE, Links, Table
 from gemini.splitting.statistics import couples
 
 _SHORT = 1e-6  # ms
-_CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
-_NEAR = 0.03  # stages so close to an even share are not searched on
 _CLEARLY = 0.05  # of a step, by which another plan must be shorter to take the place of one that runs
-LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a plan is asked for."""
-
-    workers: int
-    micro_batches: int
-    threads: int = 1  # of a worker
-    partitioner: str = "exact"
-    schedule: str = AUTO
-    memory_mb: float | None = None  # of a worker
-    rng: str = "exact"  # or "fast": each worker draws numbers of its own
-    own_statistics: bool = False  # of micro-batches, for batch normalization in training
-    links: Links = LOCAL
-    seed: int = 0
-    cache: bool | str | Path = True
-    quiet: bool = False  # not a word about kept plans that cannot be used
-
-    def options(self, micro_batches: int, pieces: float) -> Options:
-        """What partitioners and analysis are told; the graph is that of one of so many pieces."""
-        workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
-        # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
-        links = Links(self.links.latency, _divided(self.links.bandwidth, pieces))
-        # In memory that they share, it is the sender who copies; then the other one sees it.
-        sending_ms = (
-            MB / float(links.bandwidth) if self.links is LOCAL and not isinstance(links.bandwidth, tuple) else 0.0
-        )
-        return Options(
-            workers=workers, links=links, sending_ms=sending_ms, action_ms=ACTION_MS,
-            micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_NEAR,
-        )  # fmt: skip
 
 
 def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
@@ -128,8 +86,9 @@ def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
 
 def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """A plan made again from what its actions took; the same one where no other is clearly faster."""
-    profile, options = learned(plan), wish.options(plan.micro_batches, plan.repeats)
-    choice = _chosen(plan.graph, profile, wish, options, is_bound=True)
+    profile = learned(plan)
+    options = wish.options(plan.micro_batches, plan.repeats, on_cpu=_is_on_cpu(plan.graph))
+    choice = chosen(plan.graph, profile, wish, options, is_bound=True)
     if not choice.analysis.fits or choice.plan.nsteps > (1 - _CLEARLY) * plan.expected.nsteps:
         return plan
     keep(plan.graph, wish, plan.micro_batches, plan.repeats, (profile, choice))
@@ -209,8 +168,8 @@ def _planned(  # noqa: PLR0917
 
         def make() -> tuple[Profile, Choice]:
             profile = _profiled(graph, *piece, wish, pieces) if like is None or like[1] != 1 else like[0].profile
-            options = wish.options(len(sizes), pieces)
-            return profile, _chosen(graph, profile, wish, options, is_bound=not unsplit, tail=tail)
+            options = wish.options(len(sizes), pieces, on_cpu=_is_on_cpu(graph))
+            return profile, chosen(graph, profile, wish, options, is_bound=not unsplit, tail=tail)
 
         nodes = None if tail is None else tail.nodes
         profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make, tail=nodes)
@@ -248,42 +207,12 @@ def _check_coupling(model: nn.Module, wish: Wish) -> None:
         )
 
 
-def _chosen(
-    graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool, tail: TailNodes | None = None
-) -> Choice:
-    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch."""
-    if wish.schedule.endswith(".json"):
-        path = Path(wish.schedule)
-        return by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
-    chunks = 2 if is_bound else _CHUNKS
-    costs, arranged = profile, None
-    if tail is not None:
-        costs, tail_ms = tail.costs(profile)
-        arranged = partial(forwards_first, tail_ms=tail_ms)
-    found = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
-    if tail is not None:  # where links cost more than a small model computes, only the tail may be left to a worker
-        free = layouts(graph, costs, wish.workers, wish.partitioner, replace(options, links=FREE), most_chunks=chunks)
-        found = tail.admitted(found, free)
-    try:
-        chosen = choose(graph, costs, found, options, wish.schedule, arranged=arranged)
-    except ScheduleError as error:
-        if wish.schedule != AUTO and is_bound and tail is None:
-            raise
-        if wish.schedule != AUTO:
-            return _chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)
-        raise UnplannableError(str(error).partition("\n")[0]) from error
-    if tail is not None and not chosen.analysis.fits:
-        raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
-    return chosen
-
-
 def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: float) -> Profile:
     from gemini.planner.in_workers import as_in_workers
     from gemini.profiling import profile
     from gemini.profiling.cpu import CpuDevice
 
-    tensors = (*graph.bound_model().parameters(), *graph.bound_model().buffers())
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
+    on_cpu = _is_on_cpu(graph)
     # Processor time of the thread: whatever else runs on this machine now will not when the plan is followed.
     device = CpuDevice(clock="cpu") if on_cpu and wish.threads == 1 else None
     with _threads(wish.threads):
@@ -294,6 +223,11 @@ def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish:
         else:  # steps run by plans where all workers have the same device, and processes take turns on it
             found = Contention(wish.workers, wish.workers).slowed(found)
     return _of_all_pieces(_learning(found, graph), pieces)
+
+
+def _is_on_cpu(graph: Graph) -> bool:
+    model = graph.bound_model()
+    return all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _learning(profile: Profile, graph: Graph) -> Profile:
@@ -314,12 +248,6 @@ def _of_all_pieces(profile: Profile, pieces: float) -> Profile:
     nodes = tuple(replace(node, **{name: getattr(node, name) * pieces for name in scaled}) for node in profile.nodes)
     values = tuple(size * pieces for size in profile.values_mb)
     return replace(profile, nodes=nodes, values_mb=values, check=None, unchecked="scaled from a micro-batch")
-
-
-def _divided(table: Table, count: float) -> Table:
-    if isinstance(table, tuple):
-        return tuple(tuple(entry / count for entry in row) for row in table)
-    return table / count
 
 
 @contextmanager

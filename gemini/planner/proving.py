@@ -30,7 +30,7 @@ from gemini.splitting.statistics import couples, own_statistics
 from gemini.step.kinds import Opaque
 
 if TYPE_CHECKING:
-    from gemini.planner.planning import Wish
+    from gemini.planner.wish import Wish
     from gemini.splitting.graphs import GraphForms
 
 _TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again

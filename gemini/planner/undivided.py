@@ -39,7 +39,7 @@ from gemini.splitting.effects import obstacle
 
 if TYPE_CHECKING:
     from gemini.pipe.piped import Piped
-    from gemini.planner.planning import Wish
+    from gemini.planner.wish import Wish
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from gemini.capture.binding import bind
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from gemini.runtime.controller.worker import OurFault
 from gemini.runtime.executor.request import Whole, inputs_of
 from gemini.step.program import program_of

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.wish import Wish
 from gemini.report.journal import Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

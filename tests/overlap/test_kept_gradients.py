@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from gemini.report.journal import Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from gemini.report.journal import Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.planning import Wish
 from gemini.planner.proving import prove_piece
 from gemini.planner.samples import find_samples
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.wish import Wish
 from gemini.report.journal import OVERLAPPED, UNDIVIDED
 from gemini.runtime.controller.crew import Crew
 from tests.overlap.test_programs_overlapped import manage

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from gemini.report.journal import Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gemini.codegen.interface import Interface
 from gemini.errors import InvalidPlanError
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
 from gemini.planner.tails import forwards_first, gathering
+from gemini.planner.wish import Wish
 from gemini.report.journal import OVERLAPPED, UNDIVIDED
 from gemini.runtime.controller.crew import Crew
 from gemini.schedule.block import FORWARD

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.wish import Wish
 from gemini.report.journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
 from gemini.planner.step_plan import UnplannableError
+from gemini.planner.wish import Wish
 
 
 class Noise(nn.Module):

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from gemini.planner import kept_plans
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
 from gemini.planner.step_plan import StepPlan
+from gemini.planner.wish import Wish
 from gemini.schedule.files import to_dict
 
 

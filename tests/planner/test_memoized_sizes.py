@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from tests.planner.memoized_sizes import repeated
 
 

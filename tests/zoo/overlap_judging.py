@@ -30,7 +30,8 @@ from torch.overrides import TorchFunctionMode
 
 from gemini.capture.values import tensors
 from gemini.errors import ScheduleError
-from gemini.planner.planning import Wish, plan_step
+from gemini.planner.planning import plan_step
+from gemini.planner.wish import Wish
 from gemini.report.journal import LOCAL, PATHS, Story
 from gemini.runtime.controller import dispatch
 from gemini.runtime.controller.crew import Crew

@@ -1,0 +1,107 @@
+"""Choosing: of all layouts and schedules, the one that a step will run by, within the memory of the workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from gemini.capture.graph import Graph
+from gemini.errors import InvalidPlanError, PartitionError, ScheduleError
+from gemini.partition.options import Options
+from gemini.partition.partition import Partition
+from gemini.planner.layouts import layouts
+from gemini.planner.plan_files import by_file
+from gemini.planner.scheduling import AUTO, Choice, choose
+from gemini.planner.step_plan import UnplannableError
+from gemini.planner.tails import TailNodes, forwards_first
+from gemini.planner.wish import Wish
+from gemini.profiling.result import Profile
+from gemini.schedule.links import FREE
+
+_SHARES = (1.0, 0.8, 0.6)  # of the memory, for what estimates leave out: schedules that take less are searched for then
+_CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stages' backward can be overlapped then
+
+
+def chosen(
+    graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool, tail: TailNodes | None = None
+) -> Choice:
+    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch.
+
+    Raises InvalidPlanError where what was asked for takes more memory than workers have, and UnplannableError where
+    nothing fits.
+    """
+    if wish.schedule.endswith(".json"):
+        path = Path(wish.schedule)
+        found = by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
+        return _within(found, wish)
+    costs, arranged = profile, None
+    if tail is not None:
+        costs, tail_ms = tail.costs(profile)
+        arranged = partial(forwards_first, tail_ms=tail_ms)
+    try:
+        for share in _SHARES if options.workers else (1.0,):
+            limited = _limited(options, share)
+            laid = _laid_out(graph, costs, wish, limited, _CHUNKS if not is_bound else 2, tail)
+            found = choose(graph, costs, laid, limited, wish.schedule, arranged=arranged)
+            if _needs(found) <= (wish.memory_mb or math.inf):
+                return found
+    except ScheduleError as error:
+        if wish.schedule != AUTO and is_bound and tail is None:
+            raise
+        if wish.schedule != AUTO:
+            return chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)
+        raise UnplannableError(str(error).partition("\n")[0]) from error
+    if tail is not None:
+        raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
+    return _within(found, wish)
+
+
+def _limited(options: Options, share: float) -> Options:
+    """With a share of the memory."""
+    workers = [
+        replace(one, memory_mb=None if one.memory_mb is None else one.memory_mb * share) for one in options.workers
+    ]
+    return replace(options, workers=tuple(workers))
+
+
+def _needs(choice: Choice) -> float:
+    return max(worker.memory.total_mb for worker in choice.analysis.workers)
+
+
+def _laid_out(  # noqa: PLR0917
+    graph: Graph, costs: Profile, wish: Wish, options: Options, chunks: int, tail: TailNodes | None
+) -> Iterator[Partition]:
+    """Layouts that fit by the partitioners' estimate; where none does, all: a schedule may take less than that."""
+
+    def found(options: Options) -> Iterator[Partition]:
+        made = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
+        if tail is None:
+            return made
+        # Where links cost more than a small model computes, only the tail may be left to a worker.
+        options = replace(options, links=FREE)
+        free = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
+        return tail.admitted(made, free)
+
+    try:
+        yield from found(options)
+    except PartitionError:
+        if not options.workers:
+            raise
+        yield from found(replace(options, workers=()))
+
+
+def _within(choice: Choice, wish: Wish) -> Choice:
+    """A choice that is within the memory of the workers."""
+    if wish.memory_mb is None or _needs(choice) <= wish.memory_mb:
+        return choice
+    worker = max(choice.analysis.workers, key=lambda one: one.memory.total_mb)
+    needs = f"needs {worker.memory.total_mb:.1f} MB in worker {worker.worker}, memory_limit is {wish.memory_mb:.1f} MB"
+    if wish.schedule == AUTO:
+        raise UnplannableError(f"it does not fit into the workers: at best it {needs}")
+    raise InvalidPlanError(
+        f"{choice.name} with {choice.analysis.micro_batches} micro-batches {needs}\n"
+        "    → schedule='auto' takes the fastest that fits; more workers, or a larger memory_limit"
+    )

@@ -1,0 +1,45 @@
+"""A plan is within the memory of the workers: another is taken where one is not; what is asked for is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gemini.errors import InvalidPlanError
+from gemini.planner.planning import plan_step
+from gemini.planner.step_plan import StepPlan, UnplannableError
+from gemini.planner.wish import Wish
+
+SIDE, LAYERS, SAMPLES, PIECES = 256, 8, 512, 4
+
+
+def planned(limit_mb: float | None, schedule: str = "auto") -> StepPlan:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()) for _ in range(LAYERS)))
+    wish = Wish(2, PIECES, schedule=schedule, memory_mb=limit_mb, cache=False)
+    return plan_step(model, (torch.randn(SAMPLES, SIDE),), {}, wish)
+
+
+def needed(plan: StepPlan) -> float:
+    return max(worker.memory.total_mb for worker in plan.analysis.workers)
+
+
+def test_a_schedule_that_does_not_fit_is_refused_and_auto_takes_another() -> None:
+    most, least = needed(planned(None, "gpipe")), needed(planned(None, "1f1b"))
+    assert least < most
+    limit = (least + most) / 2
+    with pytest.raises(InvalidPlanError, match=rf"gpipe with 4 micro-batches needs \d+\.\d MB in worker \d, memory_limit is {limit:.1f} MB\n    → schedule='auto'"):  # fmt: skip  # noqa: E501
+        planned(limit, "gpipe")
+    assert needed(planned(limit)) <= limit
+    assert needed(planned(limit, "1f1b")) <= limit
+
+
+def test_where_nothing_fits_there_is_no_plan() -> None:
+    with pytest.raises(UnplannableError, match=r"it does not fit into the workers: at best it needs .* memory_limit is 1\.0 MB"):  # fmt: skip  # noqa: E501
+        planned(1.0)
+
+
+def test_the_optimizer_s_state_is_not_a_worker_s() -> None:
+    plan = planned(None)
+    assert all(worker.memory.optimizer_mb == 0 for worker in plan.analysis.workers)
