@@ -28,7 +28,8 @@ _CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stag
 def chosen(
     graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool, tail: TailNodes | None = None
 ) -> Choice:
-    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch.
+    """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch, or has
+    fewer samples than micro-batches were asked for.
 
     Raises InvalidPlanError where what was asked for takes more memory than workers have, and UnplannableError where
     nothing fits.
@@ -49,7 +50,7 @@ def chosen(
             if _needs(found) <= (wish.memory_mb or math.inf):
                 return found
     except ScheduleError as error:
-        if wish.schedule != AUTO and is_bound and tail is None:
+        if wish.schedule != AUTO and is_bound and tail is None and options.micro_batches == wish.micro_batches:
             raise
         if wish.schedule != AUTO:
             return chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)

@@ -56,10 +56,11 @@ def choose(
     `arranged` brings every schedule to a form that a step needs; it raises where that cannot be.
     """
     best: Choice | None = None
-    tried = []
+    tried: list[Choice] = []
+    refusals: list[GeminiError] = []
     known = StageMemories(graph, profile, options.micro_batches)
     for partition in layouts:
-        for found in _choices(known, partition, options, schedule, arranged):
+        for found in _choices(known, partition, options, schedule, arranged, refusals):
             tried.append(found)
             if best is not None and _least(found) >= best.analysis.step_ms * (1 - _WORTH):
                 break  # no schedule makes this layout faster
@@ -70,9 +71,10 @@ def choose(
     if best is None and tried:
         best = min(tried, key=lambda one: max(worker.memory.total_mb for worker in one.analysis.workers))
     if best is None:
+        why = f": {str(refusals[0]).partition(chr(10))[0]}" if refusals else ""
         raise ScheduleError(
-            f"{schedule} does not run on any layout of {graph.model_name} on these workers\n"
-            f"    → schedule='auto', or one of {', '.join(LIBRARY)}"
+            f"{schedule} does not run on any layout of {graph.model_name} on these workers{why}\n"
+            f"    → schedule='auto', or one of {', '.join(name for name in LIBRARY if name != schedule)}"
         )
     return best if options.workers else replace(best, analysis=with_memory(best.analysis, best.partition, known))
 
@@ -86,9 +88,11 @@ def _least(found: Choice) -> float:
     return max(worker.forward_ms + worker.backward_ms for worker in found.analysis.workers)
 
 
-def _choices(
-    known: StageMemories, partition: Partition, options: Options, schedule: str, arranged: Arranged | None
-) -> Iterator[Choice]:
+def _choices(  # noqa: PLR0917
+    known: StageMemories, partition: Partition, options: Options, schedule: str, arranged: Arranged | None,
+    refusals: list[GeminiError],
+) -> Iterator[Choice]:  # fmt: skip
+    """Those of one layout; what is refused is put to the others."""
     for name in _names() if schedule == AUTO else [find_schedule(schedule)]:
         wanted = replace(options, schedule=name)
         try:
@@ -96,7 +100,8 @@ def _choices(
             if arranged is not None and found.plan is not None:
                 plan = arranged(found.plan)
                 found = replace(found, plan=plan, step_ms=float(plan.nsteps))
-        except GeminiError:
+        except GeminiError as error:
+            refusals.append(error)
             continue
         if found.schedule == name and found.plan is not None:  # else shown for another one
             timed = replace(found, step_ms=found.step_ms + around(known.graph))

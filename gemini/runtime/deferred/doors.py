@@ -2,6 +2,8 @@
 
 Function.apply            a custom function is recorded as one opaque op
 compiled functions        get real tensors: the compiler looks at memory
+scripted functions        likewise: they run below all that sees deferred tensors
+transforms of functions   likewise (vmap, grad, jvp): what they wrap is real before they do
 the generator's state     whoever asks for it, or sets it, must find it where a run in one process has it
 optimizer.step            what depends on parameters is computed before they change
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms, vmap
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gemini.errors import GeminiError
@@ -42,6 +45,12 @@ def open_doors() -> None:
                               (torch.cuda.random, _SEEDING_CUDA)):  # fmt: skip
             for name in names:
                 setattr(module, name, _after_calls(getattr(module, name)))
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            kind.__call__ = _before_scripted(kind.__call__)
+        for module, name in ((vmap, "vmap_increment_nesting"), (eager_transforms, "grad_increment_nesting"),
+                             (eager_transforms, "jvp_increment_nesting")):  # fmt: skip
+            if hasattr(module, name):
+                setattr(module, name, _before_transform(getattr(module, name)))
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and "compiler" not in _open and hasattr(frames, "_callback_from_stance"):
         _open.add("compiler")
@@ -109,10 +118,34 @@ def _after_calls(function: Callable[..., Any]) -> Callable[..., Any]:
 def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def before(callback: Any) -> Any:
-        if callable(callback) and not queue.is_busy():  # else the compiler is switched off
-            for one in [*queue.waiting(), *queue.ran()]:
-                with suppress(GeminiError):  # the compiled function may need none of it: who reads it is told
-                    one.finish()
+        if callable(callback):  # else the compiler is switched off
+            _finish()
         return function(callback)
 
     return before
+
+
+def _before_scripted(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def before(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(True for _ in deferred_in((args, kwargs))):
+            _finish()
+        return call(function, *args, **kwargs)
+
+    return before
+
+
+def _before_transform(enter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enter)
+    def before(*args: Any, **kwargs: Any) -> Any:
+        _finish()
+        return enter(*args, **kwargs)
+
+    return before
+
+
+def _finish() -> None:
+    """Have all deferred tensors of the program be ordinary ones."""
+    for one in [] if queue.is_busy() else [*queue.waiting(), *queue.ran()]:
+        with suppress(GeminiError):  # whoever comes may need none of it: who reads it is told
+            one.finish()

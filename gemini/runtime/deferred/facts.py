@@ -8,6 +8,7 @@ step costs a look-up an op. An op that needs contents to be known fails there, a
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.capture.forms import Form
+from gemini.runtime.deferred.warned import collecting
 from gemini.runtime.deferred.work import taken_apart
 from gemini.runtime.naming import node_of
 from gemini.step.tape import Meta, Op
@@ -42,6 +44,7 @@ class Facts:
     is_random: bool
     plain: tuple[Any] | None  # what it returns, where that is no tensor
     nodes: tuple[str, ...] = ()  # names of what makes the tensors it returns, or writes to
+    warned: list[warnings.WarningMessage] = field(default_factory=list, compare=False)  # by every call of it
     ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
 
 
@@ -72,13 +75,14 @@ def _silence() -> Iterator[None]:
 
 
 def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
+    warned: list[warnings.WarningMessage] = []
     if not _fake:
         _fake.append(FakeTensorMode())
     with torch._C.DisableTorchFunctionSubclass(), _fake[0]:
         given = [_pretend(meta) for meta in metas]
         before = [_memory(one) for one in given]
         with _Watch() as watch:
-            returned = run(given)
+            returned = collecting(lambda: run(given), warned)
         writes = tuple(at for at, one in enumerate(before) if one in watch.written)
         after = tuple(Meta.of(given[at]) for at in writes)
         form, found = taken_apart(returned)
@@ -86,7 +90,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
             if not writes and not _is_plain(returned):
                 return None
             nodes = tuple(node_of(given[at]) for at in writes)
-            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes)
+            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes, warned)
         if any(one.layout is not torch.strided or one.device.type == "meta" for one in found):
             return None
         places = {id(one): at for at, one in enumerate(given)}
@@ -96,7 +100,8 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
             shares = tuple(frozenset({-1}) for _ in memory)
         same = tuple(places.get(id(one)) for one in found)
         nodes = tuple(map(node_of, found))
-        return Facts(form, tuple(map(Meta.of, found)), same, shares, writes, after, watch.is_random, None, nodes)
+        made = tuple(map(Meta.of, found))
+        return Facts(form, made, same, shares, writes, after, watch.is_random, None, nodes, warned)
 
 
 def _is_plain(value: Any) -> bool:

@@ -18,7 +18,7 @@ from gemini.capture.regions import Region
 from gemini.capture.values import LITERALS, decode
 from gemini.runtime.deferred.facts import Facts, facts_of
 from gemini.runtime.deferred.tensor import Deferred
-from gemini.runtime.deferred.warned import at_caller
+from gemini.runtime.deferred.warned import give_at_caller
 from gemini.step.tape import Meta, Op, exact_kind
 
 if TYPE_CHECKING:
@@ -60,11 +60,20 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any
         metas = [_meta(one) for one in given.tensors]
         kind = (function, key, tuple(metas), region, switches.errors())
         alike = _ALIKE.get(function, function)
-        facts = facts_of(kind, lambda fakes: at_caller(function, lambda: given.call(alike, args, kwargs, fakes)), metas)
+        facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
     except (_Unfit, TypeError):
         return None
     if facts is None or facts.is_random:
         return None
+    found = _recorded(pending, function, region, given, facts, (args, kwargs))
+    if found is not None and facts.warned:
+        give_at_caller(function, facts.warned)
+    return found
+
+
+def _recorded(  # noqa: PLR0917
+    pending: Pending, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+) -> tuple[Any] | None:
     if facts.writes and not _may_write(pending, given, facts):
         return None
     if facts.plain is not None and not facts.writes:
@@ -73,8 +82,8 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any
         return (_returned(facts, given, {}),)  # nothing but what it was given
     real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, Deferred))
     if any(shares & real for shares in facts.shares):
-        return _viewed(function, given, facts, real, (args, kwargs))
-    return (_write_down(pending, function, region, given, facts, (args, kwargs)),)
+        return _viewed(function, given, facts, real, arguments)
+    return (_write_down(pending, function, region, given, facts, arguments),)
 
 
 def _viewed(function: Any, given: _Given, facts: Facts, real: frozenset[int], arguments: Any) -> tuple[Any] | None:

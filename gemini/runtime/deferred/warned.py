@@ -1,7 +1,8 @@
 """Warnings of ops that are put off: given when the program calls them, at its own line, as if they ran then.
 
 Such an op is run on tensors without contents first, once for each kind of call. There its warnings are collected; they
-would name the line of ours that runs it. When it runs on contents, here or in a worker, it is silent.
+would name the line of ours that runs it. Later calls of that kind give the same ones. When it runs on contents, here or
+in a worker, it is silent.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ _OURS = str(Path(__file__).parents[2])
 _WAY = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
 
 
-def at_caller(function: Any, run: Callable[[], Any]) -> Any:
-    """What `run` returns, which calls the function for the program; warnings are of the program's call."""
-    with unmarked(), warnings.catch_warnings(record=True) as found:
+def collecting(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
+    """What `run` returns; its warnings are collected."""
+    with unmarked(), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
         made = run()
+    found += given
+    return made
+
+
+def give_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
+    """Give warnings of a function that the program calls, at its call."""
     for one in found:
         if one.filename.startswith(_OURS):
             _warn_at(_caller(function), one)
         else:
             repeat(Warned(one.category, str(one.message), one.filename, one.lineno))
-    return made
 
 
 def _caller(function: Any) -> FrameType:

@@ -57,8 +57,10 @@ def serve(make: Callable[[], Server], stacks: int = 2) -> NoReturn:
     """Serve until told to stop, or until the controller is gone; a failure of ours is written to `stacks`."""
     from gemini.runtime.transport.channel import ChannelClosed
 
+    server = None
     try:
-        make().serve()
+        server = make()  # kept to the end: torn down, it would complain of its open socket
+        server.serve()
     except ChannelClosed:
         pass
     except BaseException:
