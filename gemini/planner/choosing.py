@@ -13,8 +13,8 @@ from gemini.errors import InvalidPlanError, PartitionError, ScheduleError
 from gemini.partition.options import Options
 from gemini.partition.partition import Partition
 from gemini.planner.layouts import layouts
-from gemini.planner.plan_files import by_file
-from gemini.planner.scheduling import AUTO, Choice, choose
+from gemini.planner.plan_files import by_file, by_replicas
+from gemini.planner.scheduling import AUTO, TWO_WEIGHTS, Choice, choose
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.tails import TailNodes, forwards_first
 from gemini.planner.wish import Wish
@@ -34,10 +34,14 @@ def chosen(
     Raises InvalidPlanError where what was asked for takes more memory than workers have, and UnplannableError where
     nothing fits.
     """
-    if wish.schedule.endswith(".json"):
-        path = Path(wish.schedule)
-        found = by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
-        return _within(found, wish)
+    is_whole = options.micro_batches == wish.micro_batches  # else the batch has fewer samples
+    if wish.schedule.endswith(".json") or (wish.schedule in TWO_WEIGHTS and is_bound and tail is None):
+        try:
+            return _within(_as_given(graph, profile, wish, options), wish)
+        except ScheduleError:
+            if is_whole:
+                raise
+            wish = replace(wish, schedule=AUTO)
     costs, arranged = profile, None
     if tail is not None:
         costs, tail_ms = tail.costs(profile)
@@ -50,7 +54,7 @@ def chosen(
             if _needs(found) <= (wish.memory_mb or math.inf):
                 return found
     except ScheduleError as error:
-        if wish.schedule != AUTO and is_bound and tail is None and options.micro_batches == wish.micro_batches:
+        if wish.schedule != AUTO and is_bound and tail is None and is_whole:
             raise
         if wish.schedule != AUTO:
             return chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)
@@ -58,6 +62,14 @@ def chosen(
     if tail is not None:
         raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
     return _within(found, wish)
+
+
+def _as_given(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:
+    """By a plan that is laid out already."""
+    if wish.schedule in TWO_WEIGHTS:
+        return by_replicas(graph, profile, options, wish.schedule, wish.workers)
+    path = Path(wish.schedule)
+    return by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
 
 
 def _limited(options: Options, share: float) -> Options:

@@ -28,6 +28,7 @@ from gemini.planner.hooked import check_hooks
 from gemini.planner.keeping import check_left, find_written
 from gemini.planner.kept_plans import keep, kept_or_made
 from gemini.planner.learners import check_held, check_read
+from gemini.planner.plan_files import check_trained
 from gemini.planner.proving import Piece, prove_piece
 from gemini.planner.reuse import find_like
 from gemini.planner.samples import find_samples
@@ -178,6 +179,8 @@ def _planned(  # noqa: PLR0917
             graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
             tail=tail, repeats=pieces, is_kept=is_kept,
         )  # fmt: skip
+        if wish.schedule.endswith(".json") and torch.is_grad_enabled():
+            check_trained(plan)
         if tail is not None:
             tail_of(plan, plan.build())
             check_backward(plan, plan.build())

@@ -30,7 +30,7 @@ ACTION_MS = 0.2  # what a worker does around an action: messages, modes, the beg
 _STEP_MS, _PARAMETER_MS = 3.5, 0.015
 _WORTH = 0.01  # a schedule further down the list must be faster by this share to be taken
 Arranged = Callable[[SchedPlan], SchedPlan]
-_TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
+TWO_WEIGHTS = ("chimera",)  # needs the weights of a stage in two places: never chosen by itself
 
 
 @dataclass(frozen=True)
@@ -116,4 +116,4 @@ def around(graph: Graph) -> float:
 
 
 def _names() -> list[str]:
-    return [*(name for name in LIBRARY if name not in _TWO_WEIGHTS), COMPOSED]
+    return [*(name for name in LIBRARY if name not in TWO_WEIGHTS), COMPOSED]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import networkx
+
 from gemini.errors import InvalidPlanError
 from gemini.schedule.schedplan import SchedPlan
 
@@ -17,10 +19,11 @@ def asked_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
             f"{path} is a plan for {plan.ndevs} workers, there are {nworkers}\n"
             "    → ask for as many workers, or compose a plan for these"
         )
-    if plan.nmicros != micro_batches:
+    count = plan.nmicros * replicas(plan)
+    if count != micro_batches:
         raise InvalidPlanError(
-            f"{path} is a plan for {plan.nmicros} micro-batches, a step has {micro_batches}\n"
-            f"    → accum_degree={plan.nmicros}, or compose a plan for {micro_batches}"
+            f"{path} is a plan for {count} micro-batches, a step has {micro_batches}\n"
+            f"    → accum_degree={count}, or compose a plan for {micro_batches}"
         )
     if any(len(plan.device(block)) > 1 for block in plan):
         raise InvalidPlanError(
@@ -30,3 +33,16 @@ def asked_plan(path: Path, nworkers: int, micro_batches: int) -> SchedPlan:
         return plan.validate()
     except InvalidPlanError as error:
         raise InvalidPlanError(f"{path} cannot run: {error}") from None
+
+
+def replicas(plan: SchedPlan) -> int:
+    """How many models a plan has: parts of a micro-batch, of as many stages each, that do not depend on each other."""
+    first = min((block.mid for block in plan), default=0)
+    blocks = [block for block in plan if block.mid == first]
+    parts = networkx.Graph()
+    parts.add_nodes_from(block.stage for block in blocks)
+    parts.add_edges_from((prev.stage, block.stage) for block in blocks for prev in block.before)
+    stages = [sorted(one) for one in networkx.connected_components(parts)]
+    sizes = {len(one) for one in stages}
+    in_rows = all(one[-1] - one[0] == len(one) - 1 for one in stages)
+    return len(stages) if len(sizes) == 1 and in_rows else 1

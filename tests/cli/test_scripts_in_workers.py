@@ -133,3 +133,13 @@ def test_a_plan_that_cannot_run_is_an_error_before_the_program_starts(tmp_path: 
     assert ran.returncode == 2
     assert ran.stdout == ""
     assert ran.stderr.startswith("gemini_python: cannot read none.json: No such file or directory\n    → ")
+
+
+def test_workers_do_not_complain_of_their_sockets(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ran = subprocess.run(
+        [COMMAND, *FORCED, "-W", "always", "train.py"], check=False, cwd=tmp_path, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert ran.returncode == 0
+    assert "ResourceWarning" not in ran.stderr, ran.stderr

@@ -11,12 +11,13 @@ from torch import nn
 
 from gemini.errors import ScheduleError
 from gemini.runtime.controller.crew import Crew
+from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
 from tests.overlap.programs import PROGRAMS
 from tests.overlap.test_programs_overlapped import PIECES, STEPS, made, manage, train
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "composed"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "chimera", "composed"])
 def test_trains_by_a_schedule_of_the_library(schedule: str, crew: Crew) -> None:
     program = PROGRAMS["loss_inside_with_dropout"]
     reference = made(program)
@@ -39,6 +40,51 @@ def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
     for one, other in zip(train(model, program), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert story.steps["overlapped"] == STEPS - 2, str(story)
+
+
+def test_trains_by_a_plan_of_two_replicas(crew: Crew, tmp_path: Path) -> None:
+    """Of `xshape`: stage s of each is the same one of the model, in another worker."""
+    program = PROGRAMS["loss_inside_with_dropout"]
+    Composer.compose(placement("xshape", ndevs=2), memory=4).unroll(PIECES // 2).save(tmp_path / "plan.json")
+    reference = made(program)
+    model = copy.deepcopy(reference)
+    expected = train(reference, program)
+    story = manage(model, crew, str(tmp_path / "plan.json"))
+    for one, other in zip(train(model, program), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    assert story.steps["overlapped"] == STEPS - 2, str(story)
+    assert "2 stages on 2 workers" in story.plan
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe_v", "chimera"])
+def test_a_batch_for_which_there_is_no_such_schedule_takes_another(crew: Crew, schedule: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(6)))
+    story = manage(model, crew, schedule)
+    for samples in (8, 8, 8, 3, 3, 3, 8):
+        model(torch.randn(samples, 6)).square().mean().backward()
+    assert story.steps["overlapped"] == 4, str(story)
+
+
+def test_what_cannot_run_says_why(crew: Crew) -> None:
+    program = PROGRAMS["cross_entropy"]
+    model = made(program)
+    manage(model, Crew(3, 1), "chimera")
+    with pytest.raises(ScheduleError, match="chimera needs even numbers of workers and micro-batches, not 3 and 4"):
+        train(model, program)
+
+
+def test_a_plan_that_leaves_out_a_backward_is_an_error(crew: Crew, tmp_path: Path) -> None:
+    plan = library("1f1b", 2, PIECES)
+    starts = {block: plan.step(block) for block in plan if block.stage or block.btype == "forward"}
+    edited = plan.retimed(starts)
+    edited.placement = None  # which has it
+    edited.save(tmp_path / "plan.json")
+    program = PROGRAMS["cross_entropy"]
+    model = made(program)
+    manage(model, crew, str(tmp_path / "plan.json"))
+    with pytest.raises(ScheduleError, match=r"plan\.json has no backward for stages \[0\], which train parameters"):
+        train(model, program)
 
 
 def test_a_batch_of_fewer_samples_takes_the_first_micro_batches_of_a_file(crew: Crew, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def shared() -> int:
     return sum("memfd:gemini " in os.readlink(one) for one in found if os.path.islink(one))
 
 
+@pytest.mark.slow
 def test_models_trained_one_after_the_other_do_not_pile_up(tmp_path: Path) -> None:
     gc.collect()
     before, held = shared(), []

@@ -80,6 +80,7 @@ def compare(model: nn.Module, batches: list[Batch], crew: Crew) -> Any:
     return story
 
 
+@pytest.mark.slow
 def test_pictures_of_one_size_are_split(crew: Crew) -> None:
     torch.manual_seed(0)
     batches = [batch(8), batch(8), batch(8), uneven(), batch(8), batch(6), batch(6), batch(8, (3, 2)), batch(8)]
@@ -88,6 +89,7 @@ def test_pictures_of_one_size_are_split(crew: Crew) -> None:
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
 
 
+@pytest.mark.slow
 def test_pictures_of_other_sizes_come_first(crew: Crew) -> None:
     torch.manual_seed(0)
     story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], crew)
@@ -102,6 +104,7 @@ class Guarded(Tower):
         return found * 2 if mask.any() else found
 
 
+@pytest.mark.slow
 def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: Crew) -> None:
     torch.manual_seed(0)
     none, one = torch.zeros(8, 3, dtype=torch.bool), torch.zeros(8, 3, dtype=torch.bool)

@@ -102,6 +102,7 @@ def test_rows_of_samples_go_with_them(crew: Crew) -> None:
     assert UNDIVIDED not in story.steps, str(story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Seeing, Shifted])
 def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], crew: Crew) -> None:
     torch.manual_seed(0)
@@ -109,6 +110,7 @@ def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module
     assert OVERLAPPED not in story.steps or "whole batch" in story.plan, str(story)
 
 
+@pytest.mark.slow
 def test_evaluation(crew: Crew) -> None:
     torch.manual_seed(0)
     model = Packed().double()
@@ -193,6 +195,7 @@ class Grids(nn.Module):
         return self.head(torch.tanh(seen))
 
 
+@pytest.mark.slow
 def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: Crew) -> None:
     torch.manual_seed(0)
 
@@ -288,6 +291,7 @@ class Attending(Sorted):
         return self.head(torch.cat(rows))
 
 
+@pytest.mark.slow
 def test_loops_over_what_a_function_reads(crew: Crew) -> None:
     torch.manual_seed(0)
     grids = [[(2, 4)] * 8] * 4 + [[(4, 2)] * 8] * 3 + [[(2, 4), (4, 2)] * 4]

@@ -23,6 +23,7 @@ from tests.zoo.workers_judging import judge
 
 # One of each kind: encoder, decoder with a cache, both, mixture of experts, vision, convolution, speech, detection, …
 FAMILIES = ("bert", "llama", "t5", "mixtral", "vit", "resnet", "wav2vec2", "detr", "mamba", "clip", "albert", "gpt2")
+QUICK = ("llama", "t5", "mixtral", "resnet", "wav2vec2", "clip")
 SHARE = 0.9
 
 
@@ -31,7 +32,9 @@ def animals() -> dict[str, Animal]:
     return {animal.name: animal for animal in zoo()}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
+)
 def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, animals: dict[str, Animal]) -> None:
     if name not in animals:
         pytest.skip(f"this transformers has no {name}")

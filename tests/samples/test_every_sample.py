@@ -49,7 +49,7 @@ def test_its_scripts_know_nothing_of_gemini(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "gpt" else pytest.mark.slow) for name in QUICK]
+    "name", [pytest.param(name, marks=() if name == "lstm_lm" else pytest.mark.slow) for name in QUICK]
 )
 def test_two_workers_end_with_the_loss_of_one_device(name: str, tmp_path: Path) -> None:
     if name in NEEDED:

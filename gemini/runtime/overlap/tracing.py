@@ -8,6 +8,7 @@ from gemini.planner.step_plan import StepPlan
 from gemini.report.step_trace import Ran, StepTrace, executed
 from gemini.runtime.executor.request import Event
 from gemini.runtime.overlap.rehearsal import TYPES
+from gemini.schedule.asked import replicas
 from gemini.schedule.block import Action
 
 
@@ -15,10 +16,11 @@ def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: t
     """The timeline of a step beside what was expected of it; `peak_mb` is what each worker had, where that is known."""
     done = [event for event in events if event.kind in TYPES]
     first = min(event.begin for event in done)
+    copies = replicas(plan.schedule)  # whose micro-batches are several of ours, one through each
     ran = [
         Ran(
             event.worker,
-            Action(event.stage, TYPES[event.kind], event.mid),
+            Action(event.stage + event.mid % copies * plan.nstages, TYPES[event.kind], event.mid // copies),
             (event.begin - first) * 1e3,
             (event.end - first) * 1e3,
         )
