@@ -79,6 +79,7 @@ def _variables() -> dict[bytes, bytes]:
 Found = dict[int, Entry]
 _known: dict[int, tuple[Any, dict[Any, Entry]]] = {}  # of this process, by owner
 _read_by: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
+_named_by: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # names in the code that calls of modules reach
 
 
 class Outside:
@@ -109,7 +110,7 @@ class Outside:
             f"{type(part).__name__}.{key}"
             for part in module.modules()
             for key, value in vars(part).items()
-            if key not in _INTERNAL and holds_iterator(value)
+            if key not in _INTERNAL and _may_read(part, key) and holds_iterator(value)
         ]
         self._look = self._look if len(found) == known else None
         self._memoized = [entry for entry in self.entries if isinstance(entry.value, _MEMOIZED)]
@@ -303,6 +304,17 @@ def _is_object(value: Any) -> bool:
     """Whether a value is worth a look into its attributes."""
     kinds = (*PLAIN, *CONTAINERS, *_FUNCTIONS, types.ModuleType, torch.Tensor, nn.Module, np.ndarray, _MEMOIZED)
     return not isinstance(value, kinds)
+
+
+def _may_read(part: nn.Module, key: str) -> bool:
+    """Whether a call of a module may come to one of its attributes: a trainer that it has, say, is not for that."""
+    kind = type(part)
+    if not vars(part).keys().isdisjoint(_CALLED):  # called in another way than its class says
+        return True
+    if kind not in _named_by:
+        kinds = [one for one in kind.__mro__ if one not in (nn.Module, object)]
+        _named_by[kind] = _reached(kinds, set(_CALLED))
+    return key in _named_by[kind]
 
 
 def _reached(kinds: list[type], names: set[str]) -> set[str]:

@@ -438,3 +438,28 @@ def test_what_modules_that_come_in_mid_run_read_is_seen(tmp_path: Path) -> None:
     expected = by_late_modules(copy.deepcopy(model))
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     assert by_late_modules(GeminiCompiler().compiler(model, config)) == pytest.approx(expected)
+
+
+class Trained(nn.Module):
+    """Has a trainer, which has an iterator; only the other one comes to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.trainer = {"batches": iter([1, 2, 3])}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    def step(self) -> int:
+        return next(self.trainer["batches"])
+
+
+class Advancing(Trained):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.step()
+
+
+def test_an_iterator_that_no_call_comes_to_is_not_in_the_way() -> None:
+    assert Outside(Trained()).obstacle() == ""
+    assert Outside(Advancing()).obstacle() == "it holds an iterator, Advancing.trainer"

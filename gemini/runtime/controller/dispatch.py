@@ -117,7 +117,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
-    if reason := watcher() or managed.methods.obstacle():
+    if reason := watcher() or managed.methods.obstacle() or managed.hooks.obstacle(model):
         return _without_workers(model, managed, reason, args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)

@@ -26,6 +26,7 @@ from gemini.runtime.controller.crew import Crew
 from gemini.runtime.controller.faults import Record
 from gemini.runtime.controller.household import Household
 from gemini.runtime.controller.observing import Observation, Seen
+from gemini.runtime.controller.parameter_hooks import ParameterHooks
 from gemini.runtime.controller.proof import Proof, prove
 from gemini.runtime.controller.replaced import Methods
 from gemini.runtime.controller.unit import Unit
@@ -54,7 +55,7 @@ class Managed:
         self.household = Household(crew, self.record, home_of(model))
         crew.preload(sorted({kind for m in model.modules() if not is_the_users(kind := type(m).__module__)}))
         self.outside = Outside(model)  # what its code reads that is not its own, as it is before anything is sent
-        self.methods = Methods(model)
+        self.methods, self.hooks = Methods(model), ParameterHooks()
         self._kinds = {*map(type, model.modules())}
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
