@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from gemini.capture.graph import Graph
@@ -31,8 +32,8 @@ def chosen(
     """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch, or has
     fewer samples than micro-batches were asked for.
 
-    Raises InvalidPlanError where what was asked for takes more memory than workers have, and UnplannableError where
-    nothing fits.
+    Where nothing fits into the workers, activations are computed again in backward. Raises InvalidPlanError where what
+    was asked for takes more memory even so, and UnplannableError where everything does.
     """
     is_whole = options.micro_batches == wish.micro_batches  # else the batch has fewer samples
     if wish.schedule.endswith(".json") or (wish.schedule in TWO_WEIGHTS and is_bound and tail is None):
@@ -47,8 +48,9 @@ def chosen(
         costs, tail_ms = tail.costs(profile)
         arranged = partial(forwards_first, tail_ms=tail_ms)
     try:
-        for share in _SHARES if options.workers else (1.0,):
-            limited = _limited(options, share)
+        ways = product((False, True) if tail is None else (False,), _SHARES)
+        for again, share in ways if options.workers else ((False, 1.0),):
+            limited = _limited(options, share, recompute=again)
             laid = _laid_out(graph, costs, wish, limited, _CHUNKS if not is_bound else 2, tail)
             found = choose(graph, costs, laid, limited, wish.schedule, arranged=arranged)
             if _needs(found) <= (wish.memory_mb or math.inf):
@@ -72,12 +74,12 @@ def _as_given(graph: Graph, profile: Profile, wish: Wish, options: Options) -> C
     return by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
 
 
-def _limited(options: Options, share: float) -> Options:
-    """With a share of the memory."""
+def _limited(options: Options, share: float, *, recompute: bool) -> Options:
+    """With a share of the memory, and activations that are kept or computed again in backward."""
     workers = [
         replace(one, memory_mb=None if one.memory_mb is None else one.memory_mb * share) for one in options.workers
     ]
-    return replace(options, workers=tuple(workers))
+    return replace(options, workers=tuple(workers), recompute=recompute)
 
 
 def _needs(choice: Choice) -> float:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gemini.capture.graph import Graph
     from gemini.planner.wish import Wish
 
-FORMAT = 2
+FORMAT = 3
 _MOST = 64  # plans that are kept
 _DECIDING = ("capture", "partition", "planner", "profiling", "schedule", "splitting")  # packages of ours
 _NOT_DECIDING = ("cache", "quiet")  # of what is wished for
@@ -168,7 +168,7 @@ def _read(path: Path, key: str, graph: Graph) -> Found | None:
     analysis = replace(Analysis.from_json(body["analysis"]), graph=graph, plan=schedule)
     with suppress(OSError):
         os.utime(path)  # the least recently used goes first
-    return profile, Choice(partition, analysis, schedule)
+    return profile, Choice(partition, analysis, schedule, bool(body["recompute"]))
 
 
 def _write(path: Path, key: str, profile: Profile, choice: Choice) -> None:
@@ -179,6 +179,7 @@ def _write(path: Path, key: str, profile: Profile, choice: Choice) -> None:
         "profile": profile.to_json(),
         "partition": choice.partition.to_json(),
         "analysis": choice.analysis.to_json(),
+        "recompute": choice.recompute,
         "schedule": {"format": files.FORMAT, "version": files.VERSION, **files.to_dict(choice.plan)},
     }
     try:

@@ -177,7 +177,7 @@ def _planned(  # noqa: PLR0917
         partition = choice.partition if tail is None else tail.apart(choice.partition)
         plan = StepPlan(
             graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
-            tail=tail, repeats=pieces, is_kept=is_kept,
+            tail=tail, repeats=pieces, recompute=choice.recompute, is_kept=is_kept,
         )  # fmt: skip
         if wish.schedule.endswith(".json") and torch.is_grad_enabled():
             check_trained(plan)
@@ -190,6 +190,8 @@ def _planned(  # noqa: PLR0917
 def _with_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
     """With the buffers that its stages write, and the numbers that they draw."""
     plan = replace(plan, once=find_written(plan))
+    if plan.recompute and plan.writes:
+        raise UnplannableError("it does not fit into the workers unless stages are run again, and it writes buffers")
     if wish.rng == "fast" and not random_guards(plan.graph):
         return plan
     if plan.unsplit:

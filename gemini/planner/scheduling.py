@@ -40,6 +40,7 @@ class Choice:
     partition: Partition
     analysis: Analysis
     plan: SchedPlan
+    recompute: bool = False  # whether stages compute their activations again in backward
 
     @property
     def name(self) -> str:
@@ -58,7 +59,7 @@ def choose(
     best: Choice | None = None
     tried: list[Choice] = []
     refusals: list[GeminiError] = []
-    known = StageMemories(graph, profile, options.micro_batches)
+    known = StageMemories(graph, profile, options.micro_batches, recompute=options.recompute)
     for partition in layouts:
         for found in _choices(known, partition, options, schedule, arranged, refusals):
             tried.append(found)
@@ -106,7 +107,7 @@ def _choices(  # noqa: PLR0917
         if found.schedule == name and found.plan is not None:  # else shown for another one
             timed = replace(found, step_ms=found.step_ms + around(known.graph))
             judged = with_memory(timed, partition, known) if options.workers else timed
-            yield Choice(partition, judged, found.plan)
+            yield Choice(partition, judged, found.plan, options.recompute)
 
 
 def around(graph: Graph) -> float:

@@ -5,6 +5,9 @@
     I    the same; what the weight gradients need, inputs of layers and gradients of their outputs, is left for W
     W    adds up weight gradients, of convolutions from memory of their own
 
+A stage that is recomputed keeps nothing after F but what it was given; B and I begin with its forward once more. One
+that makes outputs which a loss follows is not recomputed: its backward comes next.
+
 All of it is counted by going through the nodes of the stage with what the profile has measured of each. What arrives
 from other workers lies in memory that is counted with the transfers (`worker_memory`).
 """
@@ -53,8 +56,8 @@ class StageMemory:
 class StageMemories:
     """Stages of a graph whose profile is of so many micro-batches; what was found for one is kept."""
 
-    def __init__(self, graph: Graph, profile: Profile, micro_batches: int) -> None:
-        self.graph, self.profile, self.micros = graph, profile, micro_batches
+    def __init__(self, graph: Graph, profile: Profile, micro_batches: int, *, recompute: bool = False) -> None:
+        self.graph, self.profile, self.micros, self.recompute = graph, profile, micro_batches, recompute
         self.cost_of = {cost.id: cost for cost in profile}
         self.results = set(graph.outputs())
         self.readers: dict[int, set[int]] = {}  # of each node
@@ -123,8 +126,12 @@ class _Walk:
         ends: list[Change] = [(("gradient", ref), 0.0) for ref in self._given()]
         # Where others wait for gradients, a whole backward computes those of weights when it has sent them.
         whole = [*partly, *later] if self._returns() else self._backward(stores=False)
+        forward, first = [*self._forward()], list[Change]()
+        if self.all.recompute and not [*self._scored()]:
+            first = forward
+            forward = [*forward, *((key, 0.0) for key in dict.fromkeys(key for key, _ in forward))]
         return StageMemory(
-            tuple(self._forward()), (*whole, *ends), (*partly, *ends), tuple(later), bool(inputs & self.outside)
+            tuple(forward), (*first, *whole, *ends), (*first, *partly, *ends), tuple(later), bool(inputs & self.outside)
         )
 
     def _block(self, value: int) -> list[Change]:

@@ -62,6 +62,7 @@ class StepPlan:
     unsplit: str = ""  # why the batch is one micro-batch, all of it
     tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
     repeats: float = 1.0  # of what was captured and profiled, in a batch
+    recompute: bool = False  # stages compute their activations again in backward, for want of memory
     is_kept: bool = False  # an earlier run has made it
     rehearsed: Rehearsed | None = None  # once steps have run by it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
@@ -144,5 +145,6 @@ class StepPlan:
             f"{self.name} with {self.pieces}, {self.step_ms:.0f} ms a step expected"
             + ("" if self.rehearsed is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")
+            + (", activations computed again in backward" if self.recompute else "")
             + (", plan from cache" if self.is_kept else "")
         )

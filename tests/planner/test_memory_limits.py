@@ -21,6 +21,14 @@ def planned(limit_mb: float | None, schedule: str = "auto") -> StepPlan:
     return plan_step(model, (torch.randn(SAMPLES, SIDE),), {}, wish)
 
 
+def deep(limit_mb: float | None) -> StepPlan:
+    """A model whose first stage keeps much more than its last, under a schedule that keeps all of it."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1), nn.Tanh()) for _ in range(12)]
+    wish = Wish(2, 8, schedule="gpipe", memory_mb=limit_mb, cache=False)
+    return plan_step(nn.Sequential(*blocks, nn.Linear(32, 2)), (torch.randn(8192, 32),), {}, wish)
+
+
 def needed(plan: StepPlan) -> float:
     return max(worker.memory.total_mb for worker in plan.analysis.workers)
 
@@ -43,3 +51,15 @@ def test_where_nothing_fits_there_is_no_plan() -> None:
 def test_the_optimizer_s_state_is_not_a_worker_s() -> None:
     plan = planned(None)
     assert all(worker.memory.optimizer_mb == 0 for worker in plan.analysis.workers)
+
+
+def test_for_want_of_memory_activations_are_computed_again() -> None:
+    usual = deep(None)
+    assert not usual.recompute
+    assert "computed again" not in str(usual)
+    limit = 0.85 * needed(usual)
+    found = deep(limit)
+    assert found.recompute
+    assert "activations computed again in backward" in str(found)
+    assert needed(found) <= limit
+    assert found.step_ms > usual.step_ms * 0.9  # which takes time

@@ -30,7 +30,9 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
         kind.executor = _installed(kind, piped, known)
         if kind.executor is not None:
             return kind.executor
-        made = program_of(piped, kind.plan.schedule, draws=kind.plan.draws, tail=tail_of(kind.plan, piped))
+        recompute = range(kind.plan.nstages) if kind.plan.recompute else ()
+        tail = tail_of(kind.plan, piped)
+        made = program_of(piped, kind.plan.schedule, recompute=recompute, draws=kind.plan.draws, tail=tail)
         program = replace(made, once=kind.plan.once, detached=_detached(kind.plan))
         executor = Executor(managed.crew, managed.household, program, piped._holdings.follow)
         where = f"<stages of {type(piped.model).__name__}>"
@@ -67,7 +69,7 @@ def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | No
             continue
         mine, their = kind.plan, other.plan
         same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
-        same = same and their.tail == mine.tail
+        same = same and their.tail == mine.tail and their.recompute == mine.recompute
         if same and other.plan.build(other.shares).sources == piped.sources:
             return other.executor
     return None

@@ -94,6 +94,8 @@ class Kind:
         plan = self.plan
         if plan is None or plan.tail is not None or plan.unsplit or plan.branches is not None or self.variants:
             return False
+        if plan.recompute:  # what its backward took has a forward in it
+            return False
         return self.changes < _CHANGES and len({block.stage for block in plan.schedule}) == plan.partition.nstages
 
     def change(self, plan: StepPlan) -> None:
