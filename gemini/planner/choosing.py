@@ -63,7 +63,7 @@ def chosen(
         raise UnplannableError(str(error).partition("\n")[0]) from error
     if tail is not None:
         raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
-    return _within(found, wish)
+    return _within(found, wish if is_bound and is_whole else replace(wish, schedule=AUTO))
 
 
 def _as_given(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:

@@ -84,8 +84,9 @@ def by_plan(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, n
     }
     took = {block: max(work[(block.stage or 0) % stages, block.btype] / options.micro_batches, 1e-9) for block in plan}
     ran = simulate(plan, spans=lambda block: took[block], links=options.links).require()
-    judged = replace(found, schedule=name, step_ms=float(ran.makespan) + around(graph), plan=ran.executed())
-    return Choice(made, _with_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), plan)
+    timed = ran.executed()
+    judged = replace(found, schedule=name, step_ms=float(ran.makespan) + around(graph), plan=timed)
+    return Choice(made, _with_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), timed)
 
 
 def check_trained(plan: StepPlan) -> None:

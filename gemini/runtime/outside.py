@@ -79,7 +79,7 @@ def _variables() -> dict[bytes, bytes]:
 Found = dict[int, Entry]
 _known: dict[int, tuple[Any, dict[Any, Entry]]] = {}  # of this process, by owner
 _read_by: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
-_named_by: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # names in the code that calls of modules reach
+_idle_in: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # attributes of libraries that no call comes to
 
 
 class Outside:
@@ -307,14 +307,15 @@ def _is_object(value: Any) -> bool:
 
 
 def _may_read(part: nn.Module, key: str) -> bool:
-    """Whether a call of a module may come to one of its attributes: a trainer that it has, say, is not for that."""
+    """Whether a call of a module may come to one of its attributes. What a class of a library gives its modules (the
+    trainer of a LightningModule) is not for that, unless code that the call reaches names it."""
     kind = type(part)
-    if not vars(part).keys().isdisjoint(_CALLED):  # called in another way than its class says
-        return True
-    if kind not in _named_by:
+    if kind not in _idle_in:
         kinds = [one for one in kind.__mro__ if one not in (nn.Module, object)]
-        _named_by[kind] = _reached(kinds, set(_CALLED))
-    return key in _named_by[kind]
+        makers = [vars(one).get("__init__") for one in kinds if not is_the_users(one.__module__)]
+        given = {name for maker in makers for function in functions_of(maker) for name in function.__code__.co_names}
+        _idle_in[kind] = given - _reached(kinds, set(_CALLED))
+    return key not in _idle_in[kind]
 
 
 def _reached(kinds: list[type], names: set[str]) -> set[str]:

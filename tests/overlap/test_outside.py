@@ -440,26 +440,27 @@ def test_what_modules_that_come_in_mid_run_read_is_seen(tmp_path: Path) -> None:
     assert by_late_modules(GeminiCompiler().compiler(model, config)) == pytest.approx(expected)
 
 
-class Trained(nn.Module):
-    """Has a trainer, which has an iterator; only the other one comes to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.trainer = {"batches": iter([1, 2, 3])}
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)
-
-    def step(self) -> int:
-        return next(self.trainer["batches"])
-
-
-class Advancing(Trained):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) * self.step()
-
-
 def test_an_iterator_that_no_call_comes_to_is_not_in_the_way() -> None:
+    """A LightningModule has its trainer, and so the iterator of its loader."""
+    lightning = pytest.importorskip("lightning")
+
+    class Trained(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self._trainer = nn.Linear(4, 4), {"batches": iter([1, 2, 3])}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    class Advancing(Trained):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) * next(self._trainer["batches"])
+
+    class Own(Trained):
+        def __init__(self) -> None:
+            super().__init__()
+            self.numbers = iter([1, 2, 3])  # a function that the module is given to may read it
+
     assert Outside(Trained()).obstacle() == ""
-    assert Outside(Advancing()).obstacle() == "it holds an iterator, Advancing.trainer"
+    assert Outside(Advancing()).obstacle() == "it holds an iterator, Advancing._trainer"
+    assert Outside(Own()).obstacle() == "it holds an iterator, Own.numbers"

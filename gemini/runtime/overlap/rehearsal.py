@@ -74,8 +74,9 @@ def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehear
 
 
 def _run(plan: SchedPlan, spans: Spans) -> Simulation:
-    """The orders of a plan, with actions that take so long."""
-    return simulate(plan, spans=lambda block: spans.get((block.stage or 0, block.btype), block.span))
+    """The orders of a plan, with actions that take so long; stages of its replicas are those of the model."""
+    count = 1 + max((stage for stage, _ in spans), default=0)
+    return simulate(plan, spans=lambda block: spans.get(((block.stage or 0) % count, block.btype), block.span))
 
 
 def spans_of(events: list[Event]) -> Spans:
