@@ -63,7 +63,9 @@ def once(loss: torch.Tensor, parameters: Gradients) -> Gradients:
     return [one.grad for one in parameters]
 
 
-@pytest.mark.parametrize("gradients", [once, twice, all_of, some])
+@pytest.mark.parametrize(
+    "gradients", [once, all_of, *(pytest.param(one, marks=pytest.mark.slow) for one in (twice, some))]
+)
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another loss"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_go_through(name: str, is_alone: bool, gradients: Callable[..., Gradients], crew: Crew) -> None:

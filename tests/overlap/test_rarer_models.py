@@ -169,7 +169,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if at % 2 else pytest.mark.slow) for at, name in enumerate(MODELS)]
+)
 def test_trains_by_micro_batches(name: str, crew: Crew) -> None:
     make, step, pieces = MODELS[name]
     torch.manual_seed(1)

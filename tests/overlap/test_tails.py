@@ -209,7 +209,7 @@ def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) ->
     assert "the loss on the whole batch" in story.plan
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_v", marks=pytest.mark.slow)])
 def test_a_schedule_that_was_asked_for(schedule: str, crew: Crew) -> None:
     story = compare(Pair(), inside, (8, 8, 8, 8), crew, schedule)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
@@ -302,7 +302,7 @@ def pairs_of_floats() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 9), torch.randn(8, 9)
 
 
-@pytest.mark.parametrize("make", [Pair, Normed])
+@pytest.mark.parametrize("make", [Pair, pytest.param(Normed, marks=pytest.mark.slow)])
 def test_evaluation(make: type[nn.Module], crew: Crew) -> None:
     torch.manual_seed(1)
     model = make().double()

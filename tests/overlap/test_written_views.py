@@ -46,7 +46,10 @@ def train(
     return seen
 
 
-@pytest.mark.parametrize(("reads", "by_part"), [("part", False), ("whole part", False), ("part other", True)])
+@pytest.mark.parametrize(
+    ("reads", "by_part"),
+    [("part", False), pytest.param("whole part", False, marks=pytest.mark.slow), ("part other", True)],
+)
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("view", VIEWS)
 def test_gradients_know_of_it(view: str, write: str, reads: str, by_part: bool, crew: Crew) -> None:

@@ -82,7 +82,9 @@ def are_gone(pids: list[int]) -> bool:
 
 
 @pytest.mark.parametrize(("act", "text"), [("kill", "SIGKILL"), ("crash", "SIGABRT"), ("leave", "ended with code 7")])
-@pytest.mark.parametrize("when", [1, 2], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "when", [pytest.param(1, marks=pytest.mark.slow, id="forward"), pytest.param(2, id="backward")]
+)
 def test_a_worker_that_dies_is_named_and_the_model_goes_on_here(act: str, text: str, when: int, capsys: Any) -> None:
     model, _managed, crew = acting(act, quiet=False)
     pids = [worker.process.pid for worker in crew.workers]
