@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gemini.errors import ScheduleError
+from gemini.report.journal import Story
 from gemini.runtime.controller.crew import Crew
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
@@ -30,29 +31,28 @@ def test_trains_by_a_schedule_of_the_library(schedule: str, crew: Crew) -> None:
     assert schedule in story.plan
 
 
-def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
-    program = PROGRAMS["cross_entropy"]
-    library("zb_v", 2, PIECES).save(tmp_path / "plan.json")
+def trains_by(path: Path, name: str, crew: Crew) -> Story:
+    """A program trains by a plan's file as in one process."""
+    program = PROGRAMS[name]
     reference = made(program)
     model = copy.deepcopy(reference)
     expected = train(reference, program)
-    story = manage(model, crew, str(tmp_path / "plan.json"))
+    story = manage(model, crew, str(path))
     for one, other in zip(train(model, program), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert story.steps["overlapped"] == STEPS - 2, str(story)
+    return story
+
+
+def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
+    path = library("zb_v", 2, PIECES).save(tmp_path / "plan.json")
+    assert "plan.json with 4 micro-batches" in trains_by(path, "cross_entropy", crew).plan
 
 
 def test_trains_by_a_plan_of_two_replicas(crew: Crew, tmp_path: Path) -> None:
     """Of `xshape`: stage s of each is the same one of the model, in another worker."""
-    program = PROGRAMS["loss_inside_with_dropout"]
-    Composer.compose(placement("xshape", ndevs=2), memory=4).unroll(PIECES // 2).save(tmp_path / "plan.json")
-    reference = made(program)
-    model = copy.deepcopy(reference)
-    expected = train(reference, program)
-    story = manage(model, crew, str(tmp_path / "plan.json"))
-    for one, other in zip(train(model, program), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    assert story.steps["overlapped"] == STEPS - 2, str(story)
+    plan = Composer.compose(placement("xshape", ndevs=2), memory=4).unroll(PIECES // 2)
+    story = trains_by(plan.save(tmp_path / "plan.json"), "loss_inside_with_dropout", crew)
     assert "2 stages on 2 workers" in story.plan
 
 
