@@ -5,9 +5,9 @@
 A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the thread that calls it computed
 (`time.thread_time`: without what others compute, though they make it longer by sharing caches and cores); the copies
 of batch and targets are told apart and not counted. What torch's engine takes to accumulate as many gradients is told
-for comparison: steps do without it where nobody can tell (`gemini.runtime.deferred.giving`). `waiting` is the rest of
-the clock: from the call until a worker begins, and from the last action of a worker until `backward()` returns, whoever
-was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees the gradients of the step before.
+for comparison: steps do without it where nobody can tell (`gemini.runtime.deferred.grad_assignment`). `waiting` is
+the rest of the clock: from the call until a worker begins, and from the last action of a worker until `backward()`
+returns, whoever was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees the gradients of the step before.
 
     gpt     the 33.7 M GPT of bench_overlap.py: 133 parameters, 51 of them large
     many    a narrow model of 400 layers: 800 small parameters
@@ -36,7 +36,7 @@ from overlap_models import WORKLOADS
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 
 LIMIT = 3.0  # ms
 PARTS = ("model(x)", "loss", "backward()")

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from gemini.instrument.applying.instrumented import Instrumented
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.applying.registry import select
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.pass_manager.instrumented_file import Instrumented
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.pass_manager.registry import select
+from gemini.instrument.text.source_file import SourceFile
 
 LIMIT = 2.0
 

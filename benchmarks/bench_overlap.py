@@ -15,7 +15,8 @@ sides; repeats are interleaved, so that a noisy machine is noisy for everybody.
 `computing` is what the busiest process of a contender computed in a step: how much work there is and how well it is
 divided, on a machine that others use as well. `profiled` is what the planner foretold before any step, of the step, of
 computing and of the bubble; `expected` what it expected of each measured step by those before it
-(`gemini.runtime.overlap.rehearsal`), the median of all; `÷ it` the median of the steps as multiples of these. With
+(`gemini.runtime.pipelined.measured_schedule`), the median of all; `÷ it` the median of the steps as multiples of these.
+With
 `--seconds` the whole run takes no longer; contenders that are clearly not the fastest of their side are then not
 repeated.
 
@@ -47,7 +48,7 @@ from overlap_peers import CHAINS, Peers, Task, cpu_seconds, pin
 from overlap_progress import PROGRESS
 
 from gemini.errors import GeminiError
-from gemini.profiling.device import find_device
+from gemini.profiling.measured_device import find_device
 from gemini.schedule.schedplan import SchedPlan
 
 _GRACE = 10.0  # seconds past the limit: then the run ends wherever it is

@@ -119,8 +119,8 @@ def arguments() -> argparse.Namespace:
 
 
 def prepare(name: str, options: argparse.Namespace) -> Bench:
-    from gemini.profiling.cpu import CpuDevice
-    from gemini.profiling.device import find_device
+    from gemini.profiling.cpu_device import CpuDevice
+    from gemini.profiling.measured_device import find_device
 
     device = CpuDevice(clock=options.clock) if options.device == "cpu" else find_device(options.device)
     with device.torch_device:  # a GPU draws random weights in no time
@@ -210,8 +210,8 @@ class Watch:
 # ── cost ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cost(bench: Bench, options: argparse.Namespace) -> list[str]:
     """What `pipe_model` takes and what its stages lose, in eager training steps."""
-    from gemini.allocator import freed_memory_kept
     from gemini.errors import GeminiError
+    from gemini.malloc import freed_memory_kept
     from gemini.pipe import pipe_model
 
     eager = statistics.median([bench.step(bench.model) for _ in range(4)][1:])

@@ -175,8 +175,8 @@ class Bench:
     """One model on one device."""
 
     def __init__(self, name: str, options: argparse.Namespace) -> None:
-        from gemini.profiling.cpu import CpuDevice
-        from gemini.profiling.device import find_device
+        from gemini.profiling.cpu_device import CpuDevice
+        from gemini.profiling.measured_device import find_device
 
         self.name = name
         self.device = CpuDevice(clock=options.clock) if options.device == "cpu" else find_device(options.device)

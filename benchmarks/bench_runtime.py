@@ -91,9 +91,9 @@ class Gpt(nn.Module):
 
 
 def call() -> list[tuple[str, float, float]]:
-    from gemini.runtime.controller import dispatch
-    from gemini.runtime.controller.crew import Crew
-    from gemini.runtime.controller.managed import Managed
+    from gemini.runtime.interception import dispatch
+    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.pool.worker_pool import Crew
 
     crew = Crew(1, 1)
     try:
@@ -191,9 +191,9 @@ def _gloo(data: torch.Tensor) -> list[float]:
 
 
 def start() -> list[tuple[str, float, float]]:
-    from gemini.runtime.controller import dispatch
-    from gemini.runtime.controller.crew import Crew
-    from gemini.runtime.controller.managed import Managed
+    from gemini.runtime.interception import dispatch
+    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.pool.worker_pool import Crew
 
     model, ids = Gpt(), torch.randint(0, 8192, (1, 128))
     with torch.no_grad():
@@ -229,9 +229,9 @@ def measure_memory(workers: int) -> None:
     base = _share(empty)
     model, pids = Gpt(), [os.getpid()]
     if workers:
-        from gemini.runtime.controller import dispatch
-        from gemini.runtime.controller.crew import Crew
-        from gemini.runtime.controller.managed import Managed
+        from gemini.runtime.interception import dispatch
+        from gemini.runtime.interception.managed_model import Managed
+        from gemini.runtime.pool.worker_pool import Crew
 
         crew = Crew(workers, 1)
         dispatch.manage(model, Managed(model, crew, quiet=True))

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from gemini.errors import WorkerError
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
 from gemini.runtime.devices.cuda import CudaSegment
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 
 STEPS, BATCH, LENGTH, WORDS = 4, 8, 128, 30522
 Row = tuple[str, float, float]

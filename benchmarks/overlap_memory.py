@@ -22,8 +22,8 @@ from overlap_models import WORKLOADS
 from overlap_peers import Task
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.partition.figures import Memory
-from gemini.runtime.controller import dispatch
+from gemini.partition.analysis.stage_figures import Memory
+from gemini.runtime.interception import dispatch
 
 LIMIT = 1.10
 STEPS = 3

@@ -17,16 +17,16 @@ from overlap_progress import PROGRESS
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.contention import among, measure
-from gemini.planner.layouts import layouts
-from gemini.planner.scheduling import choose
+from gemini.planner.plan_request import Wish
+from gemini.planner.schedule_choice import choose
+from gemini.planner.stage_layouts import layouts
 from gemini.planner.step_plan import StepPlan
-from gemini.planner.wish import Wish
 from gemini.report.step_trace import StepTrace
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.probing import speeds_of
-from gemini.runtime.executor.request import StepResult
-from gemini.runtime.overlap.kinds import Kind
-from gemini.runtime.overlap.tracing import trace_of
+from gemini.runtime.interception import dispatch
+from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.step_request import StepResult
+from gemini.runtime.pipelined.trace_events import trace_of
+from gemini.runtime.pool.speed_probe import speeds_of
 
 AUTO = "auto"
 PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")

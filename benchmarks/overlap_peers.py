@@ -24,7 +24,7 @@ import torch.distributed as dist
 from overlap_models import WORKLOADS, Workload, in_equal_parts
 from overlap_progress import PROGRESS
 
-from gemini.allocator import keep_freed_memory
+from gemini.malloc import keep_freed_memory
 
 # torch's schedules: the name of the class, stages a rank, and whether these lie in a V rather than in a loop.
 CHAINS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gemini.compiler import GeminiCompiler
-    from gemini.config import GeminiConfig
-    from gemini.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
+    from gemini.config.gemini_config import GeminiConfig
+    from gemini.config.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
     from gemini.pipe.entry import pipe_model
 
 __version__ = "0.1.0"
@@ -23,7 +23,11 @@ __all__ = [
     "sharding_and_pipeline",
 ]
 
-_HOMES = {"GeminiCompiler": "gemini.compiler", "GeminiConfig": "gemini.config", "pipe_model": "gemini.pipe.entry"}
+_HOMES = {
+    "GeminiCompiler": "gemini.compiler",
+    "GeminiConfig": "gemini.config.gemini_config",
+    "pipe_model": "gemini.pipe.entry",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -32,6 +36,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'gemini' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES.get(name, "gemini.modes")), name)
+    value = getattr(import_module(_HOMES.get(name, "gemini.config.modes")), name)
     globals()[name] = value
     return value

@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gemini.config import GeminiConfig
+from gemini.config.gemini_config import GeminiConfig
+from gemini.config.modes import Mode
 from gemini.errors import ConfigError, Fault
-from gemini.modes import Mode
 
 if TYPE_CHECKING:
     from torch import nn
 
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.overlap.kinds import Planner
+    from gemini.runtime.pipelined.call_signature import Planner
 
 Model = TypeVar("Model", bound="nn.Module")
 
@@ -45,7 +45,7 @@ class GeminiCompiler:
             )
         settings = config or GeminiConfig.load()
         if settings.asks_for_workers:
-            from gemini.runtime.start import start
+            from gemini.runtime.session import start
 
             start(model, settings, planner_for(settings))
         elif not settings.quiet:
@@ -60,7 +60,7 @@ class GeminiCompiler:
 def check_schedule(config: GeminiConfig) -> None:
     """Where a plan is asked for by its file, raise what is wrong with it: before a program, or a worker, starts."""
     if config.schedule.endswith(".json") and config.worker_count > 1 and config.mode.pipelines:
-        from gemini.schedule.asked import asked_plan
+        from gemini.schedule.user_plan import asked_plan
 
         asked_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
 
@@ -74,8 +74,8 @@ def planner_for(config: GeminiConfig) -> Planner | None:
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
 
     def plan(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
-        from gemini.planner.planning import plan_step
-        from gemini.planner.wish import Wish
+        from gemini.planner.plan_request import Wish
+        from gemini.planner.step_planner import plan_step
 
         limit = None if config.memory_limit is None else config.memory_limit / 2**20
         threads = max(1, len(os.sched_getaffinity(0)) // count)

@@ -8,7 +8,7 @@ from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig, pipeline
 from gemini.errors import ConfigError, InvalidPlanError
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 from gemini.schedule.library import library
 
 

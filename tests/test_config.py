@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini import GeminiConfig, Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
-from gemini.config import setting_names
+from gemini.config.gemini_config import setting_names
 from gemini.errors import ConfigError
 
 MAPPING = {"stage_0": {"shard_0": "cuda:0", "shard_1": "cuda:0"}, "stage_1": {"shard_0": "cuda:1", "shard_1": "cpu"}}

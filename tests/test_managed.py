@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini import managed
-from gemini.managed.stand_ins import NAMES
+from gemini.launcher import script_api as managed
+from gemini.launcher.script_api.cuda_stubs import NAMES
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="these devices are absent only without CUDA")
 

@@ -1,7 +1,7 @@
 """Capture: any PyTorch model as a graph that can be run, cut, drawn and saved."""
 
 from gemini.capture.entry import capture
-from gemini.capture.graph import Graph
-from gemini.capture.node import Guard, Node, TensorMeta
+from gemini.ir.graph import Graph
+from gemini.ir.node import Guard, Node, TensorMeta
 
 __all__ = ["Graph", "Guard", "Node", "TensorMeta", "capture"]

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.batches import opens_leaves
-from gemini.capture.binding import Call
-from gemini.capture.granularity import make_granularity
-from gemini.capture.graph import Graph
-from gemini.capture.refinement import Refinement
-from gemini.capture.variants import Variants
+from gemini.capture.batch_dim import opens_leaves
+from gemini.capture.call_binding import Call
+from gemini.capture.driver import Refinement
+from gemini.capture.leaf_policy import make_granularity
+from gemini.capture.specialize import Variants
 from gemini.errors import CaptureError
+from gemini.ir.graph import Graph
 
 
 def capture(

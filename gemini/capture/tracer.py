@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gemini.capture import reads
-from gemini.capture.granularity import Granularity
-from gemini.capture.interception import intercepted
-from gemini.capture.numbers import Expr
-from gemini.capture.sketch import sketch
-from gemini.capture.state import torch_randomness
-from gemini.capture.targets import op_name
-from gemini.capture.values import strip, tensors
-from gemini.capture.whole import Job, WholeCalls
+from gemini.capture import concretize
+from gemini.capture.leaf_policy import Granularity
+from gemini.capture.opaque_calls import Job, WholeCalls
+from gemini.capture.out_spec import sketch
+from gemini.capture.patches import intercepted
+from gemini.ir.encode import strip, tensors
+from gemini.ir.op_targets import op_name
+from gemini.ir.symint import Expr
+from gemini.snapshot.model_state import torch_randomness
 
 
 class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
@@ -71,16 +71,16 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
 
     def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = op_name(func)
-        short = reads.short_name(name)
-        if short in reads.SIZES:
-            return reads.read_size(self, short, func, args, kwargs)
+        short = concretize.short_name(name)
+        if short in concretize.SIZES:
+            return concretize.read_size(self, short, func, args, kwargs)
         casts = short == "type" and (len(args) > 1 or kwargs)  # else it only says the type
-        if (short in reads.STATIC and not casts) or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
+        if (short in concretize.STATIC and not casts) or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
             return func(*strip(args), **strip(kwargs))
-        if short in reads.REFUSED or not name:
+        if short in concretize.REFUSED or not name:
             self.refuse(f"{short or getattr(func, '__name__', func)!s} leaves the tensor world")
-        if short in reads.READS:
-            return reads.read_value(self, func, args)
+        if short in concretize.READS:
+            return concretize.read_value(self, func, args)
         return self._record(func, name, args, kwargs)
 
     def _chance(self, output: Any) -> None:
@@ -95,7 +95,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         form_args, form_kwargs = self.encode(args), self.encode(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         before = self.storages.versions(given)
-        for at in reads.undeclared_writes(name, args, kwargs):
+        for at in concretize.undeclared_writes(name, args, kwargs):
             before[at] -= 1
         random = torch_randomness()
         output = func(*strip(args), **strip(kwargs))
@@ -103,16 +103,16 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
             self._chance(output)
         made = list(tensors(output))
         if not made and output is not None:
-            return reads.record_read(self, name, form_args, form_kwargs, output)
+            return concretize.record_read(self, name, form_args, form_kwargs, output)
         if not made and not given:
             return None
-        node = self.start("op", f"{self.here()}{reads.short_name(name)}", name, form_args, form_kwargs)
+        node = self.start("op", f"{self.here()}{concretize.short_name(name)}", name, form_args, form_kwargs)
         node.sketch = sketch(output)
         node.random = random != torch_randomness()
         self.effects(node, given, before)
         self.note_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, heavy=False)
-        if isinstance(output, (tuple, list)) and reads.short_name(name) in reads.PARTS:
+        if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
             self._note_parts(given[0])
         return output
 

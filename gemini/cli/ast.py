@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from gemini.errors import InstrumentError, UsageError
 
 if TYPE_CHECKING:
-    from gemini.instrument.text.source import SourceFile
-    from gemini.report.ast_outline import Place
+    from gemini.instrument.inspect.ast_outline import Place
+    from gemini.instrument.text.source_file import SourceFile
 
 SUMMARY = "draw the syntax tree of a script, before or after a pass (.svg, .png, .dot)"
 _ALL = "all passes"
@@ -56,14 +56,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    from gemini.cli.sources import read_source
-    from gemini.instrument.passes.unit import Unit
-    from gemini.report import graphviz
-    from gemini.report.ast_folding import fold
-    from gemini.report.ast_outline import outline
-    from gemini.report.ast_picture import to_dot
+    from gemini import dot_render
+    from gemini.cli.source_arguments import read_source
+    from gemini.instrument.inspect.ast_folds import fold
+    from gemini.instrument.inspect.ast_outline import outline
+    from gemini.instrument.inspect.ast_picture import to_dot
+    from gemini.instrument.passes.pass_input import Unit
 
-    graphviz.check_suffix(args.output)
+    dot_render.check_suffix(args.output)
     source = read_source(args.script)
     changed: set[ast.AST] = set()
     note = "the syntax tree"
@@ -74,7 +74,7 @@ def _draw(args: argparse.Namespace) -> int:
     most = args.max_nodes or (None if args.full else _MOST_BOXES)
     nodes = sum(1 for _ in ast.walk(source.tree))
     fold(root, depth=args.depth, most=most)
-    graphviz.write(to_dot(root, title=Path(args.script).name, note=note), args.output)
+    dot_render.write(to_dot(root, title=Path(args.script).name, note=note), args.output)
     if args.after is not None and not changed:
         print("no pass changes this file", file=sys.stderr)
     print(f"{args.output}: {root.count - 1} boxes for {nodes} nodes")
@@ -83,9 +83,9 @@ def _draw(args: argparse.Namespace) -> int:
 
 def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
     """The source after the passes, and the nodes of its tree that they brought."""
-    from gemini.instrument.applying.manager import PassManager
-    from gemini.instrument.applying.registry import select
-    from gemini.instrument.output.comparison import new_nodes
+    from gemini.instrument.output.new_nodes import new_nodes
+    from gemini.instrument.pass_manager.manager import PassManager
+    from gemini.instrument.pass_manager.registry import select
 
     passes = select() if chosen == _ALL else select([chosen])
     done = PassManager(passes, notice=lambda line: print(f"gemini ast: {line}", file=sys.stderr)).run(source)
@@ -95,7 +95,7 @@ def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
 
 def _kinds(source: SourceFile) -> dict[tuple[Place, bool], str]:
     """The kind of every recognised node, by its place; where there are several, the most telling one."""
-    from gemini.instrument.dsl import KINDS, recognise
+    from gemini.instrument.inspect import KINDS, recognise
 
     order = list(KINDS)
     kinds: dict[tuple[Place, bool], str] = {}

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, TextIO
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
-    from gemini.instrument.output.dump import Dump
+    from gemini.instrument.output.dump_writer import Dump
 
 SUMMARY = "write a program's instrumented sources, or show the changes as a patch"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gemini dump`."""
-    from gemini.cli.sources import add_program_arguments
+    from gemini.cli.source_arguments import add_program_arguments
 
     add_program_arguments(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder: new, empty, or an earlier dump")
@@ -59,19 +59,19 @@ def show(
     packages: Sequence[str] = (),
 ) -> int:
     """Write the dump of a program to `output`, print the patch with `diff`; returns the exit code."""
-    from gemini.cli.sources import read_program
-    from gemini.instrument.applying.manager import PassManager
-    from gemini.instrument.applying.registry import select
-    from gemini.instrument.output import dump
+    from gemini.cli.source_arguments import read_program
+    from gemini.instrument.output import dump_writer
+    from gemini.instrument.pass_manager.manager import PassManager
+    from gemini.instrument.pass_manager.registry import select
 
     if output is not None:
-        dump.check_folder(output)  # before any work
+        dump_writer.check_folder(output)  # before any work
     manager = PassManager(select(passes, skip, notice=_notice), notice=_notice)
     manager.schedule()
     tree = read_program(script, module, packages)
-    made = dump.make(tree.own(), manager, module=module or "", argv0=script or "")
+    made = dump_writer.make(tree.own(), manager, module=module or "", argv0=script or "")
     if output is not None:
-        dump.write(made, output)
+        dump_writer.write(made, output)
         _say_what_was_written(made, output, to=sys.stderr if diff else sys.stdout)
     if diff:
         _print_patch(made)
@@ -79,7 +79,7 @@ def show(
 
 
 def _print_patch(made: Dump) -> None:
-    from gemini.instrument.output.diff import unified
+    from gemini.instrument.output.source_diff import unified
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     encoding = sys.stdout.encoding or "utf-8"

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the stories of the last run."""
-    from gemini.report.journal import read_newest
+    from gemini.report.run_journal import read_newest
 
     stories = read_newest(args.run_folder)
     if args.json:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
-    from gemini.instrument.dsl import Finding
+    from gemini.instrument.inspect import Finding
 
 SUMMARY = "list the models, layers, losses, optimizers, loops and devices in a script"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `gemini inspect`."""
-    from gemini.cli.sources import add_program_arguments
+    from gemini.cli.source_arguments import add_program_arguments
 
     add_program_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings."""
-    from gemini.cli.sources import read_program
-    from gemini.instrument.dsl import recognise
+    from gemini.cli.source_arguments import read_program
+    from gemini.instrument.inspect import recognise
 
     kinds = _kinds(args.kind)
     tree = read_program(args.script, args.module, args.instrument)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(findings: Sequence[Finding], paths: Sequence[str], *, as_json: bool) -> None:
-    from gemini.report import findings_table
+    from gemini.instrument.inspect import findings_table
 
     if as_json:
         print(findings_table.to_json(findings, paths))
@@ -65,8 +65,8 @@ def _show(findings: Sequence[Finding], paths: Sequence[str], *, as_json: bool) -
 
 
 def _kinds(given: Sequence[str]) -> set[str]:
-    from gemini.instrument.dsl import KINDS
-    from gemini.suggest import remedy
+    from gemini.instrument.inspect import KINDS
+    from gemini.nearest_name import remedy
 
     wanted = {name.strip().replace("-", " ") for text in given for name in text.split(",") if name.strip()}
     unknown = sorted(wanted - set(KINDS))

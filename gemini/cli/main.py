@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from gemini.errors import GeminiError
-from gemini.suggest import nearest
+from gemini.nearest_name import nearest
 
 COMMANDS = {
     "profile": "gemini.cli.profile",

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemini.cli.partition_options import add_partition_arguments, partition_options
+from gemini.cli.partition_flags import add_partition_arguments, partition_options
 from gemini.cli.progress import Bar
 from gemini.errors import PartitionError, UsageError
 
 if TYPE_CHECKING:
-    from gemini.capture.graph import Graph
+    from gemini.ir.graph import Graph
     from gemini.partition import Analysis, Options, Partition
-    from gemini.profiling.result import Profile
+    from gemini.profiling.profile_result import Profile
 
 SUMMARY = "cut a model into balanced stages, and compare ways to do it"
 DEFAULT = "exact"
@@ -79,11 +79,11 @@ class _Result:
 
 def _checked(args: argparse.Namespace) -> Options:
     """All that can be found wrong before the model is built."""
-    from gemini.partition.picture import check_suffix
-    from gemini.partition.prediction import find_schedule
+    from gemini.partition.analysis.analysis_picture import check_suffix
     from gemini.partition.registry import find_partitioner
+    from gemini.partition.step_estimate import find_schedule
     from gemini.profiling import find_device
-    from gemini.profiling.specs import find_spec
+    from gemini.profiling.device_specs import find_spec
 
     if args.nparts < 1:
         raise PartitionError(f"{args.nparts} parts\n    → ask for 1 or more")

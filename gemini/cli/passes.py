@@ -7,7 +7,7 @@ import json
 from typing import NamedTuple
 
 from gemini.errors import PassError
-from gemini.instrument.applying.registry import Registered, available
+from gemini.instrument.pass_manager.registry import Registered, available
 
 SUMMARY = "list the passes over source, with who brings them and what they do"
 

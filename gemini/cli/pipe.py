@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemini.cli.partition_options import add_partition_arguments, partition_options
+from gemini.cli.partition_flags import add_partition_arguments, partition_options
 from gemini.cli.progress import Bar
 from gemini.errors import UsageError
 

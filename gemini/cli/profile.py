@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from gemini.cli.progress import Bar
 from gemini.errors import ProfileError, UsageError
-from gemini.suggest import remedy
+from gemini.nearest_name import remedy
 
 if TYPE_CHECKING:
-    from gemini.profiling.result import Profile
+    from gemini.profiling.profile_result import Profile
 
 SUMMARY = "measure or estimate the time and memory of every part of a model"
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         return _link(args)
     if args.target is None:
         raise UsageError("nothing to profile\n    → gemini profile package.module:function, or --link")
-    from gemini.report.profile_table import profile_text
+    from gemini.profiling.profile_table import profile_text
 
     found = _profile(args)
     if args.save:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> Profile:
     from gemini.capture import capture
     from gemini.profiling import find_device, profile
-    from gemini.profiling.specs import find_spec
+    from gemini.profiling.device_specs import find_spec
 
     if args.device is not None:
         find_device(args.device)  # a wrong name is told before the model is built
@@ -83,7 +83,7 @@ def _profile(args: argparse.Namespace) -> Profile:
 
 
 def _link(args: argparse.Namespace) -> int:
-    from gemini.profiling.links import profile_link
+    from gemini.profiling.link_profile import profile_link
 
     link = profile_link()
     if args.save:

@@ -9,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from gemini.cli.options import Invocation
-    from gemini.instrument.launch.session import Session
+    from gemini.cli.launcher_flags import Invocation
+    from gemini.launcher.process.launch_session import Session
 
 USAGE_ERROR = 2
 
@@ -31,20 +31,20 @@ def main() -> NoReturn:
 
 def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     """Do what the arguments ask; returns only where no program is run."""
-    from gemini.cli import options
+    from gemini.cli import launcher_flags
 
-    invocation = options.parse(argv)
+    invocation = launcher_flags.parse(argv)
     if invocation.has("--help"):
-        print(options.help_text())
+        print(launcher_flags.help_text())
         return 0
     if invocation.has("--version"):
         print(_version())
         return 0
     if invocation.kind == "nothing":
-        if any(flag in options.PYTHON_HELP for flag in invocation.flags):
+        if any(flag in launcher_flags.PYTHON_HELP for flag in invocation.flags):
             _plain(invocation)
         if os.isatty(0):
-            print(options.usage(), file=sys.stderr)
+            print(launcher_flags.usage(), file=sys.stderr)
             print("    → name a program to run; gemini_python --help lists the options", file=sys.stderr)
             return USAGE_ERROR
         invocation.kind = "stdin"
@@ -53,14 +53,14 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     quiet = _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
-    from gemini.instrument.launch.start import start
+    from gemini.launcher.process.launch import start
 
     start(invocation, _session(invocation, quiet))
 
 
 def _look_in_the_library_first() -> None:
     """Put the user's folders last on our own search path: a ``types.py`` there is for their program to import."""
-    from gemini.instrument.launch.shadows import library_path
+    from gemini.launcher.process.import_isolation import library_path
 
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
         del sys.path[0]
@@ -69,9 +69,9 @@ def _look_in_the_library_first() -> None:
 
 
 def _plain(invocation: Invocation) -> NoReturn:
-    from gemini.instrument.launch import process
+    from gemini.launcher.process import become_python
 
-    process.become(invocation.arguments())
+    become_python.become(invocation.arguments())
 
 
 def _session(invocation: Invocation, quiet: bool) -> Session:
@@ -95,7 +95,7 @@ def _check(invocation: Invocation) -> bool:
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
         return False
     from gemini.compiler import check_schedule
-    from gemini.config import GeminiConfig
+    from gemini.config.gemini_config import GeminiConfig
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_schedule(config)

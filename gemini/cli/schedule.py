@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_placement(args: argparse.Namespace) -> SchedPlan:
     """The placement named on the command line, or read from the file given there."""
-    from gemini.schedule.links import Links
+    from gemini.schedule.link_costs import Links
     from gemini.schedule.placement_file import load_placement
     from gemini.schedule.placements import placement as named
 

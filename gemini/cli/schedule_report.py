@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gemini.schedule.block import Number
-from gemini.schedule.compare import Figures, compare, measure
-from gemini.schedule.grid import format_time
 from gemini.schedule.phases import find_phases
+from gemini.schedule.plan_metrics import Figures, compare, measure
 from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.text_grid import format_time
 
 PLAIN_WIDTH = 120
 MOST_PEAKS_LISTED = 8

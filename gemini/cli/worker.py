@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Listen and serve."""
     import os
 
-    from gemini.runtime.hosts import secret
-    from gemini.runtime.hosts.address import place_at
+    from gemini.config.host_address import place_at
+    from gemini.runtime.hosts import shared_secret
 
     address = place_at(args.listen)
     if address is None:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--threads {args.threads}: must be 1 or more\n    → leave it out to use all cores")
     if sys.platform != "linux":
         raise UsageError(f"workers need Linux, this is {sys.platform}")
-    known = secret.read(args.secret_file)
+    known = shared_secret.read(args.secret_file)
     from gemini.runtime.hosts.listener import Listener
 
     threads = args.threads or len(os.sched_getaffinity(0))

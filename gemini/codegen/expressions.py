@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from gemini.capture.callables import Closure, Method, Partial
-from gemini.capture.forms import Again, Literal, Mapping, Number, Owned, Path, Record, Ref, Sequence, Slice
-from gemini.capture.numbers import Expr
-from gemini.capture.symbols import Symbol, symbol_of
-from gemini.codegen.imports import Imports
+from gemini.codegen.attribute_paths import Paths, attribute, is_name
+from gemini.codegen.expression_text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, sliced, subscript
+from gemini.codegen.import_block import Imports
 from gemini.codegen.literals import literal, string
-from gemini.codegen.naming import unique
-from gemini.codegen.paths import Paths, attribute, is_name
-from gemini.codegen.text import COMPARE, PLUS, POWER, TIMES, UNARY, Text, infix, sliced, subscript
+from gemini.codegen.value_names import unique
 from gemini.errors import GenerateError
+from gemini.ir.callables import Closure, Method, Partial
+from gemini.ir.import_paths import Symbol, symbol_of
+from gemini.ir.pytree import Again, Literal, Mapping, Number, Owned, Path, Record, Ref, Sequence, Slice
+from gemini.ir.symint import Expr
 
 _INFIX = {
     "add": ("+", PLUS), "sub": ("-", PLUS), "mul": ("*", TIMES), "floordiv": ("//", TIMES), "truediv": ("/", TIMES),
@@ -249,7 +249,7 @@ class Expressions:
 
     def call_op(self, name: str, args: Any, kwargs: Any) -> Text:
         """A torch function, called."""
-        from gemini.codegen.operations import operation
+        from gemini.codegen.op_text import operation
 
         return operation(self, name, args, kwargs)
 

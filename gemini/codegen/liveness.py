@@ -6,10 +6,10 @@ statement reads before it sets.
 
 from __future__ import annotations
 
-from gemini.capture.forms import Ref
-from gemini.codegen.binding import Bindings
-from gemini.codegen.naming import unique
-from gemini.codegen.program import Item, Loop, Statement, Variable
+from gemini.codegen.stage_statements import Item, Loop, Statement, Variable
+from gemini.codegen.value_names import unique
+from gemini.codegen.variables import Bindings
+from gemini.ir.pytree import Ref
 
 STRIDE = 4  # positions a statement: what is prepared, the statement, what is read from it afterwards
 

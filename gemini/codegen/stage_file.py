@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from gemini import __version__
-from gemini.capture.forms import Ref
-from gemini.capture.graph import Graph
-from gemini.capture.node import MODULES, Node
-from gemini.codegen.formatting import WIDTH, wrapped
-from gemini.codegen.imports import Imports
-from gemini.codegen.interface import Interface, Port
-from gemini.codegen.paths import init_lines, is_keyed
-from gemini.codegen.skeleton import Skeleton
-from gemini.partition.partition import Partition
+from gemini.codegen.attribute_paths import init_lines, is_keyed
+from gemini.codegen.formatter import WIDTH, wrapped
+from gemini.codegen.import_block import Imports
+from gemini.codegen.stage_interface import Interface, Port
+from gemini.codegen.stage_modules import Skeleton
+from gemini.ir.graph import Graph
+from gemini.ir.node import MODULES, Node
+from gemini.ir.pytree import Ref
+from gemini.partition.assignment import Partition
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,24 @@ from collections.abc import Mapping as MappingType
 from dataclasses import replace
 from typing import Any
 
-from gemini.capture.forms import Again, Mapping, Record, Ref, leaves
-from gemini.capture.graph import Graph
-from gemini.capture.node import MODULES, Node
-from gemini.capture.numbers import Expr
-from gemini.capture.symbols import Symbol
-from gemini.codegen.binding import Bindings, containers
+from gemini.batch_analysis.precompute import is_foreign
+from gemini.codegen.attribute_paths import Paths
+from gemini.codegen.expression_text import Text
 from gemini.codegen.expressions import Expressions, followed
-from gemini.codegen.imports import Imports
+from gemini.codegen.import_block import Imports
 from gemini.codegen.literals import string
-from gemini.codegen.naming import unique
-from gemini.codegen.operations import statement as operation_statement
-from gemini.codegen.paths import Paths
-from gemini.codegen.program import Statement, Target, Variable
-from gemini.codegen.skeleton import HELD
-from gemini.codegen.steps import Step
-from gemini.codegen.text import Text
-from gemini.codegen.watching import is_watched
-from gemini.splitting.foreseeing import is_foreign
+from gemini.codegen.op_text import statement as operation_statement
+from gemini.codegen.out_checks import is_watched
+from gemini.codegen.stage_modules import HELD
+from gemini.codegen.stage_statements import Statement, Target, Variable
+from gemini.codegen.stage_steps import Step
+from gemini.codegen.value_names import unique
+from gemini.codegen.variables import Bindings, containers
+from gemini.ir.graph import Graph
+from gemini.ir.import_paths import Symbol
+from gemini.ir.node import MODULES, Node
+from gemini.ir.pytree import Again, Mapping, Record, Ref, leaves
+from gemini.ir.symint import Expr
 
 
 class Statements:
@@ -194,7 +194,7 @@ class Statements:
     def _call(self, node: Node) -> Text:
         text = self._called(node)
         if node.id in self.shares:
-            weigh = self.imports.name("gemini.step.shares", "weigh")
+            weigh = self.imports.name("gemini.batch_analysis.microbatch_weights", "weigh")
             text = Text(f"{weigh}({text}, self.shares[{self.shares[node.id]}])")
         self.lengths[node.id] = len(text.code)
         return text
@@ -207,7 +207,7 @@ class Statements:
             return self.write.call_op(node.target, args, kwargs)
         function = self._function(node)
         if self.shares and is_foreign(self.graph, node):  # whoever reads it gets what the whole batch drew
-            function = f"{self.imports.name('gemini.randomness.foreign', 'still')}({function})"
+            function = f"{self.imports.name('gemini.random_numbers.host_rng', 'still')}({function})"
         if watched:
             function = f"{self.imports.support('checked')}({function}, {string(node.sketch)})"
         if not node.checkpoint:
@@ -223,7 +223,7 @@ class Statements:
         if node.kind in MODULES:
             return self.paths.module(node.target)
         if node.kind == "op":
-            from gemini.codegen.operations import function_text
+            from gemini.codegen.op_text import function_text
 
             return function_text(self.write, node.target)
         module, _, name = node.target.partition(":")

@@ -18,17 +18,22 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gemini.instrument.applying.manager import PassManager
+    from gemini.instrument.pass_manager.manager import PassManager
     from gemini.instrument.passes.base import Pass
+    from gemini.instrument.passes.pass_input import Unit
     from gemini.instrument.passes.pattern import Rewrite
-    from gemini.instrument.passes.unit import Unit
     from gemini.instrument.text.edits import Edit
-    from gemini.instrument.text.source import SourceFile
+    from gemini.instrument.text.source_file import SourceFile
 
 __all__ = ["Edit", "Pass", "PassManager", "Rewrite", "SourceFile", "Unit"]
 
-_HOMES = {"Edit": "text.edits", "Pass": "passes.base", "PassManager": "applying.manager", "Rewrite": "passes.pattern"}
-_HOMES |= {"SourceFile": "text.source", "Unit": "passes.unit"}
+_HOMES = {
+    "Edit": "text.edits",
+    "Pass": "passes.base",
+    "PassManager": "pass_manager.manager",
+    "Rewrite": "passes.pattern",
+}
+_HOMES |= {"SourceFile": "text.source_file", "Unit": "passes.pass_input"}
 
 
 def __getattr__(name: str) -> object:

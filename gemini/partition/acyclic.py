@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 
 from gemini.errors import PartitionError
-from gemini.partition.problem import Problem
+from gemini.partition.local_search.acyclic_moves import rearrange
+from gemini.partition.local_search.initial import starts
+from gemini.partition.local_search.item_moves import refine
+from gemini.partition.local_search.score import Answer, finish, judge_state, within_slack
+from gemini.partition.local_search.search_state import State
+from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
-from gemini.partition.search.judging import Answer, finish, judge_state, within_slack
-from gemini.partition.search.quotient import rearrange
-from gemini.partition.search.refinement import refine
-from gemini.partition.search.starts import starts
-from gemini.partition.search.state import State
 
 _STARTS = (3, 12)  # at least, at most
 _EFFORT = 6000  # items, of all starts together

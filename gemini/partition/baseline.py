@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.capture.graph import Graph
-from gemini.capture.node import Node
 from gemini.errors import PartitionError
-from gemini.partition.building import build_problem
-from gemini.partition.options import Options
-from gemini.partition.partition import Partition
-from gemini.partition.problem import Problem
+from gemini.ir.graph import Graph
+from gemini.ir.node import Node
+from gemini.partition.assignment import Partition
+from gemini.partition.partition_options import Options
+from gemini.partition.partition_problem import Problem
+from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import Assignment
-from gemini.profiling.result import Profile
+from gemini.profiling.profile_result import Profile
 
 NAME = "equal-layers"
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from gemini.capture.graph import Graph
 from gemini.errors import PartitionError
-from gemini.partition.building import build_problem
-from gemini.partition.limits import check_limits, check_memory, explained
-from gemini.partition.options import Options
-from gemini.partition.partition import Partition
-from gemini.partition.problem import Problem
+from gemini.ir.graph import Graph
+from gemini.partition.assignment import Partition
+from gemini.partition.infeasible import check_limits, check_memory, explained
+from gemini.partition.partition_options import Options
+from gemini.partition.partition_problem import Problem
+from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import Assignment, find_partitioner
-from gemini.profiling.result import Profile
+from gemini.profiling.profile_result import Profile
 
 Stages = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]  # members of each stage, and its worker
 

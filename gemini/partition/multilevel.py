@@ -14,11 +14,11 @@ import random
 from dataclasses import dataclass
 
 from gemini.partition.acyclic import acyclic_answers, improved
-from gemini.partition.problem import Problem
+from gemini.partition.local_search.clusters import Clusters, contract, pairs, siblings
+from gemini.partition.local_search.initial import check_size
+from gemini.partition.local_search.score import Answer, finish, judge, within_slack
+from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
-from gemini.partition.search.clustering import Clusters, contract, pairs, siblings
-from gemini.partition.search.judging import Answer, finish, judge, within_slack
-from gemini.partition.search.starts import check_size
 
 _TRIES = 2
 _STARTS = 4  # at the coarsest level

@@ -16,8 +16,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from gemini.errors import PartitionError
-from gemini.partition.problem import Problem
-from gemini.suggest import nearest
+from gemini.nearest_name import nearest
+from gemini.partition.partition_problem import Problem
 
 GROUP = "gemini.partitioners"
 

@@ -17,16 +17,16 @@ import torch
 from torch import nn
 
 from gemini.errors import PartitionError
-from gemini.partition.options import Options
-from gemini.pipe.piped import Piped
+from gemini.partition.partition_options import Options
+from gemini.pipe.piped_model import Piped
 
 if TYPE_CHECKING:
-    from gemini.capture.graph import Graph
-    from gemini.codegen.generate import StageCode
-    from gemini.partition.partition import Partition
-    from gemini.profiling.device import Device
-    from gemini.profiling.result import Profile
-    from gemini.profiling.specs import DeviceSpec
+    from gemini.codegen.stage_generator import StageCode
+    from gemini.ir.graph import Graph
+    from gemini.partition.assignment import Partition
+    from gemini.profiling.device_specs import DeviceSpec
+    from gemini.profiling.measured_device import Device
+    from gemini.profiling.profile_result import Profile
 
 Progress = Callable[[int, int, str], None]
 
@@ -104,7 +104,7 @@ class _Flow:
 
     def cache_folder(self) -> Path | None:
         """Where graphs are kept: beside profiles, or in the folder that was named."""
-        from gemini.profiling.cache import default_folder
+        from gemini.profiling.profile_cache import default_folder
 
         if isinstance(self.cache, bool):
             return default_folder().parent / "graphs" if self.cache else None
@@ -150,11 +150,11 @@ def check_request(
     overwrite: bool = False,
 ) -> None:
     """Raise what can be known to be wrong without a model: names, numbers, the folder."""
-    from gemini.partition.prediction import find_schedule
     from gemini.partition.registry import find_partitioner
-    from gemini.pipe.folder import check_replaceable
-    from gemini.profiling.device import find_device
-    from gemini.profiling.specs import find_spec
+    from gemini.partition.step_estimate import find_schedule
+    from gemini.pipe.stage_folder import check_replaceable
+    from gemini.profiling.device_specs import find_spec
+    from gemini.profiling.measured_device import find_device
 
     if nparts < 1:
         raise PartitionError(f"{nparts} parts\n    → ask for 1 or more")
@@ -171,7 +171,7 @@ def check_request(
 
 # ── the steps ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def _capture(flow: _Flow, _: Progress) -> None:
-    from gemini.pipe.kept_graphs import capture_or_reuse
+    from gemini.cache.graphs import capture_or_reuse
 
     if flow.known_graph is not None:
         flow.graph = flow.known_graph

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gemini import __version__
-from gemini.capture.forms import Ref
 from gemini.errors import ArtifactError
-from gemini.pipe.stages import stage_file
+from gemini.ir.pytree import Ref
+from gemini.pipe.live_stages import stage_file
 
 if TYPE_CHECKING:
-    from gemini.codegen.interface import Interface, Port
-    from gemini.pipe.piped import Piped
+    from gemini.codegen.stage_interface import Interface, Port
+    from gemini.pipe.piped_model import Piped
 
 FORMAT = 1
 NAME = "manifest.json"

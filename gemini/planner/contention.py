@@ -20,9 +20,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gemini.profiling.costs import NodeCost
-from gemini.profiling.result import Profile
-from gemini.speed import Speed
+from gemini.profiling.host_speed import Speed
+from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.profile_result import Profile
 
 _MOST = 3.0  # times as slow; more than that is not contention but a machine that others use
 _PATIENCE = 20.0  # seconds

@@ -21,15 +21,15 @@ from functools import cached_property
 
 import torch
 
-from gemini.capture.forms import Ref
-from gemini.capture.graph import Graph
-from gemini.capture.node import Node, TensorMeta
-from gemini.partition.partition import Partition
-from gemini.profiling.costs import NodeCost
-from gemini.profiling.device import MB
-from gemini.profiling.flow import tensor_inputs, tensor_outputs, value_size
-from gemini.profiling.held import HELD
-from gemini.profiling.result import Profile
+from gemini.ir.graph import Graph
+from gemini.ir.node import Node, TensorMeta
+from gemini.ir.pytree import Ref
+from gemini.partition.assignment import Partition
+from gemini.profiling.gradient_flow import tensor_inputs, tensor_outputs, value_size
+from gemini.profiling.measured_device import MB
+from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.node_tensors import HELD
+from gemini.profiling.profile_result import Profile
 
 # On a CPU, measured with torch 2.13: MKL keeps buffers for the operands of products, oneDNN the code of every layer and
 # size: that of a micro-batch, and that of the whole batch, by which the first calls are dispatched.

@@ -8,18 +8,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gemini.capture.assignments import Left
-    from gemini.capture.batches import BatchPlan
-    from gemini.capture.graph import Graph
-    from gemini.partition.figures import Analysis
-    from gemini.partition.partition import Partition
-    from gemini.pipe.piped import Piped
-    from gemini.planner.tails import TailNodes
-    from gemini.profiling.result import Profile
-    from gemini.randomness.branches import Branches
-    from gemini.randomness.recording import Pattern
+    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.capture.attribute_writes import Left
+    from gemini.capture.batch_dim import BatchPlan
+    from gemini.ir.graph import Graph
+    from gemini.partition.analysis.stage_figures import Analysis
+    from gemini.partition.assignment import Partition
+    from gemini.pipe.piped_model import Piped
+    from gemini.planner.tail_plan import TailNodes
+    from gemini.profiling.profile_result import Profile
+    from gemini.random_numbers.random_branches import Branches
+    from gemini.random_numbers.rng_recorder import Pattern
     from gemini.schedule.schedplan import SchedPlan
-    from gemini.splitting.graphs import GraphForms
 
 
 class UnplannableError(Exception):
@@ -98,14 +98,14 @@ class StepPlan:
     @cached_property
     def is_random(self) -> bool:
         """Whether a step draws random numbers of torch."""
-        from gemini.splitting.foreseeing import is_foreign
+        from gemini.batch_analysis.precompute import is_foreign
 
         return any(node.random and not is_foreign(self.graph, node) for node in self.graph.nodes)
 
     @cached_property
     def left(self) -> tuple[Left, ...]:
         """The attributes that a call sets: their values are in the result of the graph."""
-        from gemini.capture.assignments import left_by
+        from gemini.capture.attribute_writes import left_by
 
         return left_by(self.graph)
 
@@ -118,7 +118,7 @@ class StepPlan:
     @cached_property
     def is_foreign(self) -> bool:
         """Whether it draws from Python's or NumPy's generator."""
-        from gemini.splitting.foreseeing import is_foreign
+        from gemini.batch_analysis.precompute import is_foreign
 
         return any(is_foreign(self.graph, node) for node in self.graph.nodes)
 
@@ -127,7 +127,7 @@ class StepPlan:
         wanted = frozenset(shares)
         if wanted not in self._built:
             from gemini.codegen import generate
-            from gemini.pipe.piped import Piped
+            from gemini.pipe.piped_model import Piped
 
             numbered = {node: at for at, node in enumerate(sorted(wanted))}
             codes = generate(self.graph, self.partition, **({"shares": numbered} if numbered else {}))

@@ -16,11 +16,11 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gemini.partition.figures import Analysis
-from gemini.partition.partition import Partition
-from gemini.planner.heap import Heap
+from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.assignment import Partition
+from gemini.planner.malloc_model import Heap
 from gemini.planner.stage_memory import StageMemories, StageMemory
-from gemini.profiling.device import MB
+from gemini.profiling.measured_device import MB
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block
 from gemini.schedule.schedplan import SchedPlan
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from gemini.capture.binding import Call
-from gemini.capture.graph import Graph
+from gemini.capture.call_binding import Call
 from gemini.errors import ProfileError
-from gemini.profiling.budget import Budget
-from gemini.profiling.cache import Cache, default_folder
-from gemini.profiling.device import Device, find_device
-from gemini.profiling.inputs import input_tensors
-from gemini.profiling.job import Profiling, Progress
-from gemini.profiling.result import Profile
-from gemini.profiling.specs import DeviceSpec, find_spec, spec_like
+from gemini.ir.graph import Graph
+from gemini.profiling.device_specs import DeviceSpec, find_spec, spec_like
+from gemini.profiling.measured_device import Device, find_device
+from gemini.profiling.profile_cache import Cache, default_folder
+from gemini.profiling.profile_inputs import input_tensors
+from gemini.profiling.profile_result import Profile
+from gemini.profiling.profiler import Profiling, Progress
+from gemini.profiling.time_budget import Budget
 
 
 def profile(

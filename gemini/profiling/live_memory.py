@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemini.profiling.device import MB
-from gemini.profiling.work import tensors_of
+from gemini.profiling.flop_count import tensors_of
+from gemini.profiling.measured_device import MB
 
 
 class LiveMemory(TorchDispatchMode):  # type: ignore[misc]

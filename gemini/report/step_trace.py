@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gemini.atomic_files import write_whole
 from gemini.errors import InvalidPlanError, MissingEngineError
 from gemini.schedule.block import Action, Block
 from gemini.schedule.export.perfetto import save_trace
 from gemini.schedule.schedplan import SchedPlan, connect
-from gemini.whole_files import write_whole
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def draw_both(trace: StepTrace, path: Path) -> Path:
     except ImportError as error:
         raise MissingEngineError("matplotlib", "viz", "drawing a step") from error
     from gemini.schedule.draw.figure import render_figure
-    from gemini.schedule.draw.layout import lay_out
+    from gemini.schedule.draw.figure_layout import lay_out
     from gemini.schedule.draw.timeline import timeline
 
     end = max(trace.planned.nsteps, trace.measured.nsteps)

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.runtime.exceptions import Bare
-from gemini.runtime.memory.homes import Home
+from gemini.runtime.exception_transfer import Bare
+from gemini.runtime.memory.shared_layout import Home
 from gemini.runtime.tracebacks import Raising
 from gemini.runtime.transport.link import Link
 
@@ -107,7 +107,7 @@ class Probe(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """What it computes and what it moves: see `gemini.speed`."""
+    """What it computes and what it moves: see `gemini.profiling.host_speed`."""
 
     number: int
     products: float

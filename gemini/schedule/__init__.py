@@ -2,7 +2,7 @@
 
 from gemini.schedule.block import Action, Block
 from gemini.schedule.composer import Composer
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from gemini.schedule.placements import placement
 from gemini.schedule.schedplan import Pattern, Proof, SchedPlan
 

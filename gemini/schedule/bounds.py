@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gemini.schedule.block import Number
-from gemini.schedule.problem import Problem
+from gemini.schedule.placement_problem import Problem
 
 _MAX_DENOMINATOR = 10**9
 

@@ -15,17 +15,17 @@ from dataclasses import replace
 
 from gemini.errors import InfeasibleError, ScheduleError
 from gemini.schedule.block import Number
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from gemini.schedule.phases import find_phases
-from gemini.schedule.problem import Problem, fits, make_problem, memory_limits, numbered
+from gemini.schedule.placement_problem import Problem, fits, make_problem, memory_limits, numbered
 from gemini.schedule.schedplan import Proof, SchedPlan
 from gemini.schedule.search.kernel import Kernel, normalised
 from gemini.schedule.search.latency import latency_kernel
-from gemini.schedule.search.ramps import Ramps
+from gemini.schedule.search.min_memory import slimmest
 from gemini.schedule.search.sequential import Sequence as Order
 from gemini.schedule.search.sequential import fitting_order, sequential_kernel
-from gemini.schedule.search.slim import slimmest
-from gemini.schedule.search.steady import Steady, SteadySearch
+from gemini.schedule.search.steady_state import Steady, SteadySearch
+from gemini.schedule.search.warmup_cooldown import Ramps
 from gemini.schedule.unroll import pattern_of, unroll
 
 _MORE_TO_SHOW = (2, 4)

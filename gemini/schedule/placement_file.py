@@ -13,10 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemini.errors import PlacementError
-from gemini.schedule.asap import asap
+from gemini.schedule.asap_times import asap
 from gemini.schedule.block import Block
-from gemini.schedule.files import FORMAT, from_field, links_from_field
-from gemini.schedule.jsonfields import Field, read_json
+from gemini.schedule.json_reader import Field, read_json
+from gemini.schedule.plan_files import FORMAT, from_field, links_from_field
 from gemini.schedule.schedplan import SchedPlan
 
 _KEYS = ("id", "type", "span", "memory", "devices", "after", "stage", "bytes")

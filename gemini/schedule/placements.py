@@ -28,10 +28,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemini.errors import PlacementError
-from gemini.schedule.asap import asap
+from gemini.nearest_name import remedy
+from gemini.schedule.asap_times import asap
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number, plain_number
 from gemini.schedule.schedplan import SchedPlan
-from gemini.suggest import remedy
 
 PerStage = Number | Sequence[Number]
 

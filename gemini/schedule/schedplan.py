@@ -20,7 +20,7 @@ from pathlib import Path
 
 from gemini.errors import PlacementError, ScheduleError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block, Number, is_number
-from gemini.schedule.links import FREE, Links
+from gemini.schedule.link_costs import FREE, Links
 
 __all__ = ["Block", "Pattern", "Proof", "SchedPlan"]
 
@@ -346,7 +346,7 @@ class SchedPlan:
 
     def tighten(self) -> SchedPlan:
         """Every block as early as the order on its devices and its dependencies allow."""
-        from gemini.schedule.timing import earliest_starts
+        from gemini.schedule.earliest_times import earliest_starts
 
         return self.retimed(earliest_starts(self))
 
@@ -369,14 +369,14 @@ class SchedPlan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON that `load` reads back without loss."""
-        from gemini.schedule.files import save
+        from gemini.schedule.plan_files import save
 
         return save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path) -> SchedPlan:
         """Read a plan that `save` wrote."""
-        from gemini.schedule.files import load
+        from gemini.schedule.plan_files import load
 
         return load(Path(path))
 
@@ -392,7 +392,7 @@ class SchedPlan:
         return plan
 
     def __repr__(self) -> str:
-        from gemini.schedule.grid import grid
+        from gemini.schedule.text_grid import grid
 
         return grid(self)
 

@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from gemini.errors import InvalidPlanError, PlacementError
 from gemini.schedule.block import Block, Number, canonical_type
-from gemini.schedule.grid import format_time
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from gemini.schedule.schedplan import SchedPlan, connect
+from gemini.schedule.text_grid import format_time
 
 Spans = Callable[[Block], Number] | Mapping[int, Number] | Mapping[str, Number]
 

@@ -14,11 +14,11 @@ from functools import partial
 
 from gemini.errors import ScheduleError
 from gemini.schedule.block import Block, Number
-from gemini.schedule.problem import Problem, make_problem
+from gemini.schedule.placement_problem import Problem, make_problem
 from gemini.schedule.schedplan import Pattern, SchedPlan
 from gemini.schedule.search.kernel import Kernel
-from gemini.schedule.search.listing import Starts
-from gemini.schedule.search.ramps import Ramps
+from gemini.schedule.search.list_scheduler import Starts
+from gemini.schedule.search.warmup_cooldown import Ramps
 
 
 def unroll(plan: SchedPlan, nmicros: int) -> SchedPlan:

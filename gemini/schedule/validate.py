@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 
 from gemini.errors import InvalidPlanError, PlacementError
 from gemini.schedule.block import Block, Number
-from gemini.schedule.grid import format_time, grid
 from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.text_grid import format_time, grid
 
 TOLERANCE = 1e-9
 _MAX_LISTED = 20

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.binding import Call
-from gemini.capture.checks import Checks
-from gemini.capture.gradients import backward, digest, kept, way_back
-from gemini.capture.state import Saved
+from gemini.capture.call_binding import Call
+from gemini.capture.verify.gradient_record import backward, digest, kept, way_back
+from gemini.capture.verify.graph_check import Checks
+from gemini.snapshot.model_state import Saved
 
 RANDOM = np.random.default_rng(0)  # no generator of a model: nothing puts it back
 
@@ -121,7 +121,7 @@ def test_the_way_back_names_functions_settings_and_parameters():
 
 
 def test_large_models_are_checked_by_gradients_on_the_half_batch(monkeypatch):
-    monkeypatch.setattr("gemini.capture.refinement._THOROUGH_SECONDS", 0.0)
+    monkeypatch.setattr("gemini.capture.driver._THOROUGH_SECONDS", 0.0)
     graph = capture(model(nn.ReLU()), (torch.randn(6, 8),))
     assert graph.checked["half batch"] == "outputs, buffers, gradients"
     assert "same way back" in graph.checked["batch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.samples import find_samples
+from gemini.planner.sample_dims import find_samples
 
 
 class Words(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.capture.location import source_line
+from gemini.capture.source_location import source_line
 from gemini.runtime.tracebacks import __file__ as ours
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.state import Saved
-from gemini.profiling.device import MB
 from gemini.profiling.live_memory import LiveMemory
+from gemini.profiling.measured_device import MB
+from gemini.snapshot.model_state import Saved
 
 WIDTH = 640
 
@@ -69,7 +69,7 @@ def forward_only(model, x):
 @pytest.mark.parametrize("cls", [Tall, Clamps, Replaces])
 def test_capture_holds_one_set_of_gradients_and_the_largest_node(cls, quick, monkeypatch):
     if not quick:
-        monkeypatch.setattr("gemini.capture.refinement._THOROUGH_SECONDS", 0.0)
+        monkeypatch.setattr("gemini.capture.driver._THOROUGH_SECONDS", 0.0)
     torch.manual_seed(0)
     model, x = cls().train(), torch.randn(8, WIDTH)
     activations = forward_only(copy.deepcopy(model), x)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gemini.capture import Graph, capture
-from gemini.capture.batches import BatchPlan, knowing, rolling
-from gemini.capture.forms import Literal, Ref, Sequence, Slice
-from gemini.capture.indices import is_shifted
+from gemini.capture.batch_dim import BatchPlan, knowing, rolling
+from gemini.capture.sample_indices import is_shifted
+from gemini.ir.pytree import Literal, Ref, Sequence, Slice
 
 D = 6
 Body = Callable[["Looping", torch.Tensor], torch.Tensor]

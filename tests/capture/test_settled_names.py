@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.samples import find_samples
+from gemini.planner.sample_dims import find_samples
 
 
 class DroppedWeights(nn.Module):

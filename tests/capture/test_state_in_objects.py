@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.state import Attributes
+from gemini.snapshot.model_state import Attributes
 
 
 class Meter:

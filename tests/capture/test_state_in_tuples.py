@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.state import Attributes, Saved
-from gemini.runtime.outside import Outside
+from gemini.guards.globals_and_closures import Outside
+from gemini.snapshot.model_state import Attributes, Saved
 
 
 class Slotted:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.capture import Graph, capture
-from gemini.capture.structure import node_signature
+from gemini.ir.equivalence import node_signature
 
 
 class Leaf(nn.Module):

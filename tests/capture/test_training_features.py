@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from gemini.capture import capture
-from gemini.capture.interception import ORIGINAL_LEN
+from gemini.capture.patches import ORIGINAL_LEN
 from tests.zoo.checking import differences
 
 

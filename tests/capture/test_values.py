@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.capture.codec import Reader, Writer
-from gemini.capture.forms import Ref
-from gemini.capture.numbers import Expr, TracedInt, evaluate, plain
-from gemini.capture.sketch import sketch
-from gemini.capture.values import Encoder, decode, tensors
+from gemini.capture.out_spec import sketch
+from gemini.ir.codec import Reader, Writer
+from gemini.ir.encode import Encoder, decode, tensors
+from gemini.ir.pytree import Ref
+from gemini.ir.symint import Expr, TracedInt, evaluate, plain
 
 Pair = namedtuple("Pair", ["a", "b"])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini.cli.options import OPTIONS, SETTINGS, help_text, parse
+from gemini.cli.launcher_flags import OPTIONS, SETTINGS, help_text, parse
 from gemini.errors import UsageError
 
 
@@ -77,7 +77,7 @@ def test_settings_are_named_and_typed_as_the_configuration_has_them() -> None:
 def test_every_setting_is_a_field_of_the_configuration() -> None:
     from dataclasses import fields
 
-    from gemini.config import GeminiConfig
+    from gemini.config.gemini_config import GeminiConfig
 
     assert {name[2:].replace("-", "_") for name in SETTINGS} <= {field.name for field in fields(GeminiConfig)}
 

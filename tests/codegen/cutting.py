@@ -12,19 +12,19 @@ import networkx as nx
 import torch
 
 from gemini.capture import Graph, capture
-from gemini.capture.binding import bind
-from gemini.capture.forms import Number, Owned, Ref
-from gemini.capture.numbers import Expr, evaluate
-from gemini.capture.origins import get_held
-from gemini.capture.values import decode, follow
+from gemini.capture.call_binding import bind
+from gemini.capture.provenance import get_held
 from gemini.codegen import StageCode
+from gemini.ir.encode import decode, follow
+from gemini.ir.pytree import Number, Owned, Ref
+from gemini.ir.symint import Expr, evaluate
 from gemini.partition import Options, Partition
-from gemini.partition.building import build_problem
 from gemini.partition.entry import in_order
-from gemini.partition.problem import Problem
+from gemini.partition.partition_problem import Problem
+from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import Assignment
-from gemini.profiling.costs import NodeCost
-from gemini.profiling.result import Profile
+from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.profile_result import Profile
 from tests.zoo.classics import CLASSICS
 
 

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.capture.callables import Closure, Method, Partial, take_apart
-from gemini.capture.forms import Literal, Mapping, Number, Owned, Record, Ref, Sequence, Slice
-from gemini.capture.numbers import Expr, evaluate
-from gemini.capture.symbols import Symbol
-from gemini.capture.values import decode
+from gemini.codegen.attribute_paths import Paths
+from gemini.codegen.expression_text import Text
 from gemini.codegen.expressions import Expressions
-from gemini.codegen.imports import Imports
-from gemini.codegen.paths import Paths
-from gemini.codegen.skeleton import Holding, Skeleton
-from gemini.codegen.text import Text
+from gemini.codegen.import_block import Imports
+from gemini.codegen.stage_modules import Holding, Skeleton
 from gemini.errors import GenerateError
+from gemini.ir.callables import Closure, Method, Partial, take_apart
+from gemini.ir.encode import decode
+from gemini.ir.import_paths import Symbol
+from gemini.ir.pytree import Literal, Mapping, Number, Owned, Record, Ref, Sequence, Slice
+from gemini.ir.symint import Expr, evaluate
 
 
 class Point(NamedTuple):

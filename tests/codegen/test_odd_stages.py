@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
-from gemini.capture.executor import GuardBroken
-from gemini.capture.forms import Ref
 from gemini.codegen import generate, interfaces
+from gemini.ir.interpreter import GuardBroken
+from gemini.ir.pytree import Ref
 from tests.codegen.cutting import Sequential, copied, cut, even_cut, flat_problem, load
 from tests.codegen.test_stages_equal_the_model import differences
 

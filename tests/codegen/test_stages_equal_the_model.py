@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gemini.capture import Graph, capture
-from gemini.capture.binding import Call
-from gemini.capture.executor import GuardBroken
-from gemini.capture.observation import compare, observe
-from gemini.capture.state import Saved
+from gemini.capture.call_binding import Call
+from gemini.capture.verify.step_observation import compare, observe
 from gemini.codegen import generate
+from gemini.ir.interpreter import GuardBroken
 from gemini.partition import Partition
+from gemini.snapshot.model_state import Saved
 from tests.codegen.cutting import Sequential, captured, copied, even_cut, random_cut
 from tests.zoo.classics import CLASSICS
 

@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from gemini.capture import capture
-from gemini.capture.executor import GuardBroken
 from gemini.codegen import generate
+from gemini.ir.interpreter import GuardBroken
 from tests.codegen.cutting import even_cut, random_cut
 from tests.codegen.test_stages_equal_the_model import differences
 from tests.zoo import discovery

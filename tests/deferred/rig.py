@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.binding import Call
-from gemini.capture.unhooked import unhooked
-from gemini.capture.values import decode
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.capture.call_binding import Call
+from gemini.capture.unhooked_backward import unhooked
+from gemini.ir.encode import decode
 from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
-from gemini.runtime.deferred.replay import Failure, replay
-from gemini.runtime.deferred.work import taken_apart
-from gemini.step.tape import Tape
+from gemini.runtime.deferred.contract import taken_apart
+from gemini.runtime.deferred.tape_replay import Failure, replay
 
 MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.runtime.deferred import Applied, Deferred, Pending, queue
-from gemini.runtime.deferred.recording import record
+from gemini.runtime.deferred import Applied, Deferred, Pending, pending_queue
+from gemini.runtime.deferred.tape_recorder import record
 from tests.deferred import models
 from tests.deferred.programs import PROGRAMS, Clamped
 from tests.deferred.rig import Session, compare
@@ -71,9 +71,9 @@ def test_a_child_process_makes_no_calls_of_its_parent() -> None:
     out = s.model(s.x)
     child = os.fork()
     if not child:
-        os._exit(len(queue.waiting()))
+        os._exit(len(pending_queue.waiting()))
     assert os.waitpid(child, 0)[1] == 0
-    assert len(queue.waiting()) == 1
+    assert len(pending_queue.waiting()) == 1
     out.tolist()
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from gemini.runtime.deferred import Deferred, flush, queue
+from gemini.runtime.deferred import Deferred, flush, pending_queue
 from tests.deferred import models
 from tests.deferred.rig import Session, compare
 
@@ -161,9 +161,9 @@ def test_a_call_without_effects_is_forgotten_with_its_outputs() -> None:
     s = Session(models.plain(), "eager")
     out = s.model(s.x)
     loss = F.cross_entropy(out, s.y)
-    assert len(queue.waiting()) == 1
+    assert len(pending_queue.waiting()) == 1
     del out, loss
-    assert not queue.waiting()
+    assert not pending_queue.waiting()
     assert s.runs == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gemini.runtime.deferred.tensor import Deferred
+from gemini.runtime.deferred.deferred_tensor import Deferred
 
 
 def test_it_is_equal_to_tensor_and_to_nothing_else() -> None:

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.binding import bind
-from gemini.capture.forms import Literal, Mapping, Ref, leaves
-from gemini.capture.forms import Sequence as Listed
-from gemini.capture.regions import Region
+from gemini.batch_analysis.loss_tape import Op
+from gemini.capture.call_binding import bind
+from gemini.ir.autograd_modes import Region
+from gemini.ir.pytree import Literal, Mapping, Ref, leaves
+from gemini.ir.pytree import Sequence as Listed
 from gemini.partition import Options
 from gemini.pipe import Piped, pipe_model
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.faults import Record
-from gemini.runtime.controller.household import Household
-from gemini.runtime.executor.executor import Executor
-from gemini.runtime.executor.request import StepRequest, StepResult, Whole, inputs_of
-from gemini.step.program import Loss, StepProgram
-from gemini.step.tape import Op
+from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.pipelined.step_executor import Executor
+from gemini.runtime.pipelined.step_request import StepRequest, StepResult, Whole, inputs_of
+from gemini.runtime.pool.fault_policy import Record
+from gemini.runtime.pool.worker_pool import Crew
+from gemini.step.worker_program import Loss, StepProgram
 
 
 class Val(int):

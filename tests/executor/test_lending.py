@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from gemini.pipe.stages import load_module
-from gemini.runtime.executor.lending import borrowed, lend
+from gemini.pipe.live_stages import load_module
+from gemini.runtime.pipelined.code_dependencies import borrowed, lend
 
 TEXT = "from odd_user_module import double\nimport odd_user_module\n\nRESULT = double(odd_user_module.THREE)\n"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.forms import Ref
-from gemini.codegen.interface import Interface, Port
-from gemini.runtime.executor.stage import Kept, LiveStage
+from gemini.codegen.stage_interface import Interface, Port
+from gemini.ir.pytree import Ref
+from gemini.runtime.worker.stage_state import Kept, LiveStage
 
 
 def _port(name: str, source: int) -> Port:

@@ -13,11 +13,11 @@ from gemini.capture import capture
 from gemini.codegen import generate
 from gemini.errors import ScheduleError
 from gemini.partition import Options, Partition, analyse
-from gemini.pipe.piped import Piped
+from gemini.pipe.piped_model import Piped
 from gemini.profiling import profile
-from gemini.runtime.executor.lowering import lower
+from gemini.runtime.pipelined.lower_program import lower
 from gemini.schedule.library import LIBRARY
-from gemini.step.program import Loss, program_of
+from gemini.step.worker_program import Loss, program_of
 
 
 class Towers(nn.Module):

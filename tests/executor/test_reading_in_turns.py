@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.executor.asking import begin_reading, end_reading
+from gemini.runtime.pipelined.broadcast import begin_reading, end_reading
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.protocol import Forget
 
 

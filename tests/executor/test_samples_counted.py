@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.binding import bind
-from gemini.planner.planning import plan_step
-from gemini.planner.wish import Wish
-from gemini.runtime.controller.worker import OurFault
-from gemini.runtime.executor.request import Whole, inputs_of
-from gemini.step.program import program_of
+from gemini.capture.call_binding import bind
+from gemini.planner.plan_request import Wish
+from gemini.planner.step_planner import plan_step
+from gemini.runtime.pipelined.step_request import Whole, inputs_of
+from gemini.runtime.pool.worker_handle import OurFault
+from gemini.step.worker_program import program_of
 
 
 def test_samples_that_nobody_would_see_are_refused() -> None:

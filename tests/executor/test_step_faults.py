@@ -13,14 +13,14 @@ from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
 from gemini.errors import InvalidPlanError, WorkerError
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.executor.messages import Abandon
-from gemini.runtime.executor.peers import Abandoned, Peers
+from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.step_messages import Abandon
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
+from gemini.runtime.worker.p2p import Abandoned, Peers
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.library import library
-from gemini.step.program import make_program, program_of
+from gemini.step.worker_program import make_program, program_of
 
 
 class Fragile(nn.Module):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini.capture.forms import Ref
-from gemini.codegen.interface import Interface, Port
+from gemini.codegen.stage_interface import Interface, Port
 from gemini.errors import InvalidPlanError
-from gemini.runtime.executor.lowering import LOSS, Lowered, lower
+from gemini.ir.pytree import Ref
+from gemini.runtime.pipelined.lower_program import LOSS, Lowered, lower
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from gemini.step.program import Loss, StepProgram
+from gemini.step.worker_program import Loss, StepProgram
 
 
 @st.composite

@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule.library import library
-from gemini.step.program import program_of
+from gemini.step.worker_program import program_of
 
 
 class UNet(nn.Module):

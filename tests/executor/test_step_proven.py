@@ -12,16 +12,16 @@ import torch.nn.functional as F
 from steps import Bench, compare, cut, outputs_of
 from torch import nn
 
-from gemini.capture.regions import Region
+from gemini.batch_analysis.batch_kinds import Sample
+from gemini.batch_analysis.graph_analysis import prove_graph
+from gemini.batch_analysis.loss_analysis import prove
 from gemini.codegen import generate
+from gemini.ir.autograd_modes import Region
 from gemini.pipe import Piped
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.executor.asked import step_of
+from gemini.runtime.pipelined.asked import step_of
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule.library import library
-from gemini.splitting.graphs import prove_graph
-from gemini.splitting.tapes import prove
-from gemini.step.kinds import Sample
-from gemini.step.program import program_of
+from gemini.step.worker_program import program_of
 
 _spec = importlib.util.spec_from_file_location("recorder", Path(__file__).parents[1] / "splitting" / "recorder.py")
 assert _spec is not None

@@ -9,10 +9,10 @@ from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
 from gemini.errors import InvalidPlanError
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
-from gemini.step.program import make_program, program_of
+from gemini.step.worker_program import make_program, program_of
 
 
 class Tied(nn.Module):

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
-from gemini.planner.drawing import record_draws
-from gemini.planner.samples import find_samples
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.generator import get_state
+from gemini.planner.rng_analysis import record_draws
+from gemini.planner.sample_dims import find_samples
+from gemini.random_numbers.rng_state import get_state
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule.library import library
-from gemini.step.program import program_of
+from gemini.step.worker_program import program_of
 
 
 def squares(outputs, operand, call):

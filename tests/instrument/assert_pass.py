@@ -3,10 +3,10 @@
 import ast
 from collections.abc import Iterable
 
-from gemini.instrument.applying.instrumented import Instrumented
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.instrumented_file import Instrumented
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 
 def assert_pass(passes: Pass | Iterable[Pass], before: str, after: str, path: str = "user.py") -> Instrumented:

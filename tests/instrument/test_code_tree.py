@@ -10,7 +10,7 @@ import pytest
 from launching import PYTHON, Case, run
 
 from gemini.instrument.program.code_tree import CodeTree
-from gemini.instrument.program.imports import absolute, imported_names
+from gemini.instrument.program.import_names import absolute, imported_names
 from gemini.instrument.program.ownership import Ownership
 
 PROJECT: dict[str, str | bytes] = {

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from corpus import files, parses
 
-from gemini.instrument.applying.instrumented import Instrumented
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.instrumented_file import Instrumented
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.base import Pass
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.passes.pattern import Rewrite
-from gemini.instrument.passes.unit import Unit
 from gemini.instrument.text.edits import Edit
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 MARK = "__corpus_wrap__"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.device_placement import DevicePlacement
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="these devices are absent only without CUDA")
 

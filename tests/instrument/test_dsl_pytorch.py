@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from gemini.instrument.dsl import KINDS, Finding, recognise
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.inspect import KINDS, Finding, recognise
+from gemini.instrument.text.source_file import SourceFile
 
 
 def found(text: str, **others: str) -> list[tuple[int, str, str]]:

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from gemini.instrument.dsl import recognise
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.inspect import recognise
+from gemini.instrument.text.source_file import SourceFile
 
 
 def found(text: str) -> list[tuple[int, str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemini.cli.main import main
-from gemini.instrument.output.dump import MARKER
+from gemini.instrument.output.dump_writer import MARKER
 
 MOVES = 'class T:\n    def cuda(self): return "moved by its own method"\n'  # instrumented, and needs no torch
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemini.errors import EditError
 from gemini.instrument.text.edits import Edit, apply
 from gemini.instrument.text.positions import restore
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 
 def parts(text: str, kind: type[ast.AST] = ast.Call) -> tuple[SourceFile, list[ast.AST]]:

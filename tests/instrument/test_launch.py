@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from launching import GEMINI, PYTHON, Case, run, script
 
-from gemini.instrument.launch.library import respell
-from gemini.instrument.launch.program import Request
+from gemini.launcher.process.program_file import Request
+from gemini.launcher.process.stdlib_patch import respell
 
 ENDS = {
     "end": "print('x')",

@@ -11,12 +11,12 @@ import pytest
 from assert_pass import assert_pass
 
 from gemini.errors import EditError, PassError
-from gemini.instrument.applying.instrumented import Instrumented
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.instrumented_file import Instrumented
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.base import Changed, Failed, Pass, Skipped
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 
 class Given(Pass):

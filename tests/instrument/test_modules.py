@@ -3,10 +3,10 @@
 import sys
 from pathlib import Path
 
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.naming.modules import Modules
+from gemini.instrument.names.module_exports import Modules
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.pattern import Rewrite
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 LINEAR = Rewrite("torch.nn.Linear($args)", "mylib.Linear($args)")
 DEVICE = Rewrite("torch.device($args)", "mylib.device($args)", name="device")

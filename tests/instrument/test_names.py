@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from gemini.instrument.naming.names import Names
+from gemini.instrument.names.qualified_names import Names
 
 
 def uses(tree: ast.Module) -> list[ast.expr]:
@@ -230,7 +230,7 @@ def test_all_limits_a_star_import() -> None:
 def test_the_table_of_star_imports_is_torchs_own() -> None:
     import importlib
 
-    from gemini.instrument.naming.exports import STAR
+    from gemini.instrument.names.torch_exports import STAR
 
     for module, names in STAR.items():
         loaded = importlib.import_module(module)

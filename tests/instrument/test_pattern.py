@@ -6,9 +6,9 @@ import pytest
 from assert_pass import assert_pass
 
 from gemini.errors import PatternError
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.pattern import Rewrite
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 LINEAR = Rewrite("torch.nn.Linear($args)", "mylib.Linear($args)")
 LAYERS = Rewrite("torch.nn.Linear($args)", "mylib.layers.Linear($args, tracked=True)")

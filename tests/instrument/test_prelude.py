@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.applying.prelude import IMPORT, INLINE
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.pass_manager.prelude_import import IMPORT, INLINE
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 
 class Mark(Pass):

@@ -9,9 +9,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.output.provenance import annotated, verbatim
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.output.dump_header import annotated, verbatim
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.text.source_file import SourceFile
 
 FIRST = st.sampled_from(["", "#!/usr/bin/python\n", "#!/bin/sh coding=utf-8\n", "\n", "# a comment\n", "\x0c\n"])
 SECOND = st.sampled_from(["", "# -*- coding: latin-1 -*-\n", "# vim: set fileencoding=utf-8 :\n", "#\n"])

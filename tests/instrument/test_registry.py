@@ -8,8 +8,8 @@ import pytest
 
 from gemini.cli.main import main
 from gemini.errors import PassError
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.applying.registry import BUILT_IN, Registered, available, select
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.pass_manager.registry import BUILT_IN, Registered, available, select
 from gemini.instrument.passes.base import Pass
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemini.instrument.program.search_path import added_folders
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 HEAD = "import os, sys, pathlib, site\nfrom os.path import dirname, join as j\nfrom pathlib import Path\n"
 

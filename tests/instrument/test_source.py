@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini.instrument.text.lines import Lines
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 ODD = {
     "latin-1": "# -*- coding: latin-1 -*-\nx = 'é'; y = x\n".encode("latin-1"),

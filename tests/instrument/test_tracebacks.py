@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 
 class Marks(Pass):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemini import managed
-from gemini.instrument.applying.manager import PassManager
+from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.device_placement import DevicePlacement
 from gemini.instrument.passes.training_sites import TrainingSites
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
+from gemini.launcher import script_api as managed
 
 IMPORTS = "import torch, torch.nn as nn\nfrom torch import optim\nclass Net(nn.Module): ...\n"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.launch.bounding import at_best_ms
+from gemini.launcher.speedup_bound import at_best_ms
 
 
 class Odd(nn.Module):

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from gemini import managed
-from gemini.managed import calls
+from gemini.launcher import script_api as managed
+from gemini.launcher.script_api import forward_calls
 
 
 @pytest.fixture
 def space() -> Iterator[Any]:
-    calls.begin()
+    forward_calls.begin()
     yield managed
-    calls.end()
+    forward_calls.end()
 
 
 @pytest.fixture

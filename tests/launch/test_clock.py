@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gemini.launch.clock import Clock
+from gemini.launcher.trial_clock import Clock
 
 
 def spin(seconds: float) -> None:

@@ -6,14 +6,14 @@ import pytest
 from torch import nn
 
 from gemini import GeminiConfig
-from gemini.launch import choosing
-from gemini.launch.auto import Auto
+from gemini.launcher import defaults
+from gemini.launcher.auto import Auto
 
 
 @pytest.mark.parametrize(("workers", "reason"), [(1, "one worker is asked for"), (None, "this machine has one core")])
 def test_why_there_is_one(workers: int | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(choosing, "devices", lambda: 1)
+    monkeypatch.setattr(defaults, "devices", lambda: 1)
     monkeypatch.setattr(Auto, "stays", lambda self, model, text: said.append(text))
     Auto(GeminiConfig(workers=workers)).decide(nn.Linear(2, 2))
     assert said[0].startswith(reason)

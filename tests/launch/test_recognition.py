@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.launch.recognition import Recognition
-from gemini.runtime.controller import dispatch
+from gemini.launcher.model_discovery import Recognition
+from gemini.runtime.interception import dispatch
 
 CALL = nn.Module.__call__
 

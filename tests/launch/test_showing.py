@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gemini.launch import showing
-from gemini.managed import stand_ins
+from gemini.launcher import excepthook
+from gemini.launcher.script_api import cuda_stubs
 
 
 def raises() -> None:
@@ -21,7 +21,7 @@ def raises() -> None:
 
 def through_ours() -> ValueError:
     """An exception of the program's, with a frame of ours on its way."""
-    code = compile("call()", stand_ins.__file__, "exec")
+    code = compile("call()", cuda_stubs.__file__, "exec")
     try:
         exec(code, {"call": raises})
     except ValueError as error:
@@ -33,7 +33,7 @@ def through_ours() -> ValueError:
 def hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
-    showing.install()
+    excepthook.install()
 
 
 @pytest.mark.usefixtures("hooks")
@@ -70,6 +70,6 @@ def test_hooks_of_the_program_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "excepthook", mine)
     monkeypatch.setattr(threading, "excepthook", mine)
-    showing.install()
+    excepthook.install()
     assert sys.excepthook is mine
     assert threading.excepthook is mine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import gemini
-from gemini.telling import tell
+from gemini.log import tell
 
 ROOT = Path(gemini.__file__).parent
 BESIDE = ("capture", "launch", "managed", "pipe", "planner", "randomness", "runtime", "splitting", "step")

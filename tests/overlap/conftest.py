@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 
 
 @pytest.fixture(scope="module")

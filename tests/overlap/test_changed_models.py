@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller import dispatch
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.interception import dispatch
 
 
 class Scaled(nn.Module):

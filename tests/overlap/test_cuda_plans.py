@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller import dispatch
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.interception import dispatch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 STEPS = 8

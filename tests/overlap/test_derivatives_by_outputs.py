@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.planner import planning
-from gemini.planner.experience import asked_again
-from gemini.profiling.result import Profile
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.overlap import catalogue, rehearsal
-from gemini.runtime.overlap.kinds import Kind
+from gemini.planner import step_planner
+from gemini.planner.replan import asked_again
+from gemini.profiling.profile_result import Profile
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pipelined import measured_schedule, plan_table
+from gemini.runtime.pipelined.call_signature import Kind
 
 
 class Sleeping(torch.autograd.Function):
@@ -96,14 +96,14 @@ def compiled(folder: Path) -> tuple[nn.Module, Managed]:
 @pytest.fixture
 def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # kept plans are of this test only
-    profiled = planning._profiled
+    profiled = step_planner._profiled
 
     def wrong(*asked: Any) -> Profile:
         """All nodes take the same: what is planned first does not depend on how busy this machine is."""
         found = profiled(*asked)
         return replace(found, nodes=tuple(replace(node, forward_ms=0.1, backward_ms=0.1) for node in found.nodes))
 
-    monkeypatch.setattr(planning, "_profiled", wrong)
+    monkeypatch.setattr(step_planner, "_profiled", wrong)
     model, found = compiled(tmp_path)
     yield model, found
     found.crew.stop()
@@ -120,8 +120,8 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
     managed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, here = managed
-    monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
-    monkeypatch.setattr(rehearsal, "_LAST", 2)
+    monkeypatch.setattr(plan_table, "_LEAST_MS", 0.0)
+    monkeypatch.setattr(measured_schedule, "_LAST", 2)
     seen: list[tuple[int, ...]] = []
 
     def between() -> None:
@@ -162,9 +162,9 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
 @pytest.mark.slow
 def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, here = managed
-    monkeypatch.setattr(catalogue, "_LEAST_MS", 0.0)
-    monkeypatch.setattr(rehearsal, "_LAST", 2)
-    monkeypatch.setattr(rehearsal, "lost_ms", lambda plan: 0.5 * plan.step_ms)
+    monkeypatch.setattr(plan_table, "_LEAST_MS", 0.0)
+    monkeypatch.setattr(measured_schedule, "_LAST", 2)
+    monkeypatch.setattr(measured_schedule, "lost_ms", lambda plan: 0.5 * plan.step_ms)
     plan = here.overlap.catalogue.planner
     made: list[Any] = []
 

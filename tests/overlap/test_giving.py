@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 
-from gemini.capture.executor import GuardBroken
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.deferred import pending
-from gemini.runtime.executor.asking import Chorus
+from gemini.ir.interpreter import GuardBroken
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.deferred import pending_call
+from gemini.runtime.pipelined.broadcast import Chorus
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 Seen = list[Any]
@@ -92,8 +92,8 @@ def compare(crew: Crew, watch: Callable[[Net, Seen], Any] | None, every: int = 1
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    asked, ask = [], pending.is_unseen
-    monkeypatch.setattr(pending, "is_unseen", lambda targets: asked.append(ask(targets)) or asked[-1])
+    asked, ask = [], pending_call.is_unseen
+    monkeypatch.setattr(pending_call, "is_unseen", lambda targets: asked.append(ask(targets)) or asked[-1])
     return asked
 
 
@@ -136,12 +136,12 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The gradients that parameters have had before they were computed."""
     made: list[Any] = []
 
-    class Noted(pending.Ahead):
+    class Noted(pending_call.Ahead):
         def give(self) -> None:
             made.append(self)
             super().give()
 
-    monkeypatch.setattr(pending, "Ahead", Noted)
+    monkeypatch.setattr(pending_call, "Ahead", Noted)
     return made
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller import dispatch
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.interception import dispatch
 
 Hang = Callable[[nn.Module, list[float]], Any]
 HOOKS: dict[str, Hang] = {

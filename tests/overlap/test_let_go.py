@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 
 
 def trained(folder: Path) -> nn.Module:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.proving import prove_piece
-from gemini.planner.samples import find_samples
+from gemini.planner.microbatch_capture import prove_piece
+from gemini.planner.plan_request import Wish
+from gemini.planner.sample_dims import find_samples
 from gemini.planner.step_plan import UnplannableError
-from gemini.planner.wish import Wish
-from gemini.report.journal import OVERLAPPED, UNDIVIDED
-from gemini.runtime.controller.crew import Crew
+from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, HEADS = 12, 2

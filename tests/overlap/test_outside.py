@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime import outside
-from gemini.runtime.outside import Outside
+from gemini.guards import globals_and_closures
+from gemini.guards.globals_and_closures import Outside
 
 factor = 1.0
 options = argparse.Namespace(tau=1.0, epoch=0)
@@ -283,8 +283,8 @@ def by_changed_code(model: nn.Module, alter: Callable[[pytest.MonkeyPatch], None
 def test_code_that_is_changed_in_mid_run_is_called(
     alter: Callable[[pytest.MonkeyPatch], None], schedule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "_known", {})  # changed once and for all, for later tests too
-    monkeypatch.setattr(outside, "_read_by", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(globals_and_closures, "_known", {})  # changed once and for all, for later tests too
+    monkeypatch.setattr(globals_and_closures, "_read_by", weakref.WeakKeyDictionary())
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Sequential(Heir(8, 8), nn.Tanh()) for _ in range(4)))
     expected = by_changed_code(copy.deepcopy(model), alter)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.caches import find_caches
-from gemini.runtime import outside
-from gemini.runtime.controller.replaced import Methods
-from gemini.runtime.outside import Outside
+from gemini.capture.memoized import find_caches
+from gemini.guards import globals_and_closures
+from gemini.guards.globals_and_closures import Outside
+from gemini.guards.monkeypatches import Methods
 
 Case = tuple[nn.Module, Callable[[], object]]
 
@@ -155,8 +155,8 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=[one.__name__ for one in CASES])
 def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_known", {})
-    monkeypatch.setattr(outside, "_started", {})  # of workers of other tests
+    monkeypatch.setattr(globals_and_closures, "_known", {})
+    monkeypatch.setattr(globals_and_closures, "_started", {})  # of workers of other tests
     monkeypatch.setitem(sys.modules, "settings_of_a_test", types.ModuleType(""))  # gone afterwards
     for name in ("SCALE_OF_A_TEST", "SCALEOF"):
         monkeypatch.setenv(name, "1")

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.start import start
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.session import start
 
 
 def net() -> nn.Module:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.planning import plan_step
-from gemini.planner.wish import Wish
-from gemini.report.journal import Story
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.overlap.overlap import Overlap
+from gemini.planner.plan_request import Wish
+from gemini.planner.step_planner import plan_step
+from gemini.report.run_journal import Story
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.models import CLASSES, Layer, Normed
 from tests.overlap.programs import batch
 

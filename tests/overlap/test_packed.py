@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.samples import find_samples
-from gemini.report.journal import OVERLAPPED, UNDIVIDED
-from gemini.runtime.controller.crew import Crew
+from gemini.planner.sample_dims import find_samples
+from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, WORDS, LENGTH = 12, 20, 5

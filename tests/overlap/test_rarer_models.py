@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import Program, batch, finish
 from tests.overlap.test_programs_overlapped import STEPS, manage, train

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemini.errors import ProfileError
-from gemini.runtime.overlap.reasons import of_failure, of_plan
+from gemini.runtime.pipelined.fallback_reason import of_failure, of_plan
 
 
 def test_all_that_is_wrong_is_said_and_not_what_to_do() -> None:

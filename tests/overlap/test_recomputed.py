@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 
 SAMPLES, WIDTH, PIECES = 4096, 64, 8
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.step_plan import StepPlan
-from gemini.runtime.controller import dispatch
-from gemini.runtime.executor.request import Event, StepResult, events_of
-from gemini.runtime.overlap.rehearsal import Rehearsal, rehearsed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.pipelined.measured_schedule import Rehearsal, rehearsed
+from gemini.runtime.pipelined.step_request import Event, StepResult, events_of
 from gemini.schedule.block import LETTERS
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.overlap.roster import Roster, roster_of
+from gemini.guards.model_version import Roster, roster_of
 
 
 class Block(nn.Module):

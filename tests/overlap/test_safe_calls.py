@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.errors import WorkerError
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller import dispatch
-from gemini.runtime.overlap import overlap
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.interception import dispatch
+from gemini.runtime.pipelined import pipelined_model
 
 
 class Inner(nn.Module):
@@ -72,7 +72,7 @@ def test_a_failure_before_a_call_is_made_leads_to_dispatch(tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise KeyError("something that nobody thought of")
 
-    monkeypatch.setattr(overlap, "roster_of", fail)
+    monkeypatch.setattr(pipelined_model, "roster_of", fail)
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
     managed = dispatch.find(model)
     assert managed is not None

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gemini.capture import switches
-from gemini.capture.binding import Call
-from gemini.runtime.deferred.surroundings import Surroundings
-from gemini.runtime.overlap.kinds import exact_of, short_of
+from gemini.capture import torch_flags
+from gemini.capture.call_binding import Call
+from gemini.runtime.deferred.call_context import Surroundings
+from gemini.runtime.pipelined.call_signature import exact_of, short_of
 
 
 def turn(*, on: bool) -> None:
@@ -28,12 +28,12 @@ def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
     plain = Surroundings(work)
     turn(on=True)
     try:
-        turned, now = Surroundings(work), switches.current()
+        turned, now = Surroundings(work), torch_flags.current()
         with plain.of_then(0):
             assert torch.get_default_dtype() is torch.float32
             assert not torch.are_deterministic_algorithms_enabled()
             assert torch.is_anomaly_enabled()
-        assert switches.current() == now
+        assert torch_flags.current() == now
     finally:
         turn(on=False)
     with turned.of_then(0):

@@ -12,19 +12,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.codegen.interface import Interface
+from gemini.batch_analysis.tail_spec import Tail
+from gemini.codegen.stage_interface import Interface
 from gemini.errors import InvalidPlanError
-from gemini.planner.planning import plan_step
-from gemini.planner.tails import forwards_first, gathering
-from gemini.planner.wish import Wish
-from gemini.report.journal import OVERLAPPED, UNDIVIDED
-from gemini.runtime.controller.crew import Crew
+from gemini.planner.plan_request import Wish
+from gemini.planner.step_planner import plan_step
+from gemini.planner.tail_plan import forwards_first, gathering
+from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule.block import FORWARD
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library import LIBRARY
-from gemini.schedule.orders import plan_from_orders
 from gemini.schedule.placements import placement
-from gemini.step.program import make_program
-from gemini.step.tail import Tail
+from gemini.step.worker_program import make_program
 from tests.overlap.test_programs_overlapped import manage
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]

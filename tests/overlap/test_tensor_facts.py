@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.overlap import tensor_facts
-from gemini.runtime.overlap.tensor_facts import Facts
+from gemini.guards import tensor_guards
+from gemini.guards.tensor_guards import Facts
 
 Tensors = list[torch.Tensor]
 
@@ -38,7 +38,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
 @pytest.fixture(params=[True, False], ids=["torch's check", "facts alone"])
 def tensors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Tensors:
     if not request.param:
-        monkeypatch.setattr(tensor_facts, "TensorGuards", None)
+        monkeypatch.setattr(tensor_guards, "TensorGuards", None)
     return [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(4)), torch.zeros(())]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.report.step_trace import StepTrace
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 
 SIDE = 1024  # of a weight: 4 MB
 

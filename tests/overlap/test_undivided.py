@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.planner.planning import plan_step
+from gemini.planner.plan_request import Wish
 from gemini.planner.step_plan import UnplannableError
-from gemini.planner.wish import Wish
-from gemini.report.journal import DISPATCHED, OVERLAPPED, UNDIVIDED
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
+from gemini.planner.step_planner import plan_step
+from gemini.report.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
+from gemini.runtime.interception import dispatch
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 Loss = Callable[[torch.Tensor], torch.Tensor]

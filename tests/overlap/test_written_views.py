@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.overlap.test_programs_overlapped import manage
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -8,9 +8,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gemini.partition.options import Options, Worker
-from gemini.partition.problem import ORDER, Edge, Item, Problem, Value
-from gemini.schedule.links import Links
+from gemini.partition.partition_options import Options, Worker
+from gemini.partition.partition_problem import ORDER, Edge, Item, Problem, Value
+from gemini.schedule.link_costs import Links
 
 HEURISTICS = ("acyclic", "metis", "mpipe", "multilevel", "pipedream")
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0, "d": 8.0}

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.graph import Graph
-from gemini.partition.building import build_problem
-from gemini.partition.options import Options
-from gemini.partition.problem import Problem
+from gemini.ir.graph import Graph
+from gemini.partition.partition_options import Options
+from gemini.partition.partition_problem import Problem
+from gemini.partition.problem_builder import build_problem
 from gemini.profiling import profile
-from gemini.profiling.result import Profile
+from gemini.profiling.profile_result import Profile
 
 
 class Attention(nn.Module):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from gemini.partition.options import Options, Worker
-from gemini.partition.problem import ORDER, Edge, Item, Problem, Value, in_flight
-from gemini.schedule.links import Links
+from gemini.partition.partition_options import Options, Worker
+from gemini.partition.partition_problem import ORDER, Edge, Item, Problem, Value, in_flight
+from gemini.schedule.link_costs import Links
 
 NAMES = ("a", "b", "c")
 SAVED = (1.0, 2.0, 4.0)

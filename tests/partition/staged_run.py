@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.binding import bind
-from gemini.capture.executor import Execution
-from gemini.capture.forms import Ref
-from gemini.capture.graph import Graph
-from gemini.capture.regions import RegionSwitch
-from gemini.capture.values import decode, follow
+from gemini.capture.call_binding import bind
+from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.encode import decode, follow
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import Execution
+from gemini.ir.pytree import Ref
 
 
 class Stage(Execution):

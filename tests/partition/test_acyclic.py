@@ -8,7 +8,7 @@ import pytest
 
 from gemini.errors import PartitionError
 from gemini.partition.acyclic import acyclic_answers, partition_acyclic
-from gemini.partition.exact.solve import searched
+from gemini.partition.exact.exact_partitioner import searched
 from tests.partition.random_graphs import chain, made
 from tests.partition.shapes import problem_of
 

@@ -14,13 +14,13 @@ from torch import nn
 from gemini.capture import capture
 from gemini.errors import PartitionError
 from gemini.partition import Analysis, Options, Partition, Worker, analyse, partition
-from gemini.partition.building import build_problem
-from gemini.partition.problem import in_flight
-from gemini.partition.scopes import span_text, stage_scopes
+from gemini.partition.partition_problem import in_flight
+from gemini.partition.problem_builder import build_problem
+from gemini.partition.stage_scopes import span_text, stage_scopes
 from gemini.profiling import profile
 from gemini.schedule.block import FORWARD
 from gemini.schedule.library import LIBRARY
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from tests.profiling.models import CASES
 
 MODELS = sorted(CASES)
@@ -352,7 +352,7 @@ def test_the_table_says_it_all():
 def test_narrow_terminals_get_scopes_below_the_figures(monkeypatch):
     graph, costs = profiled("tied")
     found = analyse(graph, costs, in_pieces(graph, 2))
-    monkeypatch.setattr("gemini.partition.table._width", lambda: 104)
+    monkeypatch.setattr("gemini.partition.analysis.analysis_table._width", lambda: 104)
     text = found.table()
     assert max(map(len, text.splitlines())) <= 104
     assert all(stage.scopes in text for stage in found.stages)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.partition.flows import Flow
-from gemini.partition.prediction import Work, predict
+from gemini.partition.step_estimate import Work, predict
+from gemini.partition.traffic import Flow
 from gemini.schedule.library import LIBRARY, library
-from gemini.schedule.links import FREE, Links
+from gemini.schedule.link_costs import FREE, Links
 
 
 def work(worker, forward=1.0, backward=2.0, kept=1.0, learns=True):

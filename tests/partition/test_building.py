@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.graph import Graph
+from gemini.ir.graph import Graph
 from gemini.partition import Options, partition
-from gemini.partition.building import build_problem, nodes_in
-from gemini.partition.problem import ORDER, Problem
+from gemini.partition.partition_problem import ORDER, Problem
+from gemini.partition.problem_builder import build_problem, nodes_in
 from gemini.profiling import profile
 from tests.partition.shapes import captured, problem_of
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini.capture import capture
-from gemini.capture.graph import Graph
-from gemini.partition.building import build_problem
-from gemini.partition.options import Options
-from gemini.partition.problem import Problem
+from gemini.ir.graph import Graph
+from gemini.partition.partition_options import Options
+from gemini.partition.partition_problem import Problem
+from gemini.partition.problem_builder import build_problem
 from gemini.profiling import profile
 from tests.partition.staged_run import run_in_stages
 from tests.partition.writing_models import CASES

@@ -12,7 +12,7 @@ from gemini.errors import ArtifactError, PartitionError
 from gemini.partition import Options, Partition, Worker, partition
 from gemini.partition.baseline import equal_layers, equal_layers_partition, layers_of
 from gemini.partition.entry import in_order, items_in_order
-from gemini.partition.problem import Edge, Item, Problem, Value
+from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.registry import Assignment, find_partitioner
 from tests.partition.shapes import captured, problem_of
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 
 import gemini.partition.exact.chunked as chunked_module
 from gemini.errors import PartitionError
-from gemini.partition.exact.orders import orders
-from gemini.partition.exact.solve import searched
-from gemini.partition.options import Options, Worker
-from gemini.partition.problem import Edge, Item, Problem, Value
+from gemini.partition.exact.exact_partitioner import searched
+from gemini.partition.exact.item_orders import orders
+from gemini.partition.partition_options import Options, Worker
+from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.registry import Assignment
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from tests.partition.small_problems import fits_looped, looped, problems
 
 

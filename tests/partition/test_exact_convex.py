@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-import gemini.partition.exact.solve as solve_module
+import gemini.partition.exact.exact_partitioner as solve_module
 from gemini.errors import PartitionError
 from gemini.partition.exact.convex import domains, find_convex
-from gemini.partition.exact.seats import seatings
-from gemini.partition.exact.solve import searched
-from gemini.partition.options import Options
-from gemini.partition.problem import Edge, Item, Problem, Value
+from gemini.partition.exact.device_order import seatings
+from gemini.partition.exact.exact_partitioner import searched
+from gemini.partition.partition_options import Options
+from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from tests.partition.small_problems import convex, fits, problems
 
 pytest.importorskip("ortools")

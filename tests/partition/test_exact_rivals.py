@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gemini.partition.problem import Problem
+from gemini.partition.local_search.equal_layers import equal_layers
+from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import find_partitioner
-from gemini.partition.search.layers import equal_layers
 from tests.partition.random_graphs import graphs
 from tests.partition.shapes import MODELS, problem_of
 

@@ -9,7 +9,7 @@ from gemini.errors import PartitionError
 from gemini.partition import Options, Worker, partition
 from gemini.partition.baseline import equal_layers
 from gemini.partition.entry import items_in_order
-from gemini.partition.problem import Problem
+from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment, find_partitioner
 from tests.partition.random_graphs import HEURISTICS, chain, graphs, made, shapes
 from tests.partition.shapes import MODELS, captured, problem_of

@@ -9,13 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gemini.errors import PartitionError
-from gemini.partition.problem import Problem
-from gemini.partition.search.hops import with_fewer_stages
-from gemini.partition.search.quotient import rearrange
-from gemini.partition.search.refinement import refine
-from gemini.partition.search.staging import stages_of
-from gemini.partition.search.starts import starts
-from gemini.partition.search.state import State
+from gemini.partition.local_search.acyclic_moves import rearrange
+from gemini.partition.local_search.initial import starts
+from gemini.partition.local_search.item_moves import refine
+from gemini.partition.local_search.merge_stages import with_fewer_stages
+from gemini.partition.local_search.search_state import State
+from gemini.partition.local_search.stage_builder import stages_of
+from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import graphs, made
 
 QUICK = settings(max_examples=40, deadline=None)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gemini.partition.exact import solver
+from gemini.partition.exact import cpsat
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupted(model: Any) -> None:
-    solver.solve(model, 2.0)
+    cpsat.solve(model, 2.0)
     signal.sigpending()  # handlers run between instructions
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.skipif(not solver.has_solver(), reason="OR-tools is not installed")
+@pytest.mark.skipif(not cpsat.has_solver(), reason="OR-tools is not installed")
 def test_an_interrupt_is_the_programs() -> None:
-    model = solver.cp_model().CpModel()
+    model = cpsat.cp_model().CpModel()
     numbers = random.Random(0)
     facts = [model.new_bool_var("") for _ in range(400)]
     for _ in range(1700):  # as hard as clauses of three get

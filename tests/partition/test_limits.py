@@ -12,12 +12,12 @@ from torch import nn
 from gemini.capture import capture
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker, partition
-from gemini.partition.building import build_problem
-from gemini.partition.limits import contradictory_pins
-from gemini.partition.problem import Edge, Item, Problem, Value
-from gemini.partition.shortage import shortage
+from gemini.partition.infeasible import contradictory_pins
+from gemini.partition.memory_shortage import shortage
+from gemini.partition.partition_problem import Edge, Item, Problem, Value
+from gemini.partition.problem_builder import build_problem
 from gemini.profiling import profile
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from tests.partition.shapes import Stack, captured, problem_of
 
 

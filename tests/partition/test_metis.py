@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition import Worker
 from gemini.partition.metis import partition_metis
-from gemini.partition.metis.engine import Metis
-from gemini.partition.metis.repair import filled, in_sequence, on_workers
-from gemini.partition.problem import Problem
+from gemini.partition.metis.acyclic_repair import filled, in_sequence, on_workers
+from gemini.partition.metis.metis_call import Metis
+from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made
 from tests.partition.shapes import problem_of
 

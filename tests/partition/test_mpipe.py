@@ -6,14 +6,14 @@ from hypothesis import given, settings
 
 from gemini.partition import Worker
 from gemini.partition.exact.contiguous import fastest
-from gemini.partition.exact.line import Line
-from gemini.partition.exact.seats import seatings
+from gemini.partition.exact.device_order import seatings
+from gemini.partition.exact.prefix_costs import Line
+from gemini.partition.local_search.equal_layers import equal_layers
 from gemini.partition.mpipe import partition_mpipe
-from gemini.partition.mpipe.centres import cut_pieces
-from gemini.partition.mpipe.coarsening import coarsen
-from gemini.partition.mpipe.packing import pack
-from gemini.partition.problem import Problem
-from gemini.partition.search.layers import equal_layers
+from gemini.partition.mpipe.coarsen import coarsen
+from gemini.partition.mpipe.lpt import pack
+from gemini.partition.mpipe.seeds import cut_pieces
+from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made
 from tests.partition.shapes import problem_of
 

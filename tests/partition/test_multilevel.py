@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gemini.partition.local_search.clusters import contract, pairs, runs, siblings
 from gemini.partition.multilevel import coarsen, partition_multilevel
-from gemini.partition.problem import Problem
-from gemini.partition.search.clustering import contract, pairs, runs, siblings
+from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made
 from tests.partition.shapes import problem_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gemini.errors import PartitionError
-from gemini.partition.options import Options, Worker
-from gemini.schedule.links import Links
+from gemini.partition.partition_options import Options, Worker
+from gemini.schedule.link_costs import Links
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import torch
 from gemini.capture import capture
 from gemini.errors import ArtifactError
 from gemini.partition import Analysis, Options, Partition, Worker, analyse
-from gemini.partition.picture import darker, stage_colour
+from gemini.partition.analysis.analysis_picture import darker, stage_colour
 from gemini.profiling import profile
-from gemini.schedule.links import Links
+from gemini.schedule.link_costs import Links
 from tests.profiling.models import CASES
 
 MARKS = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}

@@ -10,8 +10,8 @@ from torch import nn
 
 from gemini.partition import Options
 from gemini.partition.registry import BUILT_IN
-from gemini.pipe.checking import objective
-from gemini.pipe.detached import copied
+from gemini.pipe.detached_step import copied
+from gemini.pipe.stage_check import objective
 from tests.pipe.models import CASES, T5, Bert, make
 
 

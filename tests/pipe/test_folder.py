@@ -15,7 +15,7 @@ from torch import nn
 
 from gemini.errors import ArtifactError, CaptureError, GeminiError, PartitionError
 from gemini.pipe import Piped
-from gemini.pipe import folder as folders
+from gemini.pipe import stage_folder as folders
 from tests.pipe.models import Bert, make
 
 FILES = {"manifest.json", "graph.json", "partition.json", "profile.json", "stage_0.py", "stage_1.py"}

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from gemini.pipe import kept_graphs
+from gemini.cache import graphs
 from tests.pipe.models import make
 
 SOURCE = """
@@ -35,11 +35,11 @@ def captures(monkeypatch):
     """The captures that really happen."""
     seen = []
 
-    def counted(model, *args, real=kept_graphs.capture, **kwargs):
+    def counted(model, *args, real=graphs.capture, **kwargs):
         seen.append(type(model).__name__)
         return real(model, *args, **kwargs)
 
-    monkeypatch.setattr(kept_graphs, "capture", counted)
+    monkeypatch.setattr(graphs, "capture", counted)
     return seen
 
 
@@ -132,11 +132,11 @@ def test_runs_that_share_a_cache(pipe, net, tmp_path, captures, monkeypatch):
     x = torch.randn(3, 4)
     pipe(net(), (x,), nparts=2, cache=tmp_path / "cache")
 
-    def agrees(*given, real=kept_graphs._agrees):
+    def agrees(*given, real=graphs._agrees):
         shutil.rmtree(tmp_path / "cache" / "graphs")
         return real(*given)
 
-    monkeypatch.setattr(kept_graphs, "_agrees", agrees)
+    monkeypatch.setattr(graphs, "_agrees", agrees)
     assert pipe(net(), (x,), nparts=2, cache=tmp_path / "cache").check((x,)).is_exact
     assert captures == ["Net"]
 
@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(pipe, net, tmp_path, capture
 
 
 def test_old_graphs_go(pipe, net, tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_graphs, "_MOST", 2)
+    monkeypatch.setattr(graphs, "_MOST", 2)
     for width in (3, 4, 5):
         pipe(net(), (torch.randn(3, 4), torch.randn(width, 1, 4)), nparts=2, cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "graphs").iterdir())) == 2

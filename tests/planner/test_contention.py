@@ -14,7 +14,7 @@ from gemini.capture import capture
 from gemini.planner import contention
 from gemini.planner.contention import Contention, among, measure, of_speeds
 from gemini.profiling import profile
-from gemini.speed import Speed, measure_speed
+from gemini.profiling.host_speed import Speed, measure_speed
 
 
 @given(st.floats(1, 3), st.floats(1, 3), st.floats(0, 100), st.floats(0, 1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini.planner.heap import Heap
+from gemini.planner.malloc_model import Heap
 
 MB = 1 << 20
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from gemini.planner.planning import plan_step
+from gemini.planner.plan_request import Wish
 from gemini.planner.step_plan import UnplannableError
-from gemini.planner.wish import Wish
+from gemini.planner.step_planner import plan_step
 
 seen: list[Any] = []
 Register = Callable[[nn.Module], Any]

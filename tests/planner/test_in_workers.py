@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.planner import in_workers
+from gemini.planner import worker_costs
 from gemini.planner.contention import Contention
-from gemini.planner.in_workers import as_in_workers
+from gemini.planner.worker_costs import as_in_workers
 from gemini.profiling import profile
 
 
@@ -24,7 +24,7 @@ class Words(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_workers, "measure", lambda *_: Contention())
+    monkeypatch.setattr(worker_costs, "measure", lambda *_: Contention())
 
 
 def costs_of(model: nn.Module, batch: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:

@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner import kept_plans
-from gemini.planner.planning import plan_step
+from gemini.cache import plans
+from gemini.planner.plan_request import Wish
 from gemini.planner.step_plan import StepPlan
-from gemini.planner.wish import Wish
-from gemini.schedule.files import to_dict
+from gemini.planner.step_planner import plan_step
+from gemini.schedule.plan_files import to_dict
 
 
 def model(width: int = 8) -> nn.Module:
@@ -83,7 +83,7 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
     def damage(path: Path) -> None:
         data = json.loads(path.read_text())
         change(data["plan"])
-        data["hash"] = kept_plans._hash(data["plan"])
+        data["hash"] = plans._hash(data["plan"])
         path.write_text(json.dumps(data))
 
     return damage
@@ -131,7 +131,7 @@ def test_quiet_passes_over_in_silence(kept: Path, capsys: pytest.CaptureFixture[
 
 
 def test_other_code_of_ours_plans_anew(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_plans, "_own_code", lambda: "changed")
+    monkeypatch.setattr(plans, "_own_code", lambda: "changed")
     assert not planned(kept).is_kept
 
 
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_plans, "_MOST", 2)
+    monkeypatch.setattr(plans, "_MOST", 2)
     for at, width in enumerate((5, 6, 7)):
         planned(tmp_path, width)
         for path in files(tmp_path):
@@ -156,17 +156,17 @@ def test_runs_that_share_a_folder_see_whole_files(tmp_path: Path, capsys: pytest
     plan = planned(tmp_path)
     (path,) = files(tmp_path)
     key, over = path.stem, threading.Event()
-    choice = kept_plans.Choice(plan.partition, plan.analysis, plan.schedule)
+    choice = plans.Choice(plan.partition, plan.analysis, plan.schedule)
 
     def write() -> None:
         while not over.is_set():
             path.unlink(missing_ok=True)
-            kept_plans._write(path, key, plan.profile, choice)
+            plans._write(path, key, plan.profile, choice)
 
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        found = [kept_plans._read(path, key, plan.graph) for _ in range(50)]
+        found = [plans._read(path, key, plan.graph) for _ in range(50)]
     finally:
         over.set()
         writer.join()

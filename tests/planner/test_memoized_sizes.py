@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.planning import plan_step
-from gemini.planner.wish import Wish
+from gemini.planner.plan_request import Wish
+from gemini.planner.step_planner import plan_step
 from tests.planner.memoized_sizes import repeated
 
 

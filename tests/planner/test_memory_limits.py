@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from gemini.errors import InvalidPlanError
-from gemini.planner.planning import plan_step
+from gemini.planner.plan_request import Wish
 from gemini.planner.step_plan import StepPlan, UnplannableError
-from gemini.planner.wish import Wish
+from gemini.planner.step_planner import plan_step
 
 SIDE, LAYERS, SAMPLES, PIECES = 256, 8, 512, 4
 

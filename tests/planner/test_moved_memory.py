@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.planning import plan_step
+from gemini.planner.plan_request import Wish
 from gemini.planner.step_plan import UnplannableError
-from gemini.planner.wish import Wish
+from gemini.planner.step_planner import plan_step
 
 
 class Momentum(nn.Module):

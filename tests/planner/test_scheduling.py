@@ -10,9 +10,9 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.partition import partition
-from gemini.partition.analysis import analyse
-from gemini.partition.options import Options
-from gemini.planner.scheduling import around, choose
+from gemini.partition.analysis.analyse import analyse
+from gemini.partition.partition_options import Options
+from gemini.planner.schedule_choice import around, choose
 from gemini.profiling import profile
 from gemini.schedule.block import INPUT_GRADIENT
 

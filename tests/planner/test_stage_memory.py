@@ -14,16 +14,16 @@ from torch import nn
 from gemini.capture import capture
 from gemini.codegen import generate
 from gemini.partition import partition
-from gemini.partition.options import Options
-from gemini.pipe.piped import Piped
-from gemini.planner.heap import Heap
+from gemini.partition.partition_options import Options
+from gemini.pipe.piped_model import Piped
+from gemini.planner.malloc_model import Heap
 from gemini.planner.stage_memory import Change, StageMemories
 from gemini.profiling import profile
-from gemini.profiling.device import MB
 from gemini.profiling.live_memory import LiveMemory
-from gemini.runtime.executor import store_ops
-from gemini.runtime.executor.stage import Kept, LiveStage, place_in_graph
-from gemini.runtime.executor.store import STORE, Later, settle
+from gemini.profiling.measured_device import MB
+from gemini.runtime.worker.stage_state import Kept, LiveStage, place_in_graph
+from gemini.step import split_backward_ops
+from gemini.step.delayed_weight_grads import STORE, Later, settle
 
 
 class Layer(nn.Module):
@@ -144,7 +144,7 @@ def replayed(heap: Heap, changes: Iterable[Change]) -> tuple[float, float]:
 def test_what_is_foreseen_is_what_actions_take(name: str) -> None:
     make, batch = CASES[name]
     torch.manual_seed(0)
-    store_ops.install()
+    split_backward_ops.install()
     model = make()
     graph = capture(model, (batch,))
     costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
@@ -170,7 +170,7 @@ def test_what_is_foreseen_is_what_actions_take(name: str) -> None:
 
 def test_inputs_of_a_stage_and_their_gradients_go_when_they_were_sent() -> None:
     """Though weight gradients are yet to be computed, which need inputs of layers inside."""
-    store_ops.install()
+    split_backward_ops.install()
     layer = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
     STORE.know(list(layer.parameters()))
     live, queue = LiveMemory(), deque[Later]()

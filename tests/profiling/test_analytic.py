@@ -11,9 +11,9 @@ from torch import nn
 from gemini.capture import capture
 from gemini.errors import ProfileError
 from gemini.profiling import SPECS, profile
-from gemini.profiling.analytic import calibrate, estimate_ms
-from gemini.profiling.specs import DeviceSpec, find_spec, spec_like
-from gemini.profiling.work import Kernel, Work
+from gemini.profiling.device_specs import DeviceSpec, find_spec, spec_like
+from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.roofline import calibrate, estimate_ms
 from tests.profiling.models import CASES, Tied, tokens
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gemini.profiling.budget import LEAST_MS, NOISY_STEPS, STEPS, Budget
-from gemini.profiling.cpu import CpuDevice
+from gemini.profiling.cpu_device import CpuDevice
+from gemini.profiling.time_budget import LEAST_MS, NOISY_STEPS, STEPS, Budget
 
 
 class Told(CpuDevice):

@@ -11,10 +11,10 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.profiling import profile
-from gemini.profiling.cache import Cache
-from gemini.profiling.measurement import Measurement, Memory
-from gemini.profiling.robust import Reading
-from gemini.profiling.work import Kernel, Work
+from gemini.profiling.class_measurement import Measurement, Memory
+from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.profile_cache import Cache
+from gemini.profiling.robust_statistics import Reading
 from tests.profiling.models import Tied, tokens
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gemini.allocator import freed_memory_kept
+from gemini.malloc import freed_memory_kept
 
 PROGRAM = """
 import json, resource, torch

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemini.errors import ArtifactError, ProfileError
-from gemini.profiling.links import SIZES, LinkProfile, fit, profile_link
+from gemini.profiling.link_profile import SIZES, LinkProfile, fit, profile_link
 
 
 @settings(deadline=None)

@@ -8,9 +8,9 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.profiling import profile
-from gemini.profiling.cpu import CpuDevice
-from gemini.profiling.device import MB, is_out_of_memory
+from gemini.profiling.cpu_device import CpuDevice
 from gemini.profiling.live_memory import LiveMemory
+from gemini.profiling.measured_device import MB, is_out_of_memory
 
 
 class Limited(LiveMemory):

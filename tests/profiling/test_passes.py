@@ -12,13 +12,13 @@ from torch.nn import functional
 
 from gemini.capture import capture
 from gemini.profiling import profile
-from gemini.profiling.classes import NodeClass
-from gemini.profiling.cpu import CpuDevice, CpuStopwatch
-from gemini.profiling.device import MB, Span
-from gemini.profiling.flow import GradientFlow
-from gemini.profiling.inputs import input_tensors
+from gemini.profiling.cpu_device import CpuDevice, CpuStopwatch
+from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.live_memory import LiveMemory
-from gemini.profiling.passes import NodePass, StepPass
+from gemini.profiling.measured_device import MB, Span
+from gemini.profiling.node_classes import NodeClass
+from gemini.profiling.node_timer import NodePass, StepPass
+from gemini.profiling.profile_inputs import input_tensors
 from tests.profiling.models import CASES
 
 
@@ -87,14 +87,14 @@ def test_memory_is_one_node_and_one_set_of_gradients_more_than_the_model_has():
 
 
 def test_on_another_device_only_the_parameters_of_one_node_are_copied(monkeypatch):
-    from gemini.profiling import job, walk
+    from gemini.profiling import graph_walk, profiler
 
     # There is one device here: say that tensors are elsewhere, and they are copied all the same.
     model, batch = Wide(), torch.randn(2, 64)
     graph = capture(model, (batch,))
     largest = max(sum(p.numel() * 4 for p in layer.parameters()) for layer in model.layers) / MB
-    monkeypatch.setattr(job, "is_elsewhere", lambda *_: True)
-    monkeypatch.setattr(walk, "is_elsewhere", lambda *_: True)
+    monkeypatch.setattr(profiler, "is_elsewhere", lambda *_: True)
+    monkeypatch.setattr(graph_walk, "is_elsewhere", lambda *_: True)
     gc.collect()
     with LiveMemory() as memory:
         found = profile(graph, (batch,), cache=False, rounds=1)

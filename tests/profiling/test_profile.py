@@ -14,7 +14,7 @@ import torch
 from gemini.capture import capture
 from gemini.errors import ArtifactError, ProfileError
 from gemini.profiling import Profile, profile
-from gemini.profiling.cpu import CpuDevice
+from gemini.profiling.cpu_device import CpuDevice
 from tests.profiling.models import CASES, Tied, tokens
 
 MB = 1 << 20
@@ -281,7 +281,7 @@ def test_progress_is_told():
 
 
 def test_a_shared_parameter_is_summed_by_all_but_its_last_user():
-    from gemini.profiling.flow import GradientFlow
+    from gemini.profiling.gradient_flow import GradientFlow
 
     model, *_, graph = made("tied")
     flow = GradientFlow(graph)
@@ -290,8 +290,8 @@ def test_a_shared_parameter_is_summed_by_all_but_its_last_user():
 
 
 def test_gradients_flow_from_the_loss_and_count_readers():
-    from gemini.capture.forms import Ref
-    from gemini.profiling.flow import GradientFlow
+    from gemini.ir.pytree import Ref
+    from gemini.profiling.gradient_flow import GradientFlow
 
     *_, graph = made("tied")
     flow = GradientFlow(graph)

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.profiling.classes import NodeClass
-from gemini.profiling.device import Times
-from gemini.profiling.passes import PassReading
-from gemini.profiling.readings import as_in_steps, class_times, weighted_median
+from gemini.profiling.measured_device import Times
+from gemini.profiling.node_classes import NodeClass
+from gemini.profiling.node_timer import PassReading
+from gemini.profiling.time_estimates import as_in_steps, class_times, weighted_median
 
 NO_OVERHEAD = Times(0.0, 0.0)
 

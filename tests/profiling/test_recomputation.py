@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
 from gemini.profiling import profile
-from gemini.profiling.cpu import CpuDevice
+from gemini.profiling.cpu_device import CpuDevice
 from tests.profiling.models import Layer
 
 

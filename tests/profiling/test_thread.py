@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.state import Saved
 from gemini.profiling import profile
-from gemini.profiling.cpu import CpuDevice, CpuStopwatch
-from gemini.profiling.device import Result, Span, Stopwatch
-from gemini.profiling.inputs import input_tensors
-from gemini.profiling.step import backward
-from gemini.profiling.thread import ThreadRun
+from gemini.profiling.cpu_device import CpuDevice, CpuStopwatch
+from gemini.profiling.host_time import ThreadRun
+from gemini.profiling.measured_device import Result, Span, Stopwatch
+from gemini.profiling.profile_inputs import input_tensors
+from gemini.profiling.whole_step import backward
+from gemini.snapshot.model_state import Saved
 
 from . import models
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gemini.profiling.work import WorkCounter
+from gemini.profiling.flop_count import WorkCounter
 
 
 def counted(call):

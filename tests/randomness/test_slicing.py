@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gemini.randomness.fills import UnsliceableDraw
-from gemini.randomness.recording import Recorder, patterns
-from gemini.randomness.slicing import DrawsDiffer, SlicedDraws
+from gemini.random_numbers.random_ops import UnsliceableDraw
+from gemini.random_numbers.rng_recorder import Recorder, patterns
+from gemini.random_numbers.sliced_rng import DrawsDiffer, SlicedDraws
 
 Code = Callable[[torch.Tensor], torch.Tensor]
 _lstm = nn.LSTM(6, 6, 2, dropout=0.3, batch_first=True)

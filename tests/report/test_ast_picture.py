@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.instrument.applying.manager import PassManager
-from gemini.instrument.applying.registry import select
-from gemini.instrument.dsl import KINDS, recognise
-from gemini.instrument.output.comparison import new_nodes
-from gemini.instrument.passes.unit import Unit
-from gemini.instrument.text.source import SourceFile
-from gemini.report.ast_folding import fold
-from gemini.report.ast_outline import Item, outline
-from gemini.report.ast_picture import SCREEN_WIDTH, columns_of, shortened, to_dot
+from gemini.instrument.inspect import KINDS, recognise
+from gemini.instrument.inspect.ast_folds import fold
+from gemini.instrument.inspect.ast_outline import Item, outline
+from gemini.instrument.inspect.ast_picture import SCREEN_WIDTH, columns_of, shortened, to_dot
+from gemini.instrument.output.new_nodes import new_nodes
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.pass_manager.registry import select
+from gemini.instrument.passes.pass_input import Unit
+from gemini.instrument.text.source_file import SourceFile
 
 MNIST = Path(__file__).parents[2] / "samples" / "mnist" / "train.py"
 

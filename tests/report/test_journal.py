@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gemini.cli.main import main
-from gemini.report import journal as journals
-from gemini.report.journal import Journal
+from gemini.report import run_journal as journals
+from gemini.report.run_journal import Journal
 
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig, pipeline
 from gemini.errors import WorkerError
-from gemini.runtime.controller import dispatch
+from gemini.runtime.interception import dispatch
 
 BY_PLAN = bool(os.environ.get("ENDINGS_PLAN"))
 WARM = 8 if BY_PLAN else 3  # steps before those in which it ends

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.backward import accumulate, differentiate
-from gemini.edges import edge_of
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.autograd_edges import edge_of
+from gemini.autograd_engine import accumulate, differentiate
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 
 _ALONE = """
 import sys

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.guards.module_state import Snapshot
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.protocol import Backward, Gradients, Refused
-from gemini.runtime.snapshot import Snapshot
-from gemini.runtime.worker.draws import Draws, address_in_python
+from gemini.runtime.worker.host_rng_check import Draws, address_in_python
 
 
 class Part(nn.Module):

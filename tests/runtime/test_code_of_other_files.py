@@ -11,7 +11,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from gemini.runtime.transport.packing import _by_value, _from_value, is_the_users
+from gemini.runtime.transport.serialization import _by_value, _from_value, is_the_users
 
 TEXT = """
 import threading

@@ -11,12 +11,12 @@ from torch import nn
 
 from gemini import GeminiConfig
 from gemini.errors import ConfigError
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
 from gemini.runtime.devices import registry
-from gemini.runtime.devices.placing import devices_of
-from gemini.runtime.memory.followers import optimizer_state_follows
+from gemini.runtime.devices.worker_devices import devices_of
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.memory.optimizer_state import optimizer_state_follows
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime import mirror
 from tests.runtime.training import largest_difference, state_difference, train
 from tests.zoo.classics import CLASSICS

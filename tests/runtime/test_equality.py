@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.training import largest_difference, state_difference, train
 from tests.zoo.classics import CLASSICS
 

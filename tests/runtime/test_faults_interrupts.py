@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.interrupts import Held
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.signals import Held
+from gemini.runtime.pool.worker_pool import Crew
 
 
 @pytest.fixture(autouse=True)

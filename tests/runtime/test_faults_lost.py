@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from gemini.errors import WorkerError
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 
 
 def started(crew: Crew, model: nn.Module, **options: Any) -> tuple[nn.Module, Managed]:

@@ -16,17 +16,17 @@ import torch
 from torch import nn
 
 from gemini.errors import WorkerError
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.controller.unit import Unit
+from gemini.runtime.eager.remote_module import Unit
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.protocol import Backward, Forward
 from gemini.runtime.transport.link import Link
 
 
 def is_away() -> bool:
     """Whether this runs in a worker. Asked when it is: what the file found when it was run came along."""
-    return "gemini.runtime.worker.relay" in sys.modules
+    return "gemini.runtime.worker.output_relay" in sys.modules
 
 
 class Picky:

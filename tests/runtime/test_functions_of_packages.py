@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.transport.packing import Classes, pack, unpack
+from gemini.runtime.transport.serialization import Classes, pack, unpack
 
 TEXT = """
 def collecting(key, *, times=1):

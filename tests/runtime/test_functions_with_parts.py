@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.programs import Wrap, check, step, weights
 
 

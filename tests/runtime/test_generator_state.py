@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.runtime.generator import Generator, get_state, set_state
+from gemini.random_numbers.rng_state import Generator, get_state, set_state
 
 DRAWS = {
     "uniform": lambda: torch.rand(1),

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.given import Given, objects_of, opened
-from gemini.runtime.transport.packing import Classes, pack, unpack
+from gemini.runtime.argument_mutations import Given, objects_of, opened
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.transport.serialization import Classes, pack, unpack
 
 
 class Slots:

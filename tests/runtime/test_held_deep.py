@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.fingerprint import fingerprint
-from gemini.runtime.snapshot import Snapshot
+from gemini.capture.python_state import fingerprint
+from gemini.guards.module_state import Snapshot
 
 
 class Slotted:

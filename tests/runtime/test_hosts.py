@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.hosts import Host
 from tests.runtime.training import difference, largest_difference, state_difference, train
 from tests.zoo.classics import CLASSICS

@@ -18,21 +18,21 @@ from torch import nn
 
 from gemini import GeminiConfig
 from gemini.cli.main import main
+from gemini.config.host_address import worker_at
 from gemini.errors import ConfigError, WorkerError
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.devices.placing import devices_of
-from gemini.runtime.hosts import secret
-from gemini.runtime.hosts.address import worker_at
+from gemini.runtime.devices.worker_devices import devices_of
+from gemini.runtime.hosts import shared_secret
 from gemini.runtime.hosts.handshake import MAGIC
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.hosts import ROOT, Host, children
 
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     made = Host(tmp_path)
-    monkeypatch.setenv(secret.ENVIRONMENT, str(made.secret_file))
+    monkeypatch.setenv(shared_secret.ENVIRONMENT, str(made.secret_file))
     yield made
     made.close()
 
@@ -47,7 +47,7 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture
 def kept(listening: Host, monkeypatch: pytest.MonkeyPatch) -> Host:
     """A host that serves one controller after the other."""
-    monkeypatch.setenv(secret.ENVIRONMENT, str(listening.secret_file))
+    monkeypatch.setenv(shared_secret.ENVIRONMENT, str(listening.secret_file))
     return listening
 
 
@@ -104,7 +104,7 @@ def test_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     file = tmp_path / "secret"
     file.write_bytes(b"x" * 20)
     file.chmod(0o600)
-    monkeypatch.setenv(secret.ENVIRONMENT, str(file))
+    monkeypatch.setenv(shared_secret.ENVIRONMENT, str(file))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     text = refused(f"127.0.0.1:{port}/cpu")
@@ -134,7 +134,7 @@ def test_another_secret(tmp_path: Path, kept: Host, monkeypatch: pytest.MonkeyPa
     other = tmp_path / "other"
     other.write_bytes(b"not the secret of that host")
     other.chmod(0o600)
-    monkeypatch.setenv(secret.ENVIRONMENT, str(other))
+    monkeypatch.setenv(shared_secret.ENVIRONMENT, str(other))
     assert "its secret is another one\n    → give both ends the same secret file" in refused(kept.cpu)
     assert kept.wait_for("turned 127.0.0.1 away: it does not know the secret")
 
@@ -142,7 +142,7 @@ def test_another_secret(tmp_path: Path, kept: Host, monkeypatch: pytest.MonkeyPa
 def test_other_versions_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(tmp_path, begin="import gemini, torch; gemini.__version__ = '0.0.1'; torch.__version__ = '1.0'")
     try:
-        monkeypatch.setenv(secret.ENVIRONMENT, str(host.secret_file))
+        monkeypatch.setenv(shared_secret.ENVIRONMENT, str(host.secret_file))
         text = refused(host.cpu)
         assert f"torch {torch.__version__} (here) and 1.0 (there)" in text
         assert "and 0.0.1 (there)" in text
@@ -185,7 +185,7 @@ def test_a_bad_secret_is_refused(
     if text is not None:
         file.write_text(text)
         file.chmod(0o644 if reason.startswith("others") else 0o600)
-    monkeypatch.delenv(secret.ENVIRONMENT, raising=False)
+    monkeypatch.delenv(shared_secret.ENVIRONMENT, raising=False)
     assert main(["worker", "--secret-file", "" if text == "" else str(file)]) == 2
     assert reason in capsys.readouterr().err
 
@@ -278,7 +278,7 @@ while True:
 
 @pytest.mark.parametrize("deed", [pytest.param("", marks=pytest.mark.slow), "sleep"])
 def test_a_controller_that_is_killed_leaves_nothing(deed: str, host: Host) -> None:
-    environment = {**os.environ, secret.ENVIRONMENT: str(host.secret_file), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, shared_secret.ENVIRONMENT: str(host.secret_file), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, host.cpu, deed], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
     ) as program:

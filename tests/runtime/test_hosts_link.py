@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.runtime.hosts.handshake import Unproven, differences, prove
-from gemini.runtime.memory.ledger import Ledger, lodged
+from gemini.runtime.memory.replica_sync import Ledger, lodged
 from gemini.runtime.transport.channel import ChannelClosed
-from gemini.runtime.transport.far_link import FarLink
-from gemini.runtime.transport.lanes import Lane, back_end
+from gemini.runtime.transport.dist_p2p import Lane, back_end
+from gemini.runtime.transport.remote_link import FarLink
 from gemini.runtime.transport.tcp_channel import TcpChannel
 from tests.runtime.test_transport import TENSORS
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.faults import Record
-from gemini.runtime.controller.household import Household
+from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.pool.fault_policy import Record
+from gemini.runtime.pool.worker_pool import Crew
 
 
 def test_a_tensor_of_two_models_is_where_it_was_brought_last(crew: Crew) -> None:

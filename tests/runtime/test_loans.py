@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gemini.runtime.devices.cpu import Cpu
-from gemini.runtime.transport.loans import ARE_COUNTED, Loans, Row
-from gemini.runtime.transport.slabs import Window
-from gemini.runtime.transport.tensors import Part
+from gemini.runtime.transport.borrowed_buffers import ARE_COUNTED, Loans, Row
+from gemini.runtime.transport.shm_pool import Window
+from gemini.runtime.transport.tensor_header import Part
 
 pytestmark = pytest.mark.skipif(not ARE_COUNTED, reason="this torch does not tell who looks at a storage")
 SLABS = [(0, 256 * at, 256) for at in range(4)]

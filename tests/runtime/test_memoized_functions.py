@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.caches import draws, find_caches
-from gemini.runtime.outside import Outside
-from gemini.runtime.transport.packing import Classes, pack, unpack
+from gemini.capture.memoized import draws, find_caches
+from gemini.guards.globals_and_closures import Outside
+from gemini.runtime.transport.serialization import Classes, pack, unpack
 
 
 @functools.lru_cache(maxsize=3)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gemini.runtime.devices.cpu import Cpu
-from gemini.runtime.memory.homes import move_in
+from gemini.runtime.memory.shared_layout import move_in
 
 
 def test_a_model_that_moves_in_during_an_evaluation_can_still_be_trained() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.programs import Net, Program, Wrap, batch, check, step, weights
 
 ELSEWHERE: dict[str, Program] = {}  # units must run in workers

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.probing import speeds_of
+from gemini.runtime.pool.speed_probe import speeds_of
+from gemini.runtime.pool.worker_pool import Crew
 
 
 def test_all_workers_are_asked_once() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.programs import Block, Net, Program, Wrap, batch, check, step, weights
 
 PROGRAMS: dict[str, Program] = {}

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.backward import differentiate
-from gemini.edges import edge_of
+from gemini.autograd_edges import edge_of
+from gemini.autograd_engine import differentiate
 
 
 @pytest.mark.parametrize("by_edge", [False, True])

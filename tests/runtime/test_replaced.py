@@ -17,9 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.runtime.controller.replaced import Methods, replaced
-from gemini.runtime.described import describe
-from gemini.runtime.executor import store_ops
+from gemini.guards.library_classes import describe
+from gemini.guards.monkeypatches import Methods, replaced
+from gemini.step import split_backward_ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -203,6 +203,6 @@ def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) 
 def test_what_stages_use_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("linear", "embedding", "conv1d", "conv2d", "conv3d"):
         monkeypatch.setattr(F, name, getattr(F, name))  # put back afterwards
-    store_ops.install()
+    split_backward_ops.install()
     assert isinstance(F.conv2d, functools.partial)
     assert not replaced()

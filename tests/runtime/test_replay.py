@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from gemini.errors import ArtifactError, WorkerError
-from gemini.runtime import replay as replaying
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.replay import Unsaved, load, replay
+from gemini.runtime import failure_replay as replaying
+from gemini.runtime.failure_replay import Unsaved, load, replay
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 
 
 class Checks(torch.autograd.Function):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.slabs import SEGMENT, Pool, Slab
+from gemini.runtime.transport.shm_pool import SEGMENT, Pool, Slab
 
 # Small ones, some around the size from which a slab has a segment of its own, and some larger than a segment.
 SIZES = st.integers(1, 1 << 20) | st.integers(SEGMENT // 4 - 9, SEGMENT // 4 + 9) | st.integers(SEGMENT, 2 * SEGMENT)

@@ -14,7 +14,7 @@ from torch import nn
 
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.tensors import INLINE
+from gemini.runtime.transport.tensor_header import INLINE
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.uint8]
 COMPLEX = [torch.complex64, torch.complex128]

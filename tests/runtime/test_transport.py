@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend
 
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.slabs import SEGMENT, rounded
-from gemini.runtime.transport.tensors import Unsendable
+from gemini.runtime.transport.shm_pool import SEGMENT, rounded
+from gemini.runtime.transport.tensor_header import Unsendable
 
 
 @dataclass

@@ -8,36 +8,36 @@ from typing import Any
 import pytest
 
 from gemini.errors import WorkerError
-from gemini.runtime.controller import ending
-from gemini.runtime.controller.crew import Crew
 from gemini.runtime.devices.cpu import MappedSegment
-from gemini.runtime.memory import machine
+from gemini.runtime.memory import host_memory
+from gemini.runtime.pool import worker_failure
+from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.protocol import Preload
 
 
 def test_a_kill_for_want_of_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     holds = {"Net": "stages 0, 2 of Net (1.2 GB planned)"}
-    monkeypatch.setattr(machine, "kills", lambda: [4, 1])
-    monkeypatch.setattr(machine, "available", lambda: (3_000_000, "of the 8.0 GB of its control group"))
-    monkeypatch.setattr(machine, "largest_child", lambda: 2_500_000_000)
-    facts, remedy = ending.of_killed(holds, [4, 0])
+    monkeypatch.setattr(host_memory, "kills", lambda: [4, 1])
+    monkeypatch.setattr(host_memory, "available", lambda: (3_000_000, "of the 8.0 GB of its control group"))
+    monkeypatch.setattr(host_memory, "largest_child", lambda: 2_500_000_000)
+    facts, remedy = worker_failure.of_killed(holds, [4, 0])
     assert facts == (
         "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at the most; the kernel has ended a process for "
         "want of memory since it started; 3.0 MB of the 8.0 GB of its control group can be had now"
     )
-    assert remedy == ending.LESS
-    facts, remedy = ending.of_killed(holds, [4, 1])
+    assert remedy == worker_failure.LESS
+    facts, remedy = worker_failure.of_killed(holds, [4, 1])
     assert "counts no process" in facts
     assert remedy.startswith("see who has sent the signal")
 
 
 def test_the_machine_says_what_memory_it_has() -> None:
-    left = machine.available()
+    left = host_memory.available()
     assert left is not None
     assert left[0] > 0
-    assert machine.amount(1_500_000_000) == "1.5 GB"
-    assert machine.amount(150_000) == "0.1 MB"
-    assert all(count >= 0 for count in machine.kills())
+    assert host_memory.amount(1_500_000_000) == "1.5 GB"
+    assert host_memory.amount(150_000) == "0.1 MB"
+    assert all(count >= 0 for count in host_memory.kills())
 
 
 def test_a_worker_without_memory_for_ours_says_so_in_the_error_alone(capfd: Any) -> None:
@@ -49,7 +49,7 @@ def test_a_worker_without_memory_for_ours_says_so_in_the_error_alone(capfd: Any)
         with pytest.raises(WorkerError) as caught:
             worker.ask(Preload(["x" * 300_000_000]), "import a module")
         assert "out of memory: MemoryError; it held stage 0 of Net (1.0 MB planned); " in str(caught.value)
-        assert str(caught.value).endswith(ending.LESS)
+        assert str(caught.value).endswith(worker_failure.LESS)
     finally:
         crew.stop()
     assert "Traceback" not in capfd.readouterr().err

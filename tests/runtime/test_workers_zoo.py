@@ -14,9 +14,9 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers")
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from tests.zoo import results
 from tests.zoo.judging import Animal, zoo
 from tests.zoo.workers_judging import judge

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.values import tensors
+from gemini.ir.encode import tensors
 
 Record = list[tuple[torch.Tensor, list[torch.Tensor | None]]]
 

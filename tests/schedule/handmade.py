@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.block import Number
-from gemini.schedule.orders import plan_from_orders
+from gemini.schedule.device_orders import plan_from_orders
 
 
 def pipeline_placement(

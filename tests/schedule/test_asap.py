@@ -8,7 +8,7 @@ from strategies import placements
 
 from gemini.errors import PlacementError
 from gemini.schedule import Block
-from gemini.schedule.asap import asap
+from gemini.schedule.asap_times import asap
 
 
 @given(placements(reals=True, links=True))

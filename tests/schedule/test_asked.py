@@ -8,8 +8,8 @@ import pytest
 
 from gemini.errors import ArtifactError, GeminiError, InvalidPlanError
 from gemini.schedule import Composer, SchedPlan, placement
-from gemini.schedule.asked import asked_plan
 from gemini.schedule.library import library
+from gemini.schedule.user_plan import asked_plan
 
 
 def deadlocked() -> SchedPlan:

@@ -9,8 +9,8 @@ from strategies import plans
 
 from gemini.errors import ScheduleError
 from gemini.schedule import Block, SchedPlan
-from gemini.schedule.compare import bubble_rate, compare, measure
 from gemini.schedule.placements import placement
+from gemini.schedule.plan_metrics import bubble_rate, compare, measure
 
 
 def test_figures_of_1f1b() -> None:

@@ -18,11 +18,11 @@ from strategies import plans
 from gemini.errors import ArtifactError, MissingEngineError, ScheduleError
 from gemini.schedule import Block, Proof, SchedPlan
 from gemini.schedule.draw import SUFFIXES, draw
-from gemini.schedule.draw.layout import lay_out, text_width
-from gemini.schedule.draw.page import render_page
+from gemini.schedule.draw.figure_layout import lay_out, text_width
+from gemini.schedule.draw.html_page import render_page
 from gemini.schedule.draw.palette import MICRO_BATCHES, NEUTRAL
 from gemini.schedule.draw.timeline import timeline
-from gemini.schedule.grid import format_time
+from gemini.schedule.text_grid import format_time
 
 MAGIC = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>"}
 

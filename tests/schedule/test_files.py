@@ -13,8 +13,8 @@ from strategies import plans
 
 from gemini.errors import ArtifactError, ScheduleError
 from gemini.schedule import Block, Links, Pattern, Proof, SchedPlan
-from gemini.schedule.files import FORMAT, to_dict
 from gemini.schedule.placements import placement
+from gemini.schedule.plan_files import FORMAT, to_dict
 
 
 def plain(plan: SchedPlan) -> str:

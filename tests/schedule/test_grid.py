@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from strategies import plans
 
 from gemini.schedule import Block, Proof, SchedPlan
-from gemini.schedule.grid import grid
 from gemini.schedule.library import library
 from gemini.schedule.placements import placement
+from gemini.schedule.text_grid import grid
 
 
 def test_the_shape_of_a_grid():

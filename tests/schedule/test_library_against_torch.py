@@ -6,8 +6,8 @@ import pytest
 
 from gemini.schedule import SchedPlan
 from gemini.schedule.block import INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library import LIBRARY, library
-from gemini.schedule.orders import plan_from_orders
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

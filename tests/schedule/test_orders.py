@@ -9,7 +9,7 @@ from strategies import plans
 
 from gemini.errors import InvalidPlanError, PlacementError
 from gemini.schedule import Block, Links, SchedPlan
-from gemini.schedule.orders import plan_from_orders
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.placements import placement
 
 

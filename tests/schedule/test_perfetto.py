@@ -14,7 +14,7 @@ from strategies import plans
 from gemini.errors import ArtifactError
 from gemini.schedule import Block, Composer, Links, Pattern, Proof, SchedPlan, placement
 from gemini.schedule.export import load_trace, save_trace, trace
-from gemini.schedule.files import to_dict
+from gemini.schedule.plan_files import to_dict
 
 
 def full_plan() -> SchedPlan:

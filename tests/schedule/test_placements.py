@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gemini.errors import ArtifactError, PlacementError
 from gemini.schedule import SchedPlan
-from gemini.schedule.files import to_dict
 from gemini.schedule.placement_file import load_placement
 from gemini.schedule.placements import PLACEMENTS, placement
+from gemini.schedule.plan_files import to_dict
 
 FILE = Path(__file__).with_name("placements.json")
 REFERENCE = json.loads(FILE.read_text())

@@ -12,11 +12,11 @@ from strategies import placements, plans
 
 from gemini.errors import InvalidPlanError, PlacementError, ScheduleError
 from gemini.schedule import Block, Pattern, SchedPlan
-from gemini.schedule.files import to_dict
+from gemini.schedule.earliest_times import earliest_starts
 from gemini.schedule.library import LIBRARY, library, library_on
 from gemini.schedule.placements import placement
+from gemini.schedule.plan_files import to_dict
 from gemini.schedule.simulate import simulate
-from gemini.schedule.timing import earliest_starts
 
 ANY = {"reals": True, "links": True}
 
@@ -290,9 +290,9 @@ def test_a_plan_without_a_steady_state_says_so():
 
 def test_importing_schedules_imports_no_framework():
     code = (
-        "import sys, gemini.schedule, gemini.schedule.library, gemini.schedule.placements, gemini.schedule.orders,"
-        " gemini.schedule.placement_file, gemini.schedule.validate,"
-        " gemini.schedule.simulate, gemini.schedule.files, gemini.schedule.grid;"
+        "import sys, gemini.schedule, gemini.schedule.library, gemini.schedule.placements,"
+        " gemini.schedule.device_orders, gemini.schedule.placement_file, gemini.schedule.validate,"
+        " gemini.schedule.simulate, gemini.schedule.plan_files, gemini.schedule.text_grid;"
         "print([name for name in ('torch', 'tensorflow', 'numpy', 'ortools', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

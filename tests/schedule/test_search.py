@@ -12,18 +12,18 @@ from strategies import placements
 
 from gemini.schedule import SchedPlan
 from gemini.schedule.bounds import makespan_bound, period_bound
-from gemini.schedule.links import FREE
+from gemini.schedule.link_costs import FREE
+from gemini.schedule.placement_problem import Problem, make_problem, memory_limits, numbered
 from gemini.schedule.placements import placement
-from gemini.schedule.problem import Problem, make_problem, memory_limits, numbered
-from gemini.schedule.search.beam import Budget, Effort, beam_search
-from gemini.schedule.search.circle import Room, Wish, can_pack, gaps, occupy, positions
-from gemini.schedule.search.insideout import placings
+from gemini.schedule.search.beam_search import Budget, Effort, beam_search
+from gemini.schedule.search.compact import tightest
+from gemini.schedule.search.cpsat_model import solve_kernel, solver_installed
 from gemini.schedule.search.kernel import Kernel, keeps_rules, normalised, steady_peak
-from gemini.schedule.search.listing import list_schedule
-from gemini.schedule.search.ramps import Ramps, compacted, within_memory
+from gemini.schedule.search.list_scheduler import list_schedule
+from gemini.schedule.search.modulo_table import Room, Wish, can_pack, gaps, occupy, positions
+from gemini.schedule.search.nested_order import placings
 from gemini.schedule.search.sequential import fitting_order, least_memory_order, sequential_kernel
-from gemini.schedule.search.solver import solve_kernel, solver_installed
-from gemini.schedule.search.tighten import tightest
+from gemini.schedule.search.warmup_cooldown import Ramps, compacted, within_memory
 
 
 def problem_of(plan: SchedPlan, memory: float | None = None) -> Problem:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from gemini.errors import ArtifactError, InvalidPlanError, PlacementError
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.composer import Composer
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.export import dumps_csv, load_csv, loads_csv, save_csv
 from gemini.schedule.library import LIBRARY, library
-from gemini.schedule.orders import plan_from_orders
 from gemini.schedule.placements import placement
 
 RANKS = Path(__file__).with_name("torch_ranks.py")

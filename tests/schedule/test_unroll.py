@@ -12,9 +12,9 @@ from strategies import placements
 
 from gemini.errors import ScheduleError
 from gemini.schedule import Block, Composer, Links, SchedPlan
-from gemini.schedule.files import to_dict
+from gemini.schedule.placement_problem import make_problem, numbered
 from gemini.schedule.placements import placement
-from gemini.schedule.problem import make_problem, numbered
+from gemini.schedule.plan_files import to_dict
 from gemini.schedule.search.sequential import least_memory_order
 from gemini.schedule.simulate import simulate
 

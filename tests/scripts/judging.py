@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
+from gemini.report.run_journal import DISPATCHED, LOCAL, OVERLAPPED, PATHS, Story
 from tests.scripts import comparing, running, strictness
 from tests.scripts.registry import Program
 

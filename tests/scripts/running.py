@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemini.errors import ArtifactError
-from gemini.report.journal import Story, read_newest
+from gemini.report.run_journal import Story, read_newest
 from tests.scripts import forking
 from tests.scripts.registry import Program
 

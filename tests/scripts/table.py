@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from gemini.report.journal import OVERLAPPED, PATHS
+from gemini.report.run_journal import OVERLAPPED, PATHS
 from tests.scripts import results
 from tests.scripts.comparing import FACTOR
 from tests.scripts.judging import Verdict, judge

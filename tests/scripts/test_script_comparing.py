@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gemini.report.journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.report.run_journal import DISPATCHED, LOCAL, OVERLAPPED, Story
 from tests.scripts import comparing, last_bits, strictness
 from tests.scripts.judging import path_of
 from tests.scripts.registry import FLOAT32

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from gemini.batch_analysis.graph_analysis import prove_graph
+from gemini.batch_analysis.loss_analysis import prove
+from gemini.batch_analysis.loss_tape import Meta, Op, Tape
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
+from gemini.batch_analysis.split_result import Splitting
 from gemini.capture import capture
-from gemini.capture.binding import Call, bind
-from gemini.capture.forms import Ref
-from gemini.capture.regions import Region
-from gemini.capture.values import Encoder, tensors
-from gemini.splitting.foreseeing import Foreseen
-from gemini.splitting.graphs import prove_graph
-from gemini.splitting.running import pieces, run_graph, run_tape, split_operands
-from gemini.splitting.tapes import prove
-from gemini.step.splitting import Splitting
-from gemini.step.tape import Meta, Op, Tape
+from gemini.capture.call_binding import Call, bind
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import Encoder, tensors
+from gemini.ir.pytree import Ref
 
 
 class Recorder(TorchFunctionMode):

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.capture.executor import GuardBroken
-from gemini.splitting.checking import check
-from gemini.step.kinds import SplittingError
+from gemini.batch_analysis.batch_kinds import SplittingError
+from gemini.batch_analysis.numeric_check import check
+from gemini.ir.interpreter import GuardBroken
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import Y_IGNORED, C, N, Y, positive, rows, targets
 
@@ -290,10 +290,10 @@ class Large(nn.Module):
 
 
 def test_a_branch_that_only_the_whole_batch_takes():
+    from gemini.batch_analysis.graph_analysis import prove_graph
+    from gemini.batch_analysis.loss_analysis import prove
+    from gemini.batch_analysis.loss_tape import Meta, Tape
     from gemini.capture import capture
-    from gemini.splitting.graphs import prove_graph
-    from gemini.splitting.tapes import prove
-    from gemini.step.tape import Meta, Tape
 
     x = torch.randn(2, 4)  # one micro-batch
     graph = capture(Large(), (x,))
@@ -326,7 +326,7 @@ def test_a_mean_of_the_model_that_the_program_divides():
 
 
 def test_nothing_is_drawn_before_a_step():
-    from gemini.splitting.foreseeing import Foreseen
+    from gemini.batch_analysis.precompute import Foreseen
 
     torch.manual_seed(0)
     x, y = torch.randn(N, 3, 4, dtype=torch.float64), targets(N, 3, ignored=8)

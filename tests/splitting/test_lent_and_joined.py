@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.step.kinds import SplittingError
+from gemini.batch_analysis.batch_kinds import SplittingError
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import SIZES, N, split_equals
 from tests.splitting.test_models import Body, batch, make, own

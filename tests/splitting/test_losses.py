@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.splitting.checking import check
-from gemini.step.kinds import SplittingError
-from gemini.step.shares import _is_without
+from gemini.batch_analysis.batch_kinds import SplittingError
+from gemini.batch_analysis.microbatch_weights import _is_without
+from gemini.batch_analysis.numeric_check import check
 from tests.splitting.recorder import Step
 
 N, C, T = 7, 5, 3

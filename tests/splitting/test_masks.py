@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.splitting.checking import check
-from gemini.step.kinds import SplittingError
+from gemini.batch_analysis.batch_kinds import SplittingError
+from gemini.batch_analysis.numeric_check import check
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import N, split_equals
 from tests.splitting.test_models import own
@@ -97,7 +97,7 @@ def test_other_numbers_of_places_are_not_split(counts):
 
 
 def _known(step):
-    from gemini.splitting.foreseeing import Foreseen
+    from gemini.batch_analysis.precompute import Foreseen
 
     return Foreseen(step.graph, step.bound, step.tape)
 

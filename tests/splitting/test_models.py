@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
-from gemini.splitting.checking import check
+from gemini.batch_analysis.numeric_check import check
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import SIZES, N, split_equals
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.splitting.interpreter import Interpreter
-from gemini.splitting.running import pieces, run_tape
-from gemini.splitting.tapes import _given, _statement
-from gemini.step.kinds import Constant, Mean, Partial, Sample
-from gemini.step.splitting import Splitting
+from gemini.batch_analysis.batch_kinds import Constant, Mean, Partial, Sample
+from gemini.batch_analysis.loss_analysis import _given, _statement
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.reference_run import pieces, run_tape
+from gemini.batch_analysis.split_result import Splitting
 from tests.splitting.recorder import Recorder
 
 N, A, B = 5, 4, 6
@@ -118,7 +118,7 @@ def test_entries_of_a_table_by_numbers_of_samples_are_of_samples():
 
 
 def _operand(tape, number):
-    from gemini.step.tape import Meta
+    from gemini.batch_analysis.loss_tape import Meta
 
     made = _given(Meta.of(tape.operands[number]), number, N, lambda at, s: at.decisions.get(s.index, Constant()))
     made.known, made.name = True, "operand"

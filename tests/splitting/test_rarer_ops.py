@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gemini.batch_analysis.batch_kinds import Opaque, Sample
+from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.capture import capture
-from gemini.splitting.graphs import prove_graph
-from gemini.step.kinds import Opaque, Sample
 from tests.splitting.recorder import Step
 from tests.splitting.test_losses import N, split_equals
 from tests.splitting.test_models import batch, own

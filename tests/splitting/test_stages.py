@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.reference_run import pieces
 from gemini.codegen import generate
-from gemini.partition.partition import Partition
-from gemini.pipe.stages import make_stages
-from gemini.pipe.wiring import Wiring
-from gemini.splitting.foreseeing import Foreseen
-from gemini.splitting.running import pieces
+from gemini.partition.assignment import Partition
+from gemini.pipe.live_stages import make_stages
+from gemini.pipe.value_routes import Wiring
 from tests.splitting.recorder import Step
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.batch_analysis.side_effects import written_buffers
 from gemini.capture import capture
-from gemini.splitting.effects import written_buffers
 from tests.splitting.recorder import Step
 
 N, D = 7, 4

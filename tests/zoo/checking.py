@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from gemini.capture import Graph
-from gemini.capture.binding import Call
-from gemini.capture.observation import compare, observe
-from gemini.capture.state import Saved
+from gemini.capture.call_binding import Call
+from gemini.capture.verify.step_observation import compare, observe
+from gemini.snapshot.model_state import Saved
 
 PIECES = 4
 BALANCE = 1.5

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from gemini.capture.binding import Call
-from gemini.capture.sketch import sketch
-from gemini.capture.state import Saved, python_randomness, torch_randomness
-from gemini.capture.values import tensors
+from gemini.capture.call_binding import Call
+from gemini.capture.out_spec import sketch
+from gemini.ir.encode import tensors
+from gemini.snapshot.model_state import Saved, python_randomness, torch_randomness
 
 Run = Callable[[Any, Any], Any]
 

@@ -152,7 +152,7 @@ def trains(model: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _one_step(model: Any, kwargs: dict[str, Any], seed: int) -> bool:
-    from gemini.capture.values import tensors
+    from gemini.ir.encode import tensors
 
     torch.manual_seed(seed)
     output = model(**kwargs)

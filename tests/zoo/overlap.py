@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from gemini.report.journal import OVERLAPPED
-from gemini.runtime.controller.crew import Crew
+from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.pool.worker_pool import Crew
 from tests.zoo import results, workers
 from tests.zoo.judging import Animal
 from tests.zoo.overlap_judging import judge

@@ -28,15 +28,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from gemini.capture.values import tensors
 from gemini.errors import ScheduleError
-from gemini.planner.planning import plan_step
-from gemini.planner.wish import Wish
-from gemini.report.journal import LOCAL, PATHS, Story
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
-from gemini.runtime.overlap.overlap import Overlap
+from gemini.ir.encode import tensors
+from gemini.planner.plan_request import Wish
+from gemini.planner.step_planner import plan_step
+from gemini.report.run_journal import LOCAL, PATHS, Story
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.training import difference
 from tests.zoo import discovery, results
 from tests.zoo.judging import Animal, TimeOut, at_most

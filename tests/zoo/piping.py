@@ -24,7 +24,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gemini.capture import Graph, capture
-from gemini.capture.binding import Call
+from gemini.capture.call_binding import Call
 from gemini.codegen import generate
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition import Options, Partition, partition

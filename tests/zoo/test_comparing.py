@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemini.capture import capture
-from gemini.capture.binding import Call
+from gemini.capture.call_binding import Call
 from tests.zoo import piping
 from tests.zoo.comparing import Seen, differences, step
 from tests.zoo.piping import Cut, judge_cuts

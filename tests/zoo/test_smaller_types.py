@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.binding import Call
+from gemini.capture.call_binding import Call
 from tests.zoo.piping import Judge, _widened, smaller_types
 
 

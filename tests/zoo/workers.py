@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 
-from gemini.runtime.controller.crew import Crew
+from gemini.runtime.pool.worker_pool import Crew
 from tests.zoo import results
 from tests.zoo.judging import Animal, zoo
 from tests.zoo.run import _quiet, _shard

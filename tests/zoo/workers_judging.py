@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.runtime.controller import dispatch
-from gemini.runtime.controller.crew import Crew
-from gemini.runtime.controller.managed import Managed
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.training import Trained, differences, trained
 from tests.zoo import discovery, results
 from tests.zoo.judging import Animal, Made, TimeOut, at_most

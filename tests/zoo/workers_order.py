@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.given import Given, objects_of, opened
-from gemini.runtime.transport.packing import Classes, pack, unpack
-from gemini.runtime.worker.calls import Entrance
+from gemini.runtime.argument_mutations import Given, objects_of, opened
+from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.worker.module_server import Entrance
 
 _classes = Classes()
 

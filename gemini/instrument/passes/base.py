@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gemini.instrument.text.edits import Edit
 
 if TYPE_CHECKING:
-    from gemini.instrument.passes.unit import Unit
+    from gemini.instrument.passes.pass_input import Unit
 
 
 class Pass(ABC):

@@ -18,12 +18,12 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.inserted import is_inserted
-from gemini.instrument.passes.spelling import last_word, mentions, spellings
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.existing_edits import is_inserted
+from gemini.instrument.passes.name_spellings import last_word, mentions, spellings
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
-from gemini.managed.devices import ACCELERATORS, KEYWORDS
-from gemini.managed.stand_ins import NAMES as STAND_INS
+from gemini.launcher.script_api.cuda_stubs import NAMES as STAND_INS
+from gemini.launcher.script_api.script_devices import ACCELERATORS, KEYWORDS
 
 # Methods that place their receiver, which the source does not tell the type of.
 _PLACING = ("cuda", "to", "to_empty", "pin_memory")

@@ -19,13 +19,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gemini.instrument.applying.prelude import RESERVED
+from gemini.instrument.pass_manager.prelude_import import RESERVED
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.matching import Arguments, Match, Matcher
+from gemini.instrument.passes.pass_input import Unit
+from gemini.instrument.passes.pattern_match import Arguments, Match, Matcher
 from gemini.instrument.passes.template import ANYTHING, ARGS, Template, bound_inside, hole_name, qualified_name
-from gemini.instrument.passes.unit import Unit
 from gemini.instrument.text.edits import Edit, Span
-from gemini.suggest import remedy
+from gemini.nearest_name import remedy
 
 # Expressions that stay whole wherever they are put.
 _ATOMS = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.JoinedStr)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.inserted import is_inserted
-from gemini.instrument.passes.spelling import last_word
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.existing_edits import is_inserted
+from gemini.instrument.passes.name_spellings import last_word
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
 
 _NOT_OPTIMIZERS = frozenset({"torch.optim.Optimizer", "torch.optim.lr_scheduler", "torch.optim.swa_utils"})

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gemini.instrument.program.imports import imported_names
+from gemini.instrument.program.import_names import imported_names
+from gemini.instrument.program.module_search import Found, find, submodules
 from gemini.instrument.program.ownership import Ownership
-from gemini.instrument.program.search import Found, find, submodules
-from gemini.instrument.text.parsing import parser_warnings_muted
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.parser import parser_warnings_muted
+from gemini.instrument.text.source_file import SourceFile
 
 
 @dataclass(eq=False)

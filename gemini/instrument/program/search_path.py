@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gemini.instrument.passes.unit import Unit
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.passes.pass_input import Unit
+from gemini.instrument.text.source_file import SourceFile
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "os.path.join": os.path.join,

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gemini.errors import EditError
-from gemini.instrument.passes.unit import Unit
+from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.text.edits import Edit
 
 _STRICT = sys.version_info < (3, 12)

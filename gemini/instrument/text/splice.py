@@ -22,7 +22,7 @@ from gemini.errors import EditError
 from gemini.instrument.text.edits import Conflict, Edit, Span
 from gemini.instrument.text.lines import Lines, line_ends
 from gemini.instrument.text.positions import Added, Copied, Piece, PositionMap
-from gemini.instrument.text.source import SourceFile
+from gemini.instrument.text.source_file import SourceFile
 
 _OPEN, _CLOSE = "([{", ")]}"
 

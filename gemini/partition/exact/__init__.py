@@ -4,6 +4,6 @@ Read in this order: `orders` puts items in a row, `line` prices every stretch of
 which stretch, `contiguous` finds the best cuts, `solve` is the partitioner.
 """
 
-from gemini.partition.exact.solve import partition_exact
+from gemini.partition.exact.exact_partitioner import partition_exact
 
 __all__ = ["partition_exact"]

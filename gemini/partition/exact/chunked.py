@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gemini.partition.exact.contiguous import ROUNDING, fastest
-from gemini.partition.exact.joint_cuts import joint_cuts
-from gemini.partition.exact.line import Floats, Line
-from gemini.partition.exact.seats import Seats
-from gemini.partition.problem import Problem
+from gemini.partition.exact.cpsat_cuts import joint_cuts
+from gemini.partition.exact.device_order import Seats
+from gemini.partition.exact.prefix_costs import Floats, Line
+from gemini.partition.partition_problem import Problem
 
 _FEW = 3000
 _ROUNDS = 200

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemini.partition.exact.line import Floats, Ints, Line
-from gemini.partition.exact.seats import Seats
+from gemini.partition.exact.device_order import Seats
+from gemini.partition.exact.prefix_costs import Floats, Ints, Line
 
 ROUNDING = 1e-9  # times within this are equal
 _CELLS = 1 << 22  # of a table at a time

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemini.partition.exact.seats import Seats
-from gemini.partition.exact.solver import Solution, cp_model, solve
-from gemini.partition.problem import MB, Problem
+from gemini.partition.exact.cpsat import Solution, cp_model, solve
+from gemini.partition.exact.device_order import Seats
+from gemini.partition.partition_problem import MB, Problem
 
 UNITS = 10**6  # that a time limit is counted in
 _SIZE_UNITS = 10**3  # that a MB is counted in

@@ -4,6 +4,6 @@ Read in this order: `engine` calls METIS, `repair` makes its parts acyclic where
 `solve` is the partitioner.
 """
 
-from gemini.partition.metis.solve import partition_metis
+from gemini.partition.metis.metis_partitioner import partition_metis
 
 __all__ = ["partition_metis"]

@@ -4,6 +4,6 @@ Read in this order: `coarsening` merges what should not be cut apart, `centres` 
 than there are workers, `packing` gives the pieces to workers, `solve` refines on the way back and picks the best.
 """
 
-from gemini.partition.mpipe.solve import partition_mpipe
+from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
 
 __all__ = ["partition_mpipe"]

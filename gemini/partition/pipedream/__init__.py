@@ -5,6 +5,6 @@ Read in this order: `row` prices every stretch of items, `straight` finds the be
 partitioner.
 """
 
-from gemini.partition.pipedream.solve import partition_pipedream
+from gemini.partition.pipedream.pipedream_partitioner import partition_pipedream
 
 __all__ = ["partition_pipedream"]

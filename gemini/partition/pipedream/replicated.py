@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gemini.partition.exact.line import Floats, Ints
-from gemini.partition.pipedream.row import Row
-from gemini.schedule.links import Links
+from gemini.partition.exact.prefix_costs import Floats, Ints
+from gemini.partition.pipedream.merged_items import Row
+from gemini.schedule.link_costs import Links
 
 _MESSAGE = 1 << 20  # bytes
 

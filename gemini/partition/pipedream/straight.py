@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gemini.partition.exact.line import Floats
-from gemini.partition.pipedream.row import Row
-from gemini.partition.problem import in_flight
+from gemini.partition.exact.prefix_costs import Floats
+from gemini.partition.partition_problem import in_flight
+from gemini.partition.pipedream.merged_items import Row
 
 
 def straight(row: Row, workers: Sequence[int]) -> tuple[float, list[int]] | None:

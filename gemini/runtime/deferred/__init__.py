@@ -43,12 +43,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.binding import Call
-from gemini.runtime.deferred import queue
-from gemini.runtime.deferred.doors import Applied, open_doors
-from gemini.runtime.deferred.pending import Pending
-from gemini.runtime.deferred.tensor import Deferred, deferred_in, place_of, real_of, replaced
-from gemini.runtime.deferred.work import Outline, StepResult, Work
+from gemini.capture.call_binding import Call
+from gemini.runtime.deferred import pending_queue
+from gemini.runtime.deferred.contract import Outline, StepResult, Work
+from gemini.runtime.deferred.deferred_tensor import Deferred, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.pending_call import Pending
+from gemini.runtime.deferred.torch_patches import Applied, open_doors
 
 
 def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = None, standing: Any = None) -> Any:
@@ -59,7 +59,7 @@ def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = No
     """
     open_doors()
     pending = Pending(work, call, standing)
-    queue.add(pending)
+    pending_queue.add(pending)
     return pending.outputs(passed or {})
 
 
@@ -77,7 +77,7 @@ def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def flush(model: nn.Module | None = None) -> None:
     """Have the calls of a model made, or all: its buffers, and the generator, are as if it had never been put off."""
-    for one in queue.waiting():
+    for one in pending_queue.waiting():
         if model is None or one.work.model is model:
             one.settle()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gemini.capture.unhooked import unhooked
+from gemini.capture.unhooked_backward import unhooked
 
 
 @dataclass

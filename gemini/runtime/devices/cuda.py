@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.devices import driver
+from gemini.runtime.devices import cuda_ipc
 from gemini.runtime.devices.base import Device
-from gemini.runtime.memory.gone import when_gone
+from gemini.runtime.memory.finalizers import when_gone
 
 
 class _Bytes:
@@ -35,8 +35,8 @@ class CudaSegment:
     def __init__(self, index: int, size: int, handle: bytes = b"") -> None:
         self.index, self.size = index, size
         self.handle = handle
-        self.address = driver.open_shared(index, handle) if handle else _allocate(index, size)
-        leave = driver.close_shared if handle else driver.free
+        self.address = cuda_ipc.open_shared(index, handle) if handle else _allocate(index, size)
+        leave = cuda_ipc.close_shared if handle else cuda_ipc.free
         weakref.finalize(self, leave, index, self.address).atexit = False
 
     def view(self, offset: int, size: int, freed: Callable[[], None] | None = None) -> torch.Tensor:
@@ -51,7 +51,7 @@ class CudaSegment:
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:
         """Its handle."""
-        return driver.share(self.index, self.address), ()
+        return cuda_ipc.share(self.index, self.address), ()
 
     def was_shared(self) -> None:
         """Nothing to do: handles cost nothing."""
@@ -60,11 +60,11 @@ class CudaSegment:
 def _allocate(index: int, size: int) -> int:
     """New memory, if need be from what torch's allocator keeps for later."""
     try:
-        return driver.allocate(index, size)
+        return cuda_ipc.allocate(index, size)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
     try:
-        return driver.allocate(index, size)
+        return cuda_ipc.allocate(index, size)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(index)
         raise torch.OutOfMemoryError(

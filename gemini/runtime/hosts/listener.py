@@ -23,15 +23,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gemini.config.host_address import Address
 from gemini.errors import ConfigError, UsageError
-from gemini.runtime.controller import starter
 from gemini.runtime.devices import registry
-from gemini.runtime.devices.far import identity
-from gemini.runtime.hosts.address import Address
+from gemini.runtime.devices.remote_device import identity
 from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
+from gemini.runtime.pool import spawn
 from gemini.runtime.transport.channel import ChannelClosed
 
-ENTRY = "gemini.runtime.hosts.session"
+ENTRY = "gemini.runtime.hosts.host_session"
 _PATIENCE = 5.0  # seconds for a stranger to prove itself
 _AT_ONCE = 32  # strangers
 _FAREWELL = 3.0  # seconds in which a session may end by itself, and in which its controller may ask how it did
@@ -45,7 +45,7 @@ class Listener:
         self._secret, self._threads, self._keep, self._say = secret, threads, keep, say
         self._strangers = threading.BoundedSemaphore(_AT_ONCE)
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[starter.Process, int]] = {}  # by process: its stacks
+        self._running: dict[int, tuple[spawn.Process, int]] = {}  # by process: its stacks
         self._ended: dict[int, tuple[int, str]] = {}  # code and stacks
         self._bell, self._rings = os.pipe()  # rung when a session has ended
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -147,7 +147,7 @@ class Listener:
         stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
         reader, writer = os.pipe()
         try:
-            process = starter.start((session.connection.fileno(), stacks, reader), self._threads, ENTRY)
+            process = spawn.start((session.connection.fileno(), stacks, reader), self._threads, ENTRY)
         finally:
             os.close(reader)
         with self._lock:
@@ -165,7 +165,7 @@ class Listener:
         finally:
             self._end(process, stacks)
 
-    def _end(self, process: starter.Process, stacks: int) -> None:
+    def _end(self, process: spawn.Process, stacks: int) -> None:
         with contextlib.suppress(Exception):  # it has had its time
             process.wait(_FAREWELL)
         process.kill()
@@ -178,7 +178,7 @@ class Listener:
         os.write(self._rings, b"!")
 
 
-def _until_either_ends(process: starter.Process, connection: socket.socket) -> None:
+def _until_either_ends(process: spawn.Process, connection: socket.socket) -> None:
     """Wait until a process has ended or the controller has hung up."""
     ended = os.pidfd_open(process.pid)
     try:

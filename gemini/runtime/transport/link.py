@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from gemini.runtime.devices.base import Device
-from gemini.runtime.transport.carriage import Carriage
 from gemini.runtime.transport.channel import Channel, ChannelClosed
-from gemini.runtime.transport.packing import Classes, pack, unpack
+from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.transport.tensor_transport import Carriage
 
 
 class Unreadable(NamedTuple):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gemini.atomic_files import write_whole
 from gemini.errors import ScheduleError
 from gemini.schedule.draw.timeline import timeline
 from gemini.schedule.schedplan import SchedPlan
-from gemini.whole_files import write_whole
 
 __all__ = ["SUFFIXES", "check_suffix", "draw"]
 
@@ -24,7 +24,7 @@ def draw(plan: SchedPlan, path: str | Path, *, title: str | None = None) -> Path
     suffix = check_suffix(path)
     picture = timeline(plan, title)
     if suffix == ".html":
-        from gemini.schedule.draw.page import render_page
+        from gemini.schedule.draw.html_page import render_page
 
         content: str | bytes = render_page(picture)
     else:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from gemini.errors import MissingEngineError
 from gemini.schedule.block import Block, Number
 from gemini.schedule.draw import palette
-from gemini.schedule.draw.layout import Layout, lay_out, text_width
+from gemini.schedule.draw.figure_layout import Layout, lay_out, text_width
 from gemini.schedule.draw.timeline import Row, Timeline, shade
-from gemini.schedule.grid import format_time
+from gemini.schedule.text_grid import format_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

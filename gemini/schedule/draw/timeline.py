@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from gemini.schedule.block import Block, Number
-from gemini.schedule.compare import Figures, measure
 from gemini.schedule.draw.palette import OTHER, SHADES
-from gemini.schedule.grid import format_time
 from gemini.schedule.phases import Phases, find_phases
+from gemini.schedule.plan_metrics import Figures, measure
 from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.text_grid import format_time
 
 
 @dataclass(frozen=True)

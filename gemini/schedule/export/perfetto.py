@@ -15,12 +15,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from gemini.atomic_files import write_whole
 from gemini.schedule.block import Block, Number
-from gemini.schedule.files import FORMAT, VERSION, from_field, to_dict
-from gemini.schedule.jsonfields import Field, read_json
+from gemini.schedule.json_reader import Field, read_json
 from gemini.schedule.phases import find_phases
+from gemini.schedule.plan_files import FORMAT, VERSION, from_field, to_dict
 from gemini.schedule.schedplan import SchedPlan
-from gemini.whole_files import write_whole
 
 MICROSECONDS_A_UNIT = 1000
 _PROCESS = 1

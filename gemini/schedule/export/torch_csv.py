@@ -23,12 +23,12 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+from gemini.atomic_files import write_whole
 from gemini.errors import ArtifactError, PlacementError
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Block, Number
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.export.torch_rules import check_exportable
-from gemini.schedule.orders import plan_from_orders
 from gemini.schedule.schedplan import SchedPlan
-from gemini.whole_files import write_whole
 
 # Wider than this many cells for each action, a time axis hides the order it is there to show.
 WIDEST = 16

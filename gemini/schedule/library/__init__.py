@@ -11,21 +11,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gemini.errors import InvalidPlanError, PlacementError
+from gemini.nearest_name import remedy
 from gemini.schedule.block import Action, Number
+from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library.chimera import CHIMERA
 from gemini.schedule.library.dualpipe_v import DUALPIPE_V
 from gemini.schedule.library.gpipe import GPIPE
 from gemini.schedule.library.interleaved import INTERLEAVED_1F1B, INTERLEAVED_ZB
-from gemini.schedule.library.known import Known, chunks_of
 from gemini.schedule.library.looped_bfs import LOOPED_BFS
 from gemini.schedule.library.one_f_one_b import ONE_F_ONE_B
+from gemini.schedule.library.schedule_entry import Known, chunks_of
 from gemini.schedule.library.zb_v import ZB_V
 from gemini.schedule.library.zero_bubble import ZB_H1, ZB_H2
-from gemini.schedule.orders import plan_from_orders
 from gemini.schedule.placements import PLACEMENTS, PerStage
 from gemini.schedule.placements import placement as named_placement
 from gemini.schedule.schedplan import SchedPlan
-from gemini.suggest import remedy
 
 __all__ = ["LIBRARY", "Known", "library", "library_for", "library_on"]
 

@@ -17,7 +17,7 @@ other, no two blocks ever want the same slot. Needs an even number of devices.
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, FORWARD, Action
-from gemini.schedule.library.known import Known, Orders
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

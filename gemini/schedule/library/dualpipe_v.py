@@ -13,8 +13,8 @@ Whole backwards (B) are an input gradient and at once its weight gradient. Needs
 
 from __future__ import annotations
 
-from gemini.schedule.library.known import Known, Orders
-from gemini.schedule.library.program import run_program
+from gemini.schedule.library.order_program import run_program
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

@@ -11,7 +11,7 @@ pipeline: on any placement, all micro-batches go through a block before the next
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action, Block
-from gemini.schedule.library.known import Known, Orders
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
-from gemini.schedule.library.known import Known, Orders, chunks_of
+from gemini.schedule.library.schedule_entry import Known, Orders, chunks_of
 from gemini.schedule.schedplan import SchedPlan
 
 

@@ -12,7 +12,7 @@ that a chunk's weights are gathered, and its gradients reduced, once a step.
 from __future__ import annotations
 
 from gemini.schedule.block import BACKWARD, FORWARD, Action
-from gemini.schedule.library.known import Known, Orders, chunks_of
+from gemini.schedule.library.schedule_entry import Known, Orders, chunks_of
 from gemini.schedule.schedplan import SchedPlan
 
 

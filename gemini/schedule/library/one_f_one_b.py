@@ -10,8 +10,8 @@ As fast as GPipe, (N + P − 1)(F + B), with P − d micro-batches held on devic
 
 from __future__ import annotations
 
-from gemini.schedule.library.known import Known, Orders
-from gemini.schedule.library.program import run_program
+from gemini.schedule.library.order_program import run_program
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

@@ -12,8 +12,8 @@ device: the chunk that is taken early is the one that is given back late, and th
 
 from __future__ import annotations
 
-from gemini.schedule.library.known import Known, Orders
-from gemini.schedule.library.program import run_program
+from gemini.schedule.library.order_program import run_program
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

@@ -18,8 +18,8 @@ Device d puts off its weight gradients by d (H1) or 2d (H2) micro-batches, which
 from __future__ import annotations
 
 from gemini.schedule.block import Action
-from gemini.schedule.library.known import Known, Orders
-from gemini.schedule.library.program import run_program
+from gemini.schedule.library.order_program import run_program
+from gemini.schedule.library.schedule_entry import Known, Orders
 from gemini.schedule.schedplan import SchedPlan
 
 

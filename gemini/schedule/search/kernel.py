@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gemini.schedule.block import Number
-from gemini.schedule.problem import MEMORY_TOLERANCE, Problem, fits
+from gemini.schedule.placement_problem import MEMORY_TOLERANCE, Problem, fits
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from gemini.schedule.problem import Problem
+from gemini.schedule.placement_problem import Problem
 from gemini.schedule.search.kernel import Kernel, keeps_rules
-from gemini.schedule.search.listing import list_schedule
-from gemini.schedule.search.steady import Steady
+from gemini.schedule.search.list_scheduler import list_schedule
+from gemini.schedule.search.steady_state import Steady
 
 
 def latency_kernel(problem: Problem, reference: tuple[int, ...], bound: Fraction) -> Steady:

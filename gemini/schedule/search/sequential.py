@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from gemini.schedule.block import Number
-from gemini.schedule.problem import Problem, fits
+from gemini.schedule.placement_problem import Problem, fits
 from gemini.schedule.search.kernel import Kernel
 
 _MOST_SETS = 20_000

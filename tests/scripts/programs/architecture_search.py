@@ -1,6 +1,8 @@
 """Differentiable architecture search: architecture weights in a plain attribute, an unrolled step now and then."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(2)
 

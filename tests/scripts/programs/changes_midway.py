@@ -1,6 +1,8 @@
 """A model that is changed in every way while it is trained."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 

@@ -1,6 +1,8 @@
 """GradNorm: losses stacked, weighted by a parameter of their own, and differentiated again after the step."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 

@@ -1,6 +1,8 @@
 """A Kronecker-factored step from hooks on layers, then plain SGD without them."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))

@@ -1,6 +1,8 @@
 """Momentum contrast: a queue of keys, and an encoder that follows another in its forward."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 

@@ -1,7 +1,9 @@
 """Per-sample gradients with torch.func, clipped and noised; then plain steps."""
 
-import torch, torch.nn as nn, torch.nn.functional as F
-from torch.func import functional_call, vmap, grad, hessian
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.func import functional_call, grad, hessian, vmap
 
 torch.manual_seed(0)
 

@@ -1,6 +1,7 @@
 """torch.jit: scripted functions and modules inside a model, traced and scripted models, saved and loaded."""
 
-import torch, torch.nn as nn
+import torch
+import torch.nn as nn
 
 torch.manual_seed(0)
 

@@ -1,6 +1,12 @@
 """A thread that feeds, a pool that logs, and three models trained in threads at the same time."""
 
-import queue, threading, concurrent.futures as cf, torch, torch.nn as nn, torch.nn.functional as F
+import concurrent.futures as cf
+import queue
+import threading
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 q = queue.Queue(2)

@@ -1,6 +1,10 @@
 """A recurrent language model with dropout on its weights, in the style of AWD-LSTM; averaged SGD."""
 
-import warnings, torch, torch.nn as nn, torch.nn.functional as F
+import warnings
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
 
 torch.manual_seed(0)
 

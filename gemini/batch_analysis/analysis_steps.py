@@ -1,0 +1,68 @@
+"""Statements: the steps of a program that the interpreter follows, and what holds for any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.op_call import Call, Refused, Result
+from gemini.ir.pytree import refs
+
+if TYPE_CHECKING:
+    from gemini.batch_analysis.propagate import Interpreter
+
+
+@dataclass
+class Statement:
+    """One step of a program: a node of a graph or an op of a tape."""
+
+    index: Hashable
+    name: str  # of its rule
+    form: Any  # of (args, kwargs), or one form of each
+    results: list[tuple[Any, Result]]
+    samples: int
+    traced: bool
+    where: str = ""
+    pure: bool = True  # does nothing but compute its results
+    known: bool | None = None  # given, for what has no arguments
+    random: bool = False
+    flaggable: bool = True  # its one result can be multiplied
+    spread: bool = False  # it returns several tensors, which can be replaced
+    writes: tuple[Hashable, ...] = ()
+    role: str = ""  # of its node, in a rolled graph
+    late: tuple[int, ...] = ()  # writes to what it reads: something made before them has other contents now
+    run: Callable[[Interpreter, Statement], Sequence[Kind] | Kind] | None = None  # instead of a rule
+
+
+def form_refs(form: Any) -> list[Any]:
+    """The values that a statement reads, those inside numbers included."""
+    return [ref for part in (form if isinstance(form, tuple) else (form,)) for ref in refs(part)]
+
+
+def spread(found: Any, count: int) -> list[Kind]:
+    """One kind for every result."""
+    return list(found) if isinstance(found, (list, tuple)) else [found] * count
+
+
+class Inherited(Refused):
+    """Opaque because an argument is; keeps the first reason."""
+
+
+def held_against_sizes(kind: Kind, result: Result, statement: Statement) -> Kind:
+    """A kind held against the sizes that were seen; a contradiction is no proof."""
+    if isinstance(kind, Sample):
+        size = result.shape[kind.dim] if kind.dim < len(result.shape) else -1
+        if size != kind.entries * statement.samples or result.batch not in (kind.dim, "?"):
+            return Opaque(f"{statement.where}: sizes contradict what its rule says")
+    elif isinstance(kind, (Constant, Partial, Mean)) and result.batch not in (None, "?"):
+        return Opaque(f"{statement.where}: its size depends on the batch, against its rule")
+    return kind
+
+
+def refuse_draws_apart(call: Call, found: Any) -> None:
+    """Random numbers are drawn for the whole batch and handed out by sample, which must lie together."""
+    for kind in found if isinstance(found, (list, tuple)) else (found,):
+        if call.random and isinstance(kind, Sample) and kind.outer != 1:
+            raise Refused("random numbers of samples that do not lie together")

@@ -1,0 +1,166 @@
+"""Custom autograd functions: looked into by tracing their forward and their backward.
+
+A function splits if its forward keeps samples apart, and its backward, given derivatives by samples, returns
+derivatives by samples for arguments that are samples, and sums over samples for those that are the same for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.analysis_steps import Inherited, Statement
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Opaque, Partial, Sample
+from gemini.batch_analysis.leaf_trace import trace_inside
+from gemini.batch_analysis.op_call import Count, Odd, Refused, Value, leaves
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.capture.patches import find_call
+from gemini.capture.trace_state import Coarsen
+from gemini.ir.import_paths import Symbol
+from gemini.ir.node import EMPTY_KWARGS, Node
+from gemini.ir.pytree import Ref, Sequence
+
+
+def open_function(node: Node, interpreter: Interpreter, statement: Statement) -> list[Kind]:
+    """The kinds of what a custom function returns."""
+    args, kwargs = interpreter.arguments(statement)
+    given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Value)]
+    for value in given:
+        if isinstance(value.kind, Opaque):
+            raise Inherited(value.kind.reason)
+    if all(value.is_constant for value in given) and not node.random:
+        return [Constant()] * len(statement.results)
+    what = "a custom autograd function"
+    boxed = [arg for arg in args if isinstance(arg, (list, tuple, dict))]
+    if kwargs or any(isinstance(leaf, (Value, Count, Odd)) for leaf in leaves(boxed)):
+        raise Refused(f"{what} with arguments in containers")
+    if any(not isinstance(value.kind, (Constant, Sample)) for value in given):
+        raise Refused(f"{what} of something else than samples and constants")
+    module, _, name = node.target.partition(":")
+    try:
+        cls = Symbol(module, name).resolve()
+        forward: list[Kind] = trace_inside(replace(node, kwargs=EMPTY_KWARGS), _Forward(cls, args), interpreter)
+        _check_backward(cls, node, interpreter, statement, args, forward)
+    except Coarsen as coarse:
+        raise Refused(f"{what} whose Python is not followed: {coarse.reason}") from None
+    except Refused as refused:
+        raise Refused(f"{what}: {refused}") from None
+    except Exception as error:
+        raise Refused(f"{what}; tracing it raised {type(error).__name__}: {error!s:.80}") from error
+    return forward
+
+
+class _Scripted(nn.Module):  # type: ignore[misc]
+    """A function that was compiled by TorchScript, in Python again, as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.__dict__["function"] = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Its result."""
+        return self.function(*args, **kwargs)
+
+
+def open_scripted(node: Node, interpreter: Interpreter) -> list[Kind] | None:
+    """The kinds of what a function compiled by TorchScript returns; None for any other function kept whole."""
+    owner, name = find_call(node.target)
+    python = getattr(getattr(owner, name, None), "_torchdynamo_inline", None)
+    if python is None:
+        return None
+    try:
+        found: list[Kind] = trace_inside(node, _Scripted(python), interpreter)
+    except Coarsen as coarse:
+        raise Refused(f"a compiled function whose Python is not followed: {coarse.reason}") from None
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"a compiled function; tracing it raised {type(error).__name__}: {error!s:.80}") from error
+    return found
+
+
+class _Context:
+    """Stands in for the context that torch gives a function."""
+
+    def __init__(self, needed: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needed
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keep tensors for the backward."""
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Of no matter here."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Of no matter here."""
+
+
+class _Forward(nn.Module):  # type: ignore[misc]
+    """The forward of a function as a module."""
+
+    def __init__(self, cls: Any, args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.cls = cls
+        self.needed = tuple(isinstance(arg, Value) and arg.grad for arg in args)
+
+    def run(self, args: tuple[Any, ...]) -> tuple[_Context, Any]:
+        """The result, and the context."""
+        context = _Context(self.needed)
+        if self.cls.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:
+            made = self.cls.forward(*args)
+            self.cls.setup_context(context, args, made)
+            return context, made
+        return context, self.cls.forward(context, *args)
+
+    def forward(self, *args: Any) -> Any:
+        """The result."""
+        with torch.no_grad():
+            return self.run(args)[1]
+
+
+class _Places:
+    """Which arguments the last backward gave derivatives by; not kept by the module, which a trace must not change."""
+
+    last: ClassVar[list[int]] = []
+
+
+class _Backward(_Forward):
+    """Forward and backward of a function as a module; returns the derivatives that are tensors."""
+
+    def forward(self, *args: Any) -> Any:
+        """Derivatives by the arguments, given those of the results behind them."""
+        count = len(self.needed)
+        with torch.no_grad():
+            context, _ = self.run(args[:count])
+            found = self.cls.backward(context, *args[count:])
+        listed = found if isinstance(found, tuple) else (found,)
+        places = [at for at, one in enumerate(listed) if isinstance(one, torch.Tensor) and self.needed[at]]
+        _Places.last = places
+        return tuple(listed[at] for at in places)
+
+
+def _check_backward(  # noqa: PLR0917
+    cls: Any, node: Node, interpreter: Interpreter, statement: Statement, args: Any, kinds: list[Kind]
+) -> None:
+    """Refuse a function whose derivatives are not by samples."""
+    extra = []
+    for at, ((_, result), kind) in enumerate(zip(statement.results, kinds, strict=True)):
+        ref = Ref(-1 - at)
+        interpreter.values[ref] = Value(ref, kind, result.shape, result.dtype, sized=result.batch)
+        extra.append(ref)
+    form: Any = node.args
+    longer = replace(node, args=Sequence(tuple, (*form.items, *extra), form.label), kwargs=EMPTY_KWARGS)
+    try:
+        found = trace_inside(longer, _Backward(cls, args), interpreter)
+    finally:
+        for ref in extra:
+            del interpreter.values[ref]
+    for at, kind in zip(_Places.last, found, strict=True):
+        wanted = Partial() if args[at].is_constant else args[at].kind
+        if kind != wanted:
+            raise Refused("its backward mixes samples")

@@ -1,0 +1,240 @@
+"""Evenness: tensors of samples whose contents are the same for all of them: an expanded token, positions, a blank mask.
+
+    cls.expand(n, 1, d)                          every row alike: period 1
+    cat([cls.expand(n, 1, d), x], 1) + places    alike in part: places 0 to 1 of dimension 1
+    arange(t).repeat(n, 1)                       alike; seen as (n·t,), period t
+    blank.gather(1, noise.argsort(1))            not alike, but as much in every sample: shuffled
+
+Along the samples, contents depend on the place modulo the period alone. Such a tensor may be taken for samples in any
+order that keeps the period; and its sum over the batch counts samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import lcm, prod
+from typing import Any
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Partial, Sample
+from gemini.batch_analysis.op_call import Value, axis
+from gemini.batch_analysis.rules.pointwise import NAMES
+
+Part = tuple[int, int, int]  # dimension, first place, place behind the last
+
+
+@dataclass(frozen=True)
+class Even:
+    """Contents that are the same for all samples, all of them or in part."""
+
+    period: int = 1
+    part: Part | None = None
+    spread: frozenset[int] = frozenset()  # other dimensions along which they are the same
+    shuffled: bool = False  # only their sum is
+
+
+@dataclass(frozen=True)
+class Order:
+    """Numbers of places along a dimension, each once: the result of argsort."""
+
+    dim: int
+
+
+Found = Even | Order | None
+_PLAIN = ("zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
+_SAME = ("to", "long", "int", "float", "double", "bool", "contiguous", "clone", "detach", "type_as")
+_DRAWS = ("bernoulli", "normal", "uniform", "exponential", "log_normal", "cauchy", "geometric", "rand_like",
+          "randn_like", "randint_like", "empty_like", "copy", "fill", "zero", "dropout")  # fmt: skip
+_POINTWISE = frozenset({*NAMES.split(), "add", "sub", "rsub", "mul", "div", "neg", "where", "Dropout"}) - {*_DRAWS}
+
+
+def evenness(name: str, args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+    """What is the same for all samples in the result of an op that does not draw."""
+    if name in _PLAIN:
+        return Even(spread=frozenset(range(made.rank)))
+    if name in _SAME:
+        return args[0].even if isinstance(args[0], Value) else None
+    if name in _POINTWISE:
+        return _pointwise([*args, *kwargs.values()], made)
+    handler = _HANDLERS.get(name)
+    return None if handler is None or not args else handler(args, kwargs, made)
+
+
+def whole(value: Any) -> Even | None:
+    """The evenness of a value all of which is even."""
+    found = value.even if isinstance(value, Value) else None
+    return found if isinstance(found, Even) and found.part is None and not found.shuffled else None
+
+
+def _pointwise(given: Sequence[Any], made: Value) -> Found:
+    values = [one for one in given if isinstance(one, Value) and not one.is_constant]
+    evens = [one.even for one in values]
+    if not values or any(not isinstance(one, Even) or one.shuffled for one in evens):
+        return None
+    if any(one.rank != made.rank for one in values) or any(one.rank > made.rank for one in values):
+        return None
+    parts = {one.part for one in evens if one.part is not None}
+    if len(parts) > 1:
+        return None
+    period = lcm(*(one.period for one in evens))
+    return Even(period, next(iter(parts), None))
+
+
+def _expanded(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    value = args[0]
+    if value.is_constant:
+        return Even()
+    found = whole(value)
+    return None if found is None else replace(found, spread=_wider(value, made, found))
+
+
+def _repeated(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    value = args[0]
+    if not isinstance(made.kind, Sample):
+        return None
+    if value.is_constant:
+        own = made.kind.dim - (made.rank - value.rank)
+        return Even(value.shape[own] if own >= 0 else 1)
+    found = whole(value)
+    if found is None or value.kind.entries % found.period:
+        return None
+    return replace(found, spread=_wider(value, made, found))
+
+
+def _wider(value: Value, made: Value, found: Even) -> frozenset[int]:
+    """The dimensions along which entries are the same after some were repeated."""
+    more = made.rank - value.rank
+    ones = {dim + more for dim in range(value.rank) if value.shape[dim] == 1}
+    return frozenset({*range(more), *ones, *(dim + more for dim in found.spread)})
+
+
+def _joined(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+    parts = [one for one in args[0] if isinstance(one, Value)]
+    dim = axis(kwargs.get("dim", args[1] if len(args) > 1 else 0), made.rank)
+    if not isinstance(made.kind, Sample) or dim == made.kind.dim or any(part.is_constant for part in parts):
+        return None
+    evens = [whole(part) for part in parts]
+    if all(evens):
+        return Even(lcm(*(one.period for one in evens if one)))
+    start = 0
+    for part, even in zip(parts, evens, strict=True):
+        if even is not None:
+            return Even(even.period, (dim, start, start + part.shape[dim]))
+        start += part.shape[dim]
+    return None
+
+
+def _indexed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    value, index = args[0], args[1]
+    items = list(index) if isinstance(index, tuple) else [index]
+    found = value.even
+    if not isinstance(found, Even) or found.shuffled or not takes_even(found, items, value.rank):
+        return None
+    return Even(found.period)
+
+
+def takes_even(found: Even, items: list[Any], rank: int) -> bool:
+    """Whether basic indices take nothing but what is even."""
+    if any(isinstance(item, bool) or not (item is None or isinstance(item, (int, slice))) for item in items):
+        return False
+    if found.part is None:
+        return True
+    dim, start, stop = found.part
+    real = [item for item in items if item is not None]
+    item = real[dim] if len(real) > dim else None
+    if isinstance(item, slice):
+        first = 0 if item.start is None else item.start
+        plain = item.step in (None, 1) and type(first) is int and type(item.stop) is int
+        return plain and start <= first <= item.stop <= stop
+    return type(item) is int and start <= item < stop and rank > dim
+
+
+def _written(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    value, index, new = args
+    found = whole(value)
+    items = list(index) if isinstance(index, tuple) else [index]
+    plain = isinstance(new, (int, float)) or (isinstance(new, Value) and new.is_constant)
+    if found is None or not plain or any(isinstance(item, (Value, list)) for item in items):
+        return None
+    return Even(found.period)
+
+
+def _moved(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    found = whole(args[0])
+    return None if found is None else Even(found.period)
+
+
+def _viewed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    value = args[0]
+    found = whole(value)
+    if found is None or not isinstance(made.kind, Sample) or not isinstance(value.kind, Sample):
+        return None
+    before = range(value.kind.dim)
+    if any(value.shape[dim] != 1 and dim not in found.spread for dim in before):
+        return None
+    every = found.period * prod(value.shape[value.kind.dim + 1 :])  # contents repeat after so many entries
+    behind = prod(made.shape[made.kind.dim + 1 :])
+    if every % behind == 0:
+        return Even(every // behind)
+    return Even() if behind % every == 0 else None
+
+
+def _gathered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    index = kwargs.get("index", args[2] if len(args) > 2 else None)
+    found = whole(args[0])
+    order = index.even if isinstance(index, Value) else None
+    if found is None or not isinstance(order, Order) or not isinstance(dim, int) or index.shape != args[0].shape:  # type: ignore[union-attr]
+        return None
+    return Even(found.period, shuffled=True) if axis(dim, made.rank) == order.dim else None
+
+
+def _ordered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+    if not isinstance(made.kind, Sample) or type(dim) is not int or axis(dim, made.rank) == made.kind.dim:
+        return None
+    return Order(axis(dim, made.rank))
+
+
+def _summed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
+    """A sum over the batch that is as much for every sample."""
+    found, kind = args[0].even, args[0].kind
+    if not isinstance(made.kind, Partial) or not isinstance(found, Even) or found.part is not None or made.rank:
+        return None
+    if not isinstance(kind, Sample) or kind.factor % found.period:
+        return None
+    return Even(shuffled=True)
+
+
+_HANDLERS: dict[str, Callable[[Sequence[Any], dict[str, Any], Value], Found]] = {
+    **dict.fromkeys(("expand", "expand_as", "broadcast_to"), _expanded),
+    **dict.fromkeys(("repeat", "tile"), _repeated),
+    "cat": _joined,
+    "getitem": _indexed,
+    "setitem": _written,
+    **dict.fromkeys(("unsqueeze", "squeeze", "transpose", "permute"), _moved),
+    **dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view"), _viewed),
+    "gather": _gathered,
+    "argsort": _ordered,
+    "sum": _summed,
+}
+
+
+FOLLOWED = _POINTWISE | {*_PLAIN, *_SAME, *_HANDLERS}
+
+
+def agreed(values: Sequence[Value]) -> list[Value]:
+    """The same tensors; one that is even is taken for samples as the others hold them."""
+    varying = [value for value in values if isinstance(value.kind, Sample)]
+    firm: set[Kind] = {value.kind for value in varying if whole(value) is None}
+    if len({value.kind for value in varying}) < 2 or len(firm) > 1:
+        return list(values)
+    target: Any = next(iter(firm), varying[0].kind)
+    return [replace(value, kind=target) if _fits(value, target) else value for value in values]
+
+
+def _fits(value: Value, kind: Sample) -> bool:
+    found = whole(value)
+    if found is None or isinstance(value.kind, Constant) or not isinstance(value.kind, Sample):
+        return False
+    return value.kind.dim == kind.dim and value.kind.entries == kind.entries and kind.factor % found.period == 0

@@ -1,0 +1,223 @@
+"""Loops over experts: Python that asks which experts have rows, and runs each on its own.
+
+    mask = one_hot(chosen, experts).permute(2, 1, 0)
+    for expert in (mask.sum((-1, -2)) > 0).nonzero():        a list: the experts that have rows
+        slot, row = torch.where(mask[expert])                 a choice
+        if row.numel() == 0: continue
+        out.index_add_(0, row, experts[expert](x[row]) * weights[row, slot, None])
+
+Which experts a run has depends on all of its samples. That changes nothing for a sample, if an expert without rows adds
+nothing. So the Python is traced as if every expert had rows, and the trace is followed; then again as if some had none,
+and each of these traces must be the first one without what those experts do:
+
+    all      e0 e1 e2 e3
+    even     e0    e2
+    odd         e1    e3
+    none
+
+Contents decide nothing else: a branch on another than these lists, on the number of an expert or on whether a choice is
+empty, is refused as in any leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import Kind
+from gemini.batch_analysis.expert_segments import check_lists, is_without
+from gemini.batch_analysis.leaf_trace import Inside, settled
+from gemini.batch_analysis.op_call import Refused
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.capture import concretize
+from gemini.capture.leaf_policy import Granularity
+from gemini.capture.trace_state import Coarsen
+from gemini.capture.tracer import Tracer
+from gemini.ir.node import Node
+from gemini.ir.pytree import Ref
+from gemini.ir.symint import Expr
+
+_LENGTH = 2  # rows of a choice, in a trace
+_EMPTY = {("eq", 0), ("ne", 0), ("gt", 0), ("le", 0), ("lt", 1), ("ge", 1)}
+Keep = Callable[[int], bool]
+
+
+def _all(at: int) -> bool:  # noqa: ARG001
+    return True
+
+
+def _even(at: int) -> bool:
+    return at % 2 == 0
+
+
+def _odd(at: int) -> bool:
+    return at % 2 == 1
+
+
+def _none(at: int) -> bool:  # noqa: ARG001
+    return False
+
+
+def follow_loops(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> list[Kind]:
+    """The kinds of what a leaf with such a loop returns."""
+    leaf = Inside(node, module, interpreter, model)
+    try:
+        last, traces = 0, leaf.traces(_Choosing)
+    except Coarsen as coarse:
+        if IndexError.__name__ not in coarse.reason:
+            raise
+        last, traces = 1, leaf.traces(partial(_Choosing, last=1))  # a class for rows without expert, which has none
+    full: Any = traces[0].tracer
+    if not full.picks:
+        raise Refused("it chooses no rows")
+    inner = leaf.graph(traces)
+    check_lists(inner, full)
+    inside = leaf.interpreted(inner, frozenset(full.lists))
+    found = settled(inner, inside)
+    for listed, filled in ((_even, _all), (_odd, _all), (_none, _all), (_all, _even), (_all, _odd), (_all, _none)):
+        if (listed is _all and full.asked) or (filled is _all and full.lists):
+            (less,) = leaf.traces(partial(_Choosing, listed=listed, filled=filled, last=last), 1)
+            is_without(full, less.tracer)
+    return found
+
+
+@dataclass
+class Turn:
+    """What was recorded while the Python had one element of a list."""
+
+    node: int  # that made the list
+    element: int
+    start: int
+    stop: int = -1
+
+
+@dataclass
+class _Elements:
+    """The elements of a list, in turn; says which is at work."""
+
+    tracer: _Choosing
+    node: int
+    parts: tuple[torch.Tensor, ...]
+    turns: list[Turn] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for element, part in zip(self.tracer.lists[self.node], self.parts, strict=True):
+            turn = Turn(self.node, element, len(self.tracer.nodes))
+            self.tracer.turns.append(turn)
+            yield part
+            turn.stop = len(self.tracer.nodes)
+
+
+class _Choosing(Tracer):
+    """A trace in which lists have the elements, and choices the rows, that it is told."""
+
+    def __init__(
+        self, model: nn.Module, granularity: Granularity, listed: Keep = _all, filled: Keep = _all, last: int = 0
+    ) -> None:
+        super().__init__(model, granularity)
+        self.listed, self.filled, self.last = listed, filled, last
+        self.lists: dict[int, list[int]] = {}  # nodes that list experts: those listed
+        self.parts: dict[int, int] = {}  # nodes that take a list apart
+        self.turns: list[Turn] = []
+        self.picks: dict[int, int] = {}  # nodes that choose rows: how many
+        self.elements: set[int] = set()  # nodes whose contents follow from an element alone
+        self.parting = False
+        self.asked = False  # whether a choice is empty
+
+    def _op(self, func: Any, args: Any, kwargs: Any) -> Any:
+        short = concretize.short_name(_name(func))
+        if short in concretize.SIZES and short != "__len__":  # with provenance, also where contents decide them
+            dynamic, self.dynamic = self.dynamic, {}
+            try:
+                return super()._op(func, args, kwargs)
+            finally:
+                self.dynamic = dynamic
+        return super()._op(func, args, kwargs)
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        short = concretize.short_name(name)
+        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        tupled = bool(kwargs.get("as_tuple"))
+        if tensor is not None and short == "nonzero" and not tupled and len(args) == 1 and tensor.dim() == 1:
+            listed = [at for at in range(tensor.shape[0] - self.last) if self.listed(at)]
+            made = torch.tensor(listed, dtype=torch.int64, device=tensor.device).view(-1, 1)
+            output = super()._record(lambda *_, **__: made, name, args, kwargs)
+            self.lists[len(self.nodes) - 1] = listed
+            return output
+        if (
+            tensor is not None
+            and len(args) == 1
+            and ((short == "where" and not kwargs) or (short == "nonzero" and tupled))
+        ):
+            return self._chosen(name, tensor, args, kwargs)
+        if tensor is not None and short == "unbind" and not tensor.numel() and self.origin(tensor).node in self.lists:
+            return ()
+        self.parting = short in concretize.PARTS  # how many parts there are: rows are not taken apart, as its rule says
+        try:
+            output = super()._record(func, name, args, kwargs)
+        finally:
+            self.parting = False
+        return self._noted(short, tensor, output)
+
+    def _chosen(self, name: str, tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
+        count = _LENGTH if self.filled(len(self.picks)) else 0
+        made = tuple(torch.arange(count, device=tensor.device) % max(size, 1) for size in tensor.shape)
+        output = super()._record(lambda *_, **__: made, name, args, kwargs)
+        self.picks[len(self.nodes) - 1] = count
+        return output
+
+    def _noted(self, short: str, tensor: torch.Tensor | None, output: Any) -> Any:
+        """Elements of lists, and what follows from one alone."""
+        node = self.nodes[-1] if self.nodes else None
+        if node is None or tensor is None or node.kind != "op" or node.mutates:
+            return output
+        of = {ref.node for ref in node.inputs()}
+        if short == "unbind" and of <= self.lists.keys() and len(of) == 1:
+            self.parts[node.id] = next(iter(of))
+            self.elements.add(node.id)
+            return _Elements(self, self.parts[node.id], output)
+        if of and of <= self.elements:
+            self.elements.add(node.id)
+        return output
+
+    def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
+        """Note a fact, unless it is one of an element or of a list, or that a choice is not empty."""
+        if self._is_own(expr) or self.parting:
+            return
+        if self._asks_emptiness(expr):
+            self.asked = True
+            return
+        super().guard(expr, expected, concrete)
+
+    def _is_own(self, expr: Expr) -> bool:
+        if expr.op == "size" and expr.operands[0].node in self.lists:
+            return True
+        read = list(concretize.expr_data_refs(expr, {}))
+        return bool(read) and all(ref.node in self.elements for ref in read) and not _sizes(expr)
+
+    def _asks_emptiness(self, expr: Expr) -> bool:
+        """`row.numel() == 0` and the like."""
+        size = expr.operands[0]
+        asked = expr.op == "bool" or (len(expr.operands) > 1 and (expr.op, expr.operands[1]) in _EMPTY)
+        if not asked or not isinstance(size, Expr) or size.op not in ("size", "numel"):
+            return False
+        ref = size.operands[0]
+        return isinstance(ref, Ref) and ref.node in self.picks
+
+
+def _sizes(expr: Any) -> bool:
+    """Whether an expression reads a size."""
+    if not isinstance(expr, Expr):
+        return False
+    return expr.op in ("size", "numel", "stride", "storage_offset") or any(map(_sizes, expr.operands))
+
+
+def _name(func: Any) -> str:
+    from gemini.ir.op_targets import op_name
+
+    return op_name(func)

@@ -1,0 +1,207 @@
+"""Segments: the part of a trace that one expert of a loop has, and traces in which some experts have none.
+
+What a turn of a loop may do: read what was there before, choose rows by the mask that put its expert on the list, and
+add rows to their places. An expert that is not on the list has no rows, so its turn would have added nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemini.batch_analysis.op_call import Refused
+from gemini.batch_analysis.rules.registry import short_name
+from gemini.codegen.stage_steps import rewritten
+from gemini.ir.graph import Graph
+from gemini.ir.node import Node
+from gemini.ir.pytree import Literal, Ref, Sequence, refs
+
+_KEPT = ("permute", "transpose", "contiguous", "to", "long", "int", "movedim")  # the same entries, none negative
+
+
+def _items(node: Node) -> tuple[Any, ...]:
+    return node.args.items if isinstance(node.args, Sequence) else ()
+
+
+def _given(node: Node, at: int, name: str) -> Any:
+    """The form of an argument, or None."""
+    named = dict(getattr(node.kwargs, "items", ()))
+    found = named.get(name) or named.get(Literal(name))
+    items = _items(node)
+    return found if found is not None else items[at] if len(items) > at else None
+
+
+# ── what lists and turns must be ───────────────────────────────────────────────────────────────────────────────
+def check_lists(inner: Graph, traced: Any) -> None:
+    """Refuse lists that may leave out an expert with rows, and turns that do more than add rows."""
+    masks = {node: _listing_mask(inner, inner.nodes[node]) for node in traced.lists}
+    if any(turn.stop < 0 for turn in traced.turns):
+        raise Refused("inside it, a loop that is left early")
+    for turn in traced.turns:
+        for node in inner.nodes[turn.start : turn.stop]:
+            if node.random or node.changes:
+                raise Refused("inside it, a turn of a loop that draws, or keeps something")
+            if node.id in traced.picks and not _is_of(inner, node, masks[turn.node], turn.element, traced):
+                raise Refused("inside it, a turn of a loop that chooses by another mask than that of its element")
+            if node.mutates and not _adds_rows(node, traced, turn.start):
+                raise Refused("inside it, a turn of a loop that writes something else than rows")
+            if node.id in traced.lists:
+                raise Refused("inside it, a loop in a loop")
+    taken = {turn.node for turn in traced.turns}
+    readers = [node for node in inner.nodes for ref in node.inputs() if ref.node in traced.lists]
+    if taken != traced.lists.keys() or any(node.id not in traced.parts for node in readers):
+        raise Refused("inside it, a list of what a mask selects that is not gone through")
+    if any(ref.node in traced.elements or ref.node in traced.lists for ref in refs(inner.result)):
+        raise Refused("inside it, a list of what a mask selects is returned")
+
+
+def _listing_mask(inner: Graph, node: Node) -> Ref:
+    """The mask m of `(m.sum(all dimensions but the first) > 0).nonzero()`, without negative entries."""
+    above = inner.nodes[_items(node)[0].node]
+    total = _items(above)[0] if short_name(above.target) == "gt" and _items(above)[1:] == (Literal(0),) else None
+    made = inner.nodes[total.node] if isinstance(total, Ref) else above
+    if (short_name(made.target), total is None) not in (("sum", False), ("any", True)):
+        raise Refused("inside it, a list that is not that of what has entries in a mask")
+    mask = _items(made)[0]
+    rank = len(inner.meta(mask).shape)
+    given = _given(made, 1, "dim")
+    dims = [given] if isinstance(given, Literal) else list(getattr(given, "items", ()))
+    numbers = sorted(dim.value % rank for dim in dims if isinstance(dim, Literal) and isinstance(dim.value, int))
+    if numbers != list(range(1, rank)) or len(inner.meta(Ref(made.id)).shape) != 1:
+        raise Refused("inside it, a list of what has entries in a mask, over other dimensions")
+    if not _is_positive(inner, mask):
+        raise Refused("inside it, a list by a sum of numbers that may cancel out")
+    return mask  # type: ignore[no-any-return]
+
+
+def _is_positive(inner: Graph, ref: Any) -> bool:
+    """Whether no entry is negative: of a mask, or of what one_hot returns."""
+    node = inner.nodes[ref.node]
+    if inner.meta(ref).dtype == "bool" or short_name(node.target) == "one_hot":
+        return True
+    return node.kind == "op" and short_name(node.target) in _KEPT and _is_positive(inner, _items(node)[0])
+
+
+def _is_of(inner: Graph, node: Node, mask: Ref, element: int, traced: Any) -> bool:
+    """Whether rows are chosen by `mask[element]`."""
+    made = inner.nodes[_items(node)[0].node]
+    while short_name(made.target) == "squeeze":
+        made = inner.nodes[_items(made)[0].node]
+    if short_name(made.target) != "getitem" or _items(made)[0] != mask:
+        return False
+    index = _items(made)[1]
+    if isinstance(index, Sequence) and len(index.items) == 1:
+        (index,) = index.items
+    if isinstance(index, Literal):
+        return bool(index.value == element)
+    return isinstance(index, Ref) and _number(inner, index, traced) == element
+
+
+def _number(inner: Graph, ref: Ref, traced: Any) -> int | None:
+    """Which element of a list this is, or is its only entry."""
+    node = inner.nodes[ref.node]
+    if node.id in traced.parts:
+        (_, at) = ref.path[0]
+        return traced.lists[traced.parts[node.id]][at]  # type: ignore[no-any-return]
+    plain = short_name(node.target) in ("getitem", "squeeze", "to", "long", "int")
+    return _number(inner, _items(node)[0], traced) if plain and ref.node in traced.elements else None
+
+
+def _adds_rows(node: Node, traced: Any, start: int) -> bool:
+    """Whether a node adds rows of a choice of its turn to their places; that they are, kinds say."""
+    index = _given(node, 2, "index")
+    if short_name(node.target) != "index_add" or not isinstance(index, Ref):
+        return False
+    found = _choice(traced, index)
+    return found is not None and found >= start and node.mutates == (_items(node)[0],)
+
+
+def _choice(traced: Any, index: Any) -> int | None:
+    """The choice that places are of."""
+    while isinstance(index, Ref) and index.node not in traced.picks:
+        node = traced.nodes[index.node]
+        index = _items(node)[0] if short_name(node.target) in _KEPT else None
+    return index.node if isinstance(index, Ref) else None
+
+
+# ── traces with less ───────────────────────────────────────────────────────────────────────────────────────────
+class _Match:
+    """A trace of all experts held against one in which some have no rows."""
+
+    def __init__(self, full: Any, less: Any) -> None:
+        self.full, self.less = full, less
+        self.known: dict[Ref, Ref] = {}
+        left_out = {node: set(listed) - set(less.lists.get(other, ())) for (node, listed), other in _pairs(full, less)}
+        self.dropped = {
+            at for turn in full.turns if turn.element in left_out[turn.node] for at in range(turn.start, turn.stop)
+        }
+        self.sources = {(node.kind, node.target): node.id for node in less.nodes if node.is_source}
+
+    def ref(self, ref: Ref) -> Ref:
+        """What a value of the first is in the second."""
+        node = self.full.nodes[ref.node]
+        if node.is_source:
+            return Ref(self.sources.get((node.kind, node.target), -1), ref.source, ref.path)
+        if ref in self.known:
+            return self.known[ref]
+        base = self.known.get(Ref(ref.node))
+        if base is None:
+            return Ref(-1)
+        if ref.node in self.full.parts:
+            return self._element(ref, base.node)
+        return Ref(base.node, ref.source, ref.path)
+
+    def _element(self, ref: Ref, node: int) -> Ref:
+        """The same element, which has another place in a shorter list."""
+        (kind, at), *rest = ref.path
+        element = self.full.lists[self.full.parts[ref.node]][at]
+        listed = self.less.lists[self.less.parts[node]]
+        return Ref(node, ref.source, ((kind, listed.index(element)), *rest)) if element in listed else Ref(-1)
+
+    def same(self, node: Node, other: Node) -> bool:
+        """Whether a node does what another does."""
+        if (node.kind, node.target, node.region) != (other.kind, other.target, other.region):
+            return False
+        if node.sketch != other.sketch and node.id not in self.full.parts:
+            return False
+        written = tuple(self.ref(ref) for ref in node.mutates)
+        forms = [rewritten(form, self.ref) for form in (node.args, node.kwargs)]
+        return written == other.mutates and repr(forms) == repr([other.args, other.kwargs])
+
+    def skip(self, node: Node, empty: set[int]) -> None:
+        """Leave out a node: what it computes, the second must do without. One that adds no rows changes nothing."""
+        none = node.id in self.dropped or _choice(self.full, _given(node, 2, "index")) in empty
+        if short_name(node.target) == "index_add" and none:
+            self.known[Ref(node.id)] = self.ref(_items(node)[0])
+        elif node.mutates or node.random or node.changes:
+            raise Refused(f"inside it, {node.name} depends on how many experts have rows")
+
+
+def _pairs(full: Any, less: Any) -> list[tuple[tuple[int, list[int]], int]]:
+    if len(full.lists) != len(less.lists):
+        raise Refused("inside it, lists that depend on how many rows there are")
+    return list(zip(full.lists.items(), less.lists, strict=True))
+
+
+def is_without(full: Any, less: Any) -> None:
+    """Refuse unless a trace is another without the experts that have no rows in it."""
+    match = _Match(full, less)
+    others = [node for node in less.nodes if not node.is_source]
+    empty = _empty(full, less)
+    at = 0
+    for node in full.nodes:
+        if node.is_source:
+            continue
+        if node.id not in match.dropped and at < len(others) and match.same(node, others[at]):
+            match.known[Ref(node.id)] = Ref(others[at].id)
+            at += 1
+            continue
+        match.skip(node, empty)
+    if at < len(others) or repr(rewritten(full.result, match.ref)) != repr(less.result):
+        raise Refused("inside it, what is done depends on how many experts have rows")
+
+
+def _empty(full: Any, less: Any) -> set[int]:
+    """The choices of the first trace that are empty in the second."""
+    if len(full.picks) != len(less.picks):  # those of experts that are left out
+        return set()
+    return {node for node, count in zip(full.picks, less.picks.values(), strict=True) if not count}

@@ -1,0 +1,245 @@
+"""Graphs: the statements of a captured model, and what follows from them for its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.analysis_steps import Inherited, Statement
+from gemini.batch_analysis.batch_counts import number_at, number_kind
+from gemini.batch_analysis.batch_kinds import Apart, Arranged, Constant, Kind, Opaque, Sample
+from gemini.batch_analysis.batchnorm import may_be_own
+from gemini.batch_analysis.op_call import SAMPLES, Count, Odd, Refused, Result, Value, leaves
+from gemini.batch_analysis.precompute import foreseeable
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.rolled_graphs import settle_branches
+from gemini.batch_analysis.rules.registry import short_name
+from gemini.batch_analysis.side_effects import obstacle
+from gemini.capture.attribute_writes import TARGET as ASSIGN
+from gemini.capture.call_binding import Call, bind
+from gemini.capture.finite_checks import asked_of
+from gemini.capture.trace_state import BRANCHES
+from gemini.ir.encode import decode, follow
+from gemini.ir.graph import Graph
+from gemini.ir.node import MODULES, Guard, Node, TensorMeta
+from gemini.ir.pytree import Ref, expr_refs
+
+
+@dataclass
+class GraphForms:
+    """What micro-batches make of every value of a graph."""
+
+    graph: Graph
+    interpreter: Interpreter
+    order: tuple[int, ...] = ()  # nodes of the inputs, in the order of the call's tensors
+    own_statistics: tuple[str, ...] = ()  # modules that take those of each micro-batch
+    least: int = 1  # samples of a micro-batch: fewer were not looked at
+    memo: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """Why nothing may be split; '' if that depends on the value."""
+        return self.interpreter.blocked
+
+    def kind(self, ref: Ref) -> Kind:
+        """The kind of a value."""
+        if self.reason:
+            return Opaque(self.reason)
+        value = self.interpreter.values.get(ref)
+        if value is not None and isinstance(value.kind, Apart):
+            return Opaque(f"{self.graph.nodes[ref.node].name} is one of a list with an entry for every sample")
+        if value is not None and isinstance(value.kind, Arranged):
+            return Opaque(f"{self.graph.nodes[ref.node].name} has rows that are not back in their order")
+        return value.kind if value is not None else Opaque(f"{self.graph.nodes[ref.node].name} was not followed")
+
+    def inputs(self) -> tuple[int | None, ...]:
+        """The batch dimension of every input."""
+        return tuple(None if place is None else place.dim for place in self.places())
+
+    def places(self) -> tuple[Sample | None, ...]:
+        """How samples lie in every input."""
+        kinds = [self.kind(Ref(index)) for index in self.order]
+        return tuple(kind if isinstance(kind, Sample) else None for kind in kinds)
+
+
+def prove_graph(
+    graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, least: int = 1
+) -> GraphForms:
+    """Follow samples through a graph. With a call, its tensors give the order of the inputs.
+
+    `least`: how many samples a micro-batch has, or more.
+    """
+    modules = {
+        node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
+    }
+    own = tuple(name for name, module in modules.items() if may_be_own(module))
+    forms = GraphForms(graph, Interpreter(least=least), _order(graph, args, kwargs), own, least)
+    forms.interpreter.blocked = _obstacle(graph)
+    if forms.reason:
+        return forms
+    statements = [statement_of(graph, node, forms.memo) for node in graph.nodes]
+    bound = None if args is None and kwargs is None else bind(graph.bound_model(), args or (), kwargs or {})
+    ahead = forms.interpreter.ahead = foreseeable(graph, bound)
+    for node, statement in zip(graph.nodes, statements, strict=True):
+        if not node.is_source:
+            makes = all(key.node == node.id for key, _ in statement.results)  # not `x[i] = y`, whose result is x
+            statement.known, statement.pure = node.id in ahead and makes, makes
+    forms.interpreter.is_rolled = bool(graph.rolled)
+    forms.interpreter.extend(statements)
+    settle_guards(forms.interpreter, graph)
+    settle_assignments(forms.interpreter, graph)
+    if graph.rolled:  # at last: a write that is looked at again takes back what it has blocked
+        forms.interpreter.blocked = forms.interpreter.blocked or settle_branches(forms.interpreter, graph, bound)
+    return forms
+
+
+def settle_assignments(interpreter: Interpreter, graph: Graph) -> None:
+    """Attributes that the glue sets: the last micro-batch must leave what the whole batch would."""
+    for node in graph.nodes:
+        if node.target != ASSIGN:
+            continue
+        for leaf in leaves(decode(node.args, interpreter.read)):
+            varies = isinstance(leaf, (Count, Odd)) or (isinstance(leaf, Value) and not leaf.is_constant)
+            if varies and not interpreter.blocked:
+                interpreter.blocked = f"{node.name} keeps something of the batch in an attribute"
+
+
+def _order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | None) -> tuple[int, ...]:
+    if args is None and kwargs is None:
+        return tuple(graph.inputs)
+    bound = bind(graph.bound_model(), args or (), kwargs or {})
+    nodes = {id(follow(bound, path)): node for node, path in graph.inputs.items()}
+    return tuple(nodes[id(tensor)] for tensor in Call(args or (), kwargs or {}).tensors if id(tensor) in nodes)
+
+
+def _obstacle(graph: Graph) -> str:
+    """What keeps a graph from being split at all."""
+    if graph.is_whole:
+        return f"the model runs whole: {graph.blocks['']}"
+    if graph.batch_size is None:
+        held = graph.checked.get("half batch", "")
+        return f"its Python depends on the number of samples ({held})" if held else "no input counts samples"
+    if not any(meta.batch_dim is not None for node in graph.nodes for meta in node.outputs.values()):
+        return "no input counts samples"
+    return obstacle(graph)
+
+
+def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
+    """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
+    settled = {id(guard) for guard in graph.foresight().guards} if graph.rolled else set()  # by conditions
+    for guard in graph.guards:
+        if not guard.data or id(guard) in settled or _asks_every_sample(interpreter, graph, guard):
+            continue
+        for ref in expr_refs(guard.expr):
+            value = interpreter.values.get(ref)
+            if value is not None and isinstance(value.kind, Apart):
+                continue  # every micro-batch asks for itself, and every stage looks how it comes out
+            if value is None or (not value.is_constant and not interpreter.demand(ref, "whole")):
+                why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else ""
+                reason = f"a branch depends on the contents of the batch ({guard.line}) {why}".strip()
+                interpreter.blocked = interpreter.blocked or reason
+                return
+
+
+def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:
+    """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
+    ref = asked_of(graph.nodes, guard.expr, guard.expected)
+    value = None if ref is None else interpreter.values.get(ref)
+    return value is not None and isinstance(value.kind, (Sample, Constant))
+
+
+def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:
+    """Branches on sizes went as they go on a micro-batch: the first that would not go so on the whole batch."""
+    for guard in graph.guards if not graph.rolled else ():  # which was compared with a recording of the whole batch
+        if guard.data:
+            continue
+        found = number_at(guard.expr, interpreter.values, samples)
+        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), Odd)
+        if unclear or (found is not None and found != guard.expected):
+            return f"a branch depends on the number of samples ({guard.line})"
+    return ""
+
+
+def result_of(meta: TensorMeta) -> Result:
+    """Size and type of a value, with the number of samples written in."""
+    shape, batch = list(meta.shape), meta.batch_dim
+    if batch is not None:
+        shape[batch] = meta.batch_factor * SAMPLES
+    seen: Any = "odd" if meta.batch_factor == 0 else batch
+    return Result(tuple(shape), getattr(torch, meta.dtype), meta.requires_grad, seen)
+
+
+def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
+    """A node as a statement."""
+    results = [(Ref(node.id, source, path), result_of(meta)) for (source, path), meta in node.outputs.items()]
+    where = f"{node.name} ({node.line})" if node.line else node.name
+    if node.is_source:
+        (meta,) = node.outputs.values()
+        is_input = node.kind == "input" and meta.batch_dim is not None
+        kind: Kind = Sample(meta.batch_dim or 0, meta.batch_factor) if is_input else Constant()
+        return Statement(
+            node.id, node.kind, None, results, SAMPLES, True, where, known=True, flaggable=False, run=lambda *_: kind
+        )
+    forms = (node.args, node.kwargs)
+    alone = len(results) == 1 and results[0][0].path == () and results[0][0].source == "ret"
+    pure = node.kind == "op" and not node.mutates
+    made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
+    made.flaggable, made.writes, made.role = alone and not node.mutates, tuple(node.mutates), node.role
+    made.spread = node.kind == "call" and not node.mutates and node.sketch.startswith(("tuple(", "list("))
+    made.late = tuple(index for index in node.after if graph.nodes[index].mutates)
+    if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
+        ref = node.mutates[0]
+        made.results, made.flaggable = [(ref, result_of(graph.meta(ref)))], False
+    elif node.kind == "module" or _can_be_opened(node):
+        from gemini.batch_analysis.leaf_modules import open_leaf
+
+        made.name = node.cls or "module"
+        opened = _keeping if node.changes else open_leaf
+        made.run = lambda interpreter, statement: opened(graph, node, interpreter, statement, memo)
+    elif node.kind == "function":
+        from gemini.batch_analysis.autograd_functions import open_function
+
+        made.run = lambda interpreter, statement: open_function(node, interpreter, statement)
+    elif node.kind != "op":
+        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+    if any(key.source != "ret" for key, _ in made.results):
+        made.run = lambda interpreter, statement: _unknown(node, interpreter, statement)
+    return made
+
+
+def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Statement, memo: dict[Any, Any]) -> Any:
+    """A leaf that keeps something of every run: where it cannot be followed, nothing may be split."""
+    from gemini.batch_analysis.leaf_modules import open_leaf
+
+    try:
+        return open_leaf(graph, node, interpreter, statement, memo)
+    except (Refused, Inherited) as refused:
+        interpreter.block(statement, f"{statement.where}: it keeps something of every run; {refused}")
+        raise
+
+
+def _can_be_opened(node: Node) -> bool:
+    """Whether a block is one by choice, not because its Python could not be followed or was followed wrongly."""
+    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES))
+    return node.kind == "block" and chosen and node.target != ""
+
+
+def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind | list[Kind]:
+    """Python that is not followed: a constant of constants, if it is a function without effects."""
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+    block = f"a basic block: its Python is not followed ({node.reason})"
+    if node.kind == "module":  # it could be opened, but for what it does beside returning something
+        block = "it leaves tensors in its attributes, or in its arguments"
+    what = "a Python function kept whole" if node.kind == "call" else block
+    if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
+        return Constant()
+    if node.kind == "call" and not any(isinstance(value.kind, Opaque) for value in given):
+        from gemini.batch_analysis.autograd_functions import open_scripted
+
+        found = open_scripted(node, interpreter)
+        if found is not None:
+            return found
+    opaque = next((value.kind for value in given if isinstance(value.kind, Opaque)), None)
+    raise Refused(what) if opaque is None else Inherited(opaque.reason)  # what comes first is in the way

@@ -1,0 +1,103 @@
+"""Writing: what a write in place does to the kinds of values that look at the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gemini.batch_analysis.analysis_steps import Statement, form_refs
+from gemini.batch_analysis.batch_kinds import Arranged, Kind, Opaque
+from gemini.batch_analysis.op_call import Value
+
+if TYPE_CHECKING:
+    from gemini.batch_analysis.propagate import Interpreter
+
+_VIEWS = (
+    "getitem", "select", "view", "reshape", "unbind", "split", "chunk", "squeeze", "unsqueeze", "narrow", "expand",
+)  # fmt: skip
+_OTHER_TYPES = ("view", "real", "imag", "get_real", "get_imag", "view_as_real", "view_as_complex", "")
+
+
+def overwrite(interpreter: Interpreter, statement: Statement, key: Hashable, kind: Kind) -> None:
+    """`x[i] = y`: x must stay of its kind, for views of it were followed; one just made has none."""
+    old, maker = interpreter.values[key].kind, interpreter.statements[interpreter.origin[key]].name
+    if old == kind or (isinstance(kind, Arranged) and maker == "empty_like"):
+        return
+    interpreter.rewritten = True
+    interpreter.block(
+        statement,
+        kind.reason if isinstance(kind, Opaque) else f"{statement.where}: a write that reaches other values",
+    )
+
+
+def write(interpreter: Interpreter, statement: Statement, key: Hashable) -> None:
+    """A write in place: the value is now of the kind of the result. Other values may look at the same memory."""
+    if not statement.results or key == statement.results[0][0] or key not in interpreter.values:
+        return
+    old, new = interpreter.values[key], interpreter.values[statement.results[0][0]]
+    maker = interpreter.statements[interpreter.origin[key]]
+    if old.kind != new.kind and not _loses_keys(interpreter, old, new):
+        interpreter.rewritten = True
+        if (
+            maker.name in _VIEWS
+            or maker.form is None
+            or old.rank
+            or _seen(interpreter, statement, key)
+            or isinstance(new.kind, Opaque)
+        ):
+            reason = new.kind.reason if isinstance(new.kind, Opaque) else f"{statement.where}: a write in place"
+            interpreter.block(statement, reason)
+    interpreter.values[key] = replace(old, kind=new.kind, known=False, even=None)
+
+
+def _seen(interpreter: Interpreter, statement: Statement, key: Hashable) -> bool:
+    """Whether something but a write has read a value before: it may be a view, which shows the write."""
+    made, now = interpreter.origin[key], interpreter.origin[statement.results[0][0]]
+    between = interpreter.statements[made + 1 : now]
+    return any(
+        key not in one.writes and key in map(interpreter.key, form_refs(one.form))
+        for one in between
+        if one.form is not None
+    )
+
+
+def _loses_keys(interpreter: Interpreter, old: Value, new: Value) -> bool:
+    """Whether a write makes sorted keys mere rows of that sort, of which no other value could be a view."""
+    before, after = old.kind, new.kind
+    if not isinstance(before, Arranged) or before.role != "keys" or after != replace(before, role="rows"):
+        return False
+    others = [value for value in interpreter.values.values() if value.kind == before and value.key != old.key]
+    return all(value.dtype != old.dtype for value in others)
+
+
+def forget(interpreter: Interpreter, statement: Statement) -> None:
+    """A tape does not say what looks at the same memory: what may look at what is written is known no more."""
+    written = {value.dtype for key in statement.writes if (value := interpreter.values.get(key)) is not None}
+    ops = (one for one in interpreter.statements if not one.traced)
+    anything = not written or interpreter.mixes or any(_reinterprets(interpreter, one) for one in ops)
+    for key, value in interpreter.values.items():
+        if anything or value.dtype in written:
+            interpreter.values[key] = replace(value, known=False, repeats=None)
+    interpreter.forgets = True
+
+
+def _reinterprets(interpreter: Interpreter, statement: Statement) -> bool:
+    """Whether an op may look at memory as if it held another type; other views have the type of what they look at."""
+    if statement.name not in _OTHER_TYPES or statement.form is None:
+        return False
+    read = {
+        interpreter.values[key].dtype
+        for key in map(interpreter.key, form_refs(statement.form))
+        if key in interpreter.values
+    }
+    return any(result.dtype not in read for _, result in statement.results)
+
+
+def is_as_left(interpreter: Interpreter, value: Value, key: Hashable, writes: tuple[int, ...]) -> bool:
+    """Whether a value is after some writes as it is known: the last made it so, or none can reach it."""
+    if interpreter.statements[interpreter.origin[key]].index == max(writes):
+        return True
+    makers = [one for one in interpreter.statements if one.index in writes]
+    written = [interpreter.values.get(one) for maker in makers for one in maker.writes]
+    return all(one is not None and one.dtype != value.dtype for one in written)

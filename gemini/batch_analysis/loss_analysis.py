@@ -1,0 +1,170 @@
+"""Tapes: from the kinds of a model's outputs to that of the loss recorded after it.
+
+Numbers in a tape are plain, those of the whole batch: `total / 32` is a division by a constant. Operands are constants
+until they meet samples; what the op does with them says which of their dimensions counts samples, never their size
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.analysis_steps import Statement
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.graph_analysis import GraphForms, other_way, settle_guards
+from gemini.batch_analysis.loss_tape import Meta, Op, Tape
+from gemini.batch_analysis.op_call import Refused, Result, Value, leaves
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.rules.registry import short_name
+from gemini.batch_analysis.split_result import Splitting
+from gemini.ir.op_targets import op_name
+from gemini.ir.pytree import Ref
+from gemini.ir.pytree import leaves as form_leaves
+
+
+def prove(forms: GraphForms, tape: Tape, root: int, samples: int | None = None) -> Splitting:
+    """Whether a value of a tape, the loss, is a sum over micro-batches, and by which shares.
+
+    `samples` is their number in this batch, where no output tells.
+    """
+    if forms.reason:
+        return Splitting(forms.reason)
+    found = outputs_of(forms, tape)
+    if found is None:
+        return Splitting(f"the model returned {tape.outputs} tensors, its graph {len(forms.graph.outputs())}")
+    count = samples or _samples(forms, found, tape)
+    interpreter = forms.interpreter.copy()
+    interpreter.key = lambda ref: ref if (ref.source, ref.path) != _TAPE else ("tape", ref.node)
+    _interpret(interpreter, forms, tape, found, count)
+    reason = _rooted(interpreter, tape, root)
+    settle_guards(interpreter, forms.graph)
+    interpreter.blocked = interpreter.blocked or other_way(interpreter, forms.graph, count)
+    return _splitting(interpreter, forms, tape, interpreter.blocked or reason)
+
+
+_TAPE = ("tape", ())
+
+
+def outputs_of(forms: GraphForms, tape: Tape) -> list[Ref] | None:
+    """The values of the graph that the tape begins with."""
+    once = forms.graph.outputs()
+    every = [leaf for leaf in form_leaves(forms.graph.result) if isinstance(leaf, Ref)]
+    return next((found for found in (once, every) if len(found) == tape.outputs), None)
+
+
+def _samples(forms: GraphForms, outputs: list[Ref], tape: Tape) -> int:
+    for ref, meta in zip(outputs, tape.metas, strict=False):
+        kind = forms.kind(ref)
+        if isinstance(kind, Sample) and kind.entries:
+            return meta.shape[kind.dim] // kind.entries
+    return 1
+
+
+def _interpret(interpreter: Interpreter, forms: GraphForms, tape: Tape, outputs: list[Ref], samples: int) -> None:
+    statements: list[Statement] = []
+    for number, ref in enumerate(outputs):
+        interpreter.alias["tape", number] = ref
+        statements.append(_given(tape.metas[number], number, samples, lambda at, _, ref=ref: at.values[ref].kind))
+        statements[-1].known = forms.interpreter.values[ref].known if ref in forms.interpreter.values else False
+    for number, tensor in tape.operands.items():
+        statements.append(_given(Meta.of(tensor), number, samples, _operand))
+        statements[-1].known = True
+        statements[-1].name = "numbers" if _numbers(tensor, samples) else "operand"
+    statements += [_statement(at, op, tape, samples) for at, op in enumerate(tape.ops)]
+    interpreter.mixes = _mixes(tape.operands.values())
+    interpreter.extend(statements)
+
+
+def _mixes(operands: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors of different types look at the same memory."""
+    types: dict[int, torch.dtype] = {}
+    for one in operands:
+        at = one.untyped_storage().data_ptr() if one.layout is torch.strided else 0
+        if at and types.setdefault(at, one.dtype) is not one.dtype:
+            return True
+    return False
+
+
+def _numbers(tensor: torch.Tensor, samples: int) -> bool:
+    """Whether an operand numbers the samples."""
+    if tensor.dtype != torch.int64 or tuple(tensor.shape) != (samples,):
+        return False
+    return bool(torch.equal(tensor, torch.arange(samples, device=tensor.device)))
+
+
+def _given(meta: Meta, number: int, samples: int, run: Any) -> Statement:
+    result = Result(meta.shape, meta.dtype, meta.requires_grad, "?")
+    key = ("tape", number)
+    return Statement(key, "given", None, [(key, result)], samples, False, f"value {number}", flaggable=False, run=run)
+
+
+def _operand(interpreter: Interpreter, statement: Statement) -> Kind:
+    decided = interpreter.decisions.get(statement.index)
+    return decided if isinstance(decided, Sample) else Constant()
+
+
+def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
+    results = []
+    for number in op.results:
+        meta = tape.metas[number]
+        results.append((("tape", number), Result(meta.shape, meta.dtype, meta.requires_grad, "?")))
+    name = op_name(op.function) if callable(op.function) else ""
+    made = Statement(("op", at), short_name(name), _marked(op.form), results, samples, False, f"the loss: {name}")
+    made.pure, made.writes = op.writes is None, () if op.writes is None else (("tape", op.writes),)
+    made.flaggable = len(op.results) == 1 and op.writes is None
+    if not name:
+        called = getattr(op.function, "__qualname__", repr(op.function))
+        made.where = f"the loss: {called}"
+        made.run = _unknown
+    return made
+
+
+def _unknown(interpreter: Interpreter, statement: Statement) -> Kind:
+    given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
+    if all(value.is_constant for value in given):
+        return Constant()
+    raise Refused("a function that is not one of torch")
+
+
+def _marked(form: Any) -> Any:
+    """References to values of the tape, told apart from those of the graph."""
+    from gemini.codegen.stage_steps import rewritten
+
+    return rewritten(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
+
+
+def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
+    """Make the root a sum over micro-batches; why that cannot be."""
+    key = ("tape", root)
+    if tape.metas[root].shape != () and tape.metas[root].shape != (1,):
+        return f"the loss has shape {tape.metas[root].shape}, not one entry"
+    for _ in range(2):
+        value = interpreter.values[key]
+        if isinstance(value.kind, Partial):
+            return ""
+        wanted = "share" if isinstance(value.kind, Mean) else "once" if isinstance(value.kind, Constant) else ""
+        if not wanted:
+            return value.kind.reason if isinstance(value.kind, Opaque) else "the loss is one number a sample"
+        if not interpreter.demand(value.key, wanted):
+            return "the loss is needed in two ways"
+    return "the loss does not become a sum over micro-batches"
+
+
+def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: str) -> Splitting:
+    operands: dict[int, int | None] = {}
+    for number in tape.operands:
+        kind = interpreter.values["tape", number].kind
+        operands[number] = kind.dim if isinstance(kind, Sample) else None
+    kinds: tuple[Kind, ...] = tuple(interpreter.values["tape", number].kind for number in range(len(tape.metas)))
+    if interpreter.blocked:
+        kinds = (Opaque(interpreter.blocked),) * len(kinds)
+    nodes = {index: share for index, share in interpreter.shares.items() if isinstance(index, int)}
+    ops = {index[1]: share for index, share in interpreter.shares.items() if isinstance(index, tuple)}
+    sizes = {index[1]: found for index, found in interpreter.sizes.items() if isinstance(index, tuple)}
+    assumed = {key[1] for keys in interpreter.assumed.values() for key in keys if isinstance(key, tuple)}
+    conditions = tuple(dict.fromkeys(one for each in interpreter.conditions.values() for one in each))
+    return Splitting(reason, forms.inputs(), operands, kinds, nodes, ops, sizes, tuple(sorted(assumed)), conditions)

@@ -1,0 +1,219 @@
+"""Shares: what the result of a node, or of an op of the tape, is multiplied by in a micro-batch, or replaced with."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Sample, SplittingError
+from gemini.ir.pytree import Mapping as MappingForm
+from gemini.ir.pytree import Sequence as SequenceForm
+
+
+@dataclass(frozen=True)
+class Written:
+    """The contents of a value after some writes in place."""
+
+    value: Hashable
+    writes: tuple[int, ...]  # nodes
+
+
+class Known(Protocol):
+    """What can be computed before a step, from its inputs and operands."""
+
+    def value(self, key: Hashable) -> torch.Tensor:
+        """The whole-batch contents of a value: a `Ref` of the graph, that `Written` to, or ("tape", number)."""
+
+    def other_way(self) -> str:
+        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Factors of a result, one a micro-batch. This one: its share of the samples."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """One factor a micro-batch of these sizes."""
+        total = sum(sizes)
+        return [size / total for size in sizes]
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The values that must be known."""
+        return ()
+
+
+@dataclass(frozen=True)
+class Uniform(Share):
+    """One of M."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """1 / M each."""
+        return [1 / len(sizes)] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Times(Share):
+    """M: makes a sum a mean of micro-batches, so that a constant can be added to it."""
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:  # noqa: ARG002
+        """M each."""
+        return [float(len(sizes))] * len(sizes)
+
+
+@dataclass(frozen=True)
+class Counted(Share):
+    """The share of the targets that count: all but `ignore`, each as heavy as the weight of its class."""
+
+    target: Hashable
+    kind: Sample
+    ignore: int | None
+    weight: Hashable | None = None
+    smoothed: bool = False  # labels are: a target of weight 0 adds to the mean all the same
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """What a micro-batch's targets weigh, of what all weigh; all zero where nothing counts at all."""
+        target = known.value(self.target)
+        weight = None if self.weight is None else known.value(self.weight).detach().double()
+        all_count = self.ignore is None or _is_without(target, self.ignore)
+        heavy, start, total = [], 0, sum(sizes)
+        if weight is None and all_count and target.numel():
+            return [size / total for size in sizes]
+        for size in sizes:
+            part = self.kind.take(target, start, size, total)
+            start += size
+            if not all_count:
+                part = part[part != self.ignore]
+            heavy.append(float(part.numel()) if weight is None else float(weight[part].sum()))
+            if self.smoothed and part.numel() and not heavy[-1]:
+                raise SplittingError("the targets of a micro-batch weigh nothing, but their smoothed labels do")
+        whole = sum(heavy)
+        # 0 / 0 on the whole batch: every mean is nan, and so must be their sum.
+        return [one / whole for one in heavy] if whole else [float("nan")] * len(sizes)
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The targets, and weights of classes."""
+        return (self.target,) if self.weight is None else (self.target, self.weight)
+
+
+@dataclass(frozen=True)
+class Whole(Share):
+    """Not a factor: the result is replaced by that of the whole batch, known before the step."""
+
+    source: Hashable
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """The value itself, as plain numbers, for every micro-batch."""
+        return [("whole", known.value(self.source).detach().tolist())] * len(sizes)
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The value."""
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Part(Share):
+    """Not a factor: the result is replaced by the samples' part of that of the whole batch, known before the step."""
+
+    source: Hashable
+    kind: Sample
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """The part itself, as plain numbers, for every micro-batch."""
+        whole, total = known.value(self.source).detach(), sum(sizes)
+        rows, each = whole.shape[self.kind.dim], self.kind.entries
+        if rows != total * each:
+            raise SplittingError(f"a tensor has {rows} rows for {total} samples, and had {each} a sample")
+        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        parts = [self.kind.take(whole, start, size, total) for start, size in zip(starts, sizes, strict=True)]
+        return [("whole", self.own(*one).tolist()) for one in zip(parts, starts, sizes, strict=True)]
+
+    def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:  # noqa: ARG002
+        """The part of some samples, as they have it."""
+        return part
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The value."""
+        return (self.source,)
+
+
+@dataclass(frozen=True)
+class Own(Part):
+    """The same of numbers of rows, of which every sample has so many, and points to no other's."""
+
+    rows: int = 1
+
+    def own(self, part: torch.Tensor, start: int, size: int) -> torch.Tensor:
+        """Counted from the first row of these samples."""
+        found = part - start * self.rows
+        if found.numel() and (int(found.min()) < 0 or int(found.max()) >= size * self.rows):
+            raise SplittingError("rows of one sample are looked for among those of another")
+        return found
+
+
+@dataclass(frozen=True)
+class Several(Share):
+    """Shares of the tensors that one function returns, by place."""
+
+    shares: tuple[tuple[int, Share], ...]
+
+    def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
+        """Those of all, for every micro-batch."""
+        found = [(place, share.weights(known, sizes)) for place, share in self.shares]
+        return [("each", [(place, each[mid]) for place, each in found]) for mid in range(len(sizes))]
+
+    def needs(self) -> tuple[Hashable, ...]:
+        """The values of all."""
+        return tuple(key for _, share in self.shares for key in share.needs())
+
+
+def _is_without(target: torch.Tensor, number: int) -> bool:
+    """Whether a number is nowhere in a tensor; most often it is less than all, which is told by one op."""
+    is_less = target.numel() > 0 and number < target.min().item()
+    return is_less or bool((target != number).all())
+
+
+class _Nothing(torch.autograd.Function):  # type: ignore[misc]
+    """0, and no gradient at all: one of 0 would become nan on its way back through 0 / 0."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return torch.zeros_like(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> None:  # noqa: ARG004
+        return None
+
+
+def weigh(value: Any, weight: Any) -> Any:
+    """The result of a flagged node or op in a micro-batch: times a number, or replaced by ("whole", numbers).
+
+    ("each", weights by place) are those of several results. A micro-batch in which nothing counts has the mean nan and
+    the weight 0: it adds nothing, and no gradient.
+    """
+    if isinstance(weight, tuple) and weight[0] == "each":
+        parts = list(value)
+        for place, one in weight[1]:
+            parts[place] = weigh(parts[place], one)
+        return type(value)(parts)
+    if isinstance(weight, tuple):
+        return torch.tensor(weight[1], dtype=value.dtype, device=value.device)
+    if weight == 1.0:
+        return value
+    return value * weight if weight else _Nothing.apply(value)
+
+
+def with_part(form: Any, path: tuple[int, ...], part: Any) -> Any:
+    """A form with another part at a path."""
+    if not path:
+        return part
+    items = list(form.items)
+    if isinstance(form, MappingForm):
+        key, old = items[path[0]]
+        items[path[0]] = (key, with_part(old, path[1:], part))
+    elif isinstance(form, SequenceForm):
+        items[path[0]] = with_part(items[path[0]], path[1:], part)
+    return replace(form, items=tuple(items))

@@ -1,0 +1,250 @@
+"""Checking: a proof held against numbers. It may overrule a proof, never replace one.
+
+Two comparisons of the whole batch with its micro-batches: the loss and its derivatives by the model's outputs, in
+double precision with made-up outputs; and the model's own outputs, with the random numbers of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.graph_analysis import GraphForms
+from gemini.batch_analysis.loss_tape import Meta, Tape
+from gemini.batch_analysis.microbatch_weights import Known
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
+from gemini.batch_analysis.split_result import Splitting
+from gemini.capture.call_binding import Call, bind
+from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.encode import tensors
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
+from gemini.ir.pytree import Ref, leaves
+from gemini.snapshot.model_state import Saved, undrawn
+
+_EXACT = 1e-7  # in double precision
+_CLOSE = 2e-3  # of the model's own type
+
+
+def check(  # noqa: PLR0917
+    forms: GraphForms,
+    tape: Tape,
+    root: int,
+    splitting: Splitting,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    given: Mapping[int, Any] | None = None,
+    but: Collection[int] = (),
+) -> str:
+    """Why a splitting is to be refused after all; '' if nothing speaks against it.
+
+    `given`: what nodes have drawn from other generators than torch's; micro-batches run all nodes `but` these.
+    """
+    call = Call(args, kwargs)
+    sizes = _sizes(call, forms)
+    if splitting.reason or len(sizes) < 2:
+        return splitting.reason
+    graph, bound = forms.graph, bind(forms.graph.bound_model(), args, kwargs)
+    known = Foreseen(graph, bound, tape, given=given)
+    nodes, ops = splitting.weights(known, sizes)
+    try:
+        found = _check_tape(tape, root, splitting, sizes, ops, known)
+        if found or forms.own_statistics:  # those of other micro-batches are others
+            return found
+        with undrawn():
+            return _check_graph(forms, splitting, call, sizes, (nodes, given or {}, but))
+    except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
+        return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
+
+
+def _sizes(call: Call, forms: GraphForms) -> list[int]:
+    """Two micro-batches, uneven where that leaves both enough samples."""
+    for tensor, place in zip(call.tensors, forms.places(), strict=False):
+        if place is not None:
+            samples = tensor.shape[place.dim] // place.entries
+            if times := forms.graph.rolled:
+                return [samples // times] * times
+            small = max(samples // 3, forms.least)
+            return [samples - small, small] if samples > 2 else [1] * samples
+    return []
+
+
+# ── the tape ───────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_tape(  # noqa: PLR0917
+    tape: Tape, root: int, splitting: Splitting, sizes: Sequence[int], weights: Any, known: Known
+) -> str:
+    if root < tape.outputs:
+        return ""
+    total = sum(sizes)
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        [_made(tape.metas[at], splitting.outputs[at], size, total, generator) for at in range(tape.outputs)]
+        for size in sizes
+    ]
+    for one in parts[1:]:  # what is the same in all micro-batches
+        for at in range(tape.outputs):
+            one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
+    whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
+    operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
+    needed = tape.needed_for(root)  # what else was computed may be about the whole batch
+    loss = run_tape(tape, [one.clone() for one in whole], operands, needed=needed, double=True)[root]
+    gathered = torch.zeros_like(loss)
+    doubled = Tape(tape.outputs, tape.metas, operands, tape.ops)
+    for index, (start, length) in enumerate(pieces(sizes)):
+        given = split_operands(doubled, splitting, start, length, total)
+        ops = {at: weight[index] for at, weight in weights.items()}
+        outputs = [one.clone() for one in parts[index]]  # no leaves: the tape may write to them
+        gathered = gathered + run_tape(tape, outputs, given, splitting, length, ops, needed, double=True)[root]
+    if not near(loss, gathered, _EXACT):
+        return f"the loss of the whole batch is {float(loss):.9g}, that of its micro-batches {float(gathered):.9g}"
+    leaves = [tensor for one in parts for tensor in one if tensor.requires_grad]
+    if not leaves or not loss.requires_grad:
+        return ""
+    ways = [torch.autograd.grad(value, leaves, allow_unused=True) for value in (loss, gathered)]
+    same = all(
+        (a is None and b is None) or near(_or_zero(a, b), _or_zero(b, a), _EXACT) for a, b in zip(*ways, strict=True)
+    )
+    return "" if same else "the derivatives of the loss by the outputs differ between whole batch and micro-batches"
+
+
+def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
+    """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
+    shape = list(meta.shape)
+    if isinstance(kind, Sample):
+        shape[kind.dim] = shape[kind.dim] // total * size
+    if not meta.dtype.is_floating_point:
+        return torch.zeros(shape, dtype=meta.dtype, device=meta.device)
+    made = torch.rand(shape, dtype=torch.float64, generator=generator) * 0.9 + 0.05
+    return made.to(meta.device).requires_grad_(meta.requires_grad)
+
+
+def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int], known: Known | None = None) -> torch.Tensor:
+    if isinstance(kind, Sample):
+        return kind.join(parts)
+    if isinstance(kind, Partial):
+        return torch.stack(parts).sum(0)
+    if isinstance(kind, Mean) and known is not None:
+        weights = kind.share.weights(known, sizes)
+        return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
+    return parts[0]
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
+
+
+def _or_zero(one: torch.Tensor | None, like: torch.Tensor | None) -> torch.Tensor:
+    return one if one is not None else torch.zeros_like(like)
+
+
+def near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree, measured by the largest entry of the first."""
+    if one.shape != two.shape:
+        return False
+    if one.is_complex() and two.is_complex():
+        one, two = (torch.view_as_real(part.resolve_conj()) for part in (one, two))
+    if not one.is_floating_point():
+        return bool(torch.equal(one, two))
+    finite = one.nan_to_num(0.0, 0.0, 0.0).abs()
+    scale = float(finite.detach().max()) if one.numel() else 0.0
+    return bool(torch.allclose(one, two, rtol=tolerance, atol=tolerance * max(scale, 1e-6), equal_nan=True))
+
+
+# ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
+def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any) -> str:
+    saved = Saved(forms.graph.bound_model())
+    try:
+        with torch.no_grad():
+            return _compare_graph(forms, splitting, call, sizes, known, saved)
+    finally:
+        saved.restore()
+
+
+def _compare_graph(  # noqa: PLR0917
+    forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any, saved: Saved
+) -> str:
+    graph, model, (weights, foreign, but) = forms.graph, forms.graph.bound_model(), known
+    args, kwargs = call.arguments()
+    drawn: dict[int, Any] = {}
+    if not graph.rolled:
+        whole, drawn = _whole_run(graph, bind(model, args, kwargs), foreign)
+    elif any(node.random for node in graph.nodes):
+        return ""
+    else:
+        whole = _whole_by_model(graph, args, kwargs)
+    found = []
+    for index, (start, length) in enumerate(pieces(sizes)):
+        given = [
+            tensor if place is None else place.take(tensor, start, length, sum(sizes))
+            for tensor, place in zip(call.tensors, forms.places(), strict=True)
+        ]
+        args, kwargs = call.arguments(given)
+        noise = {}
+        for node, made in drawn.items():
+            noise[node] = _part(forms, Ref(node), made, (start, length, sum(sizes)))
+        factors = {node: weight[index] for node, weight in weights.items()}
+        saved.restore()  # every micro-batch finds buffers as they were
+        found.append(run_graph(graph, bind(model, args, kwargs), factors, noise, but))
+    return _differ(graph, splitting, whole, found)
+
+
+def _differ(
+    graph: Graph, splitting: Splitting, whole: dict[Ref, torch.Tensor], found: list[dict[Ref, torch.Tensor]]
+) -> str:
+    for at, ref in enumerate(graph.outputs()):
+        kind = splitting.outputs[at] if at < len(splitting.outputs) else Opaque("")
+        if isinstance(kind, (Opaque, Mean)) or ref not in whole:
+            continue
+        parts = [one[ref] for one in found]
+        joined = _joined(parts, kind, [1] * len(parts))
+        if not near(whole[ref], joined, _CLOSE):
+            return f"the output {graph.nodes[ref.node].name} differs between whole batch and micro-batches"
+    return ""
+
+
+def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -> Any:
+    """What a node that draws random numbers gave some of the samples."""
+    if isinstance(made, torch.Tensor):
+        kind = forms.kind(ref)
+        return kind.take(made, *where).clone() if isinstance(kind, Sample) else made.clone()
+    if type(made) in (tuple, list):
+        parts = [_part(forms, Ref(ref.node, "ret", (*ref.path, ("i", at))), one, where) for at, one in enumerate(made)]
+        return type(made)(parts)
+    return made
+
+
+def _copied(made: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return made.clone()
+    return type(made)(_copied(one) for one in made) if type(made) in (tuple, list) else made
+
+
+def _whole_by_model(graph: Graph, args: Any, kwargs: Any) -> dict[Ref, torch.Tensor]:
+    """The outputs on the whole batch, of the model itself: a rolled graph is one of a micro-batch only."""
+    made = [tensor for _, tensor in tensors(graph.bound_model()(*args, **kwargs))]
+    every = [leaf for leaf in leaves(graph.result) if isinstance(leaf, Ref)]
+    return dict(zip(every, made, strict=True)) if len(every) == len(made) else {}
+
+
+def _whole_run(
+    graph: Graph, bound: dict[str, Any], given: Mapping[int, Any]
+) -> tuple[dict[Ref, torch.Tensor], dict[int, Any]]:
+    """The outputs on the whole batch, and what nodes that draw random numbers gave."""
+    execution = Execution(graph, graph.bound_model(), bound)
+    drawn: dict[int, Any] = {}
+    with RegionSwitch() as regions:
+        for node in graph.nodes:
+            if not node.is_source and node.region is not None:
+                regions.to(node.region)
+            if node.id in given:
+                execution.results[node.id] = given[node.id]
+                continue
+            execution.step(node)
+            result = execution.results[node.id]
+            if node.random:
+                drawn[node.id] = _copied(result)  # later nodes may write to it
+    return {ref: execution.read(ref) for ref in graph.outputs()}, drawn

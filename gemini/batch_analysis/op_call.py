@@ -1,0 +1,234 @@
+"""Calls: an op as a rule sees it, with the kind and size of every tensor in place of its contents.
+
+Sizes are those of a run on `samples` samples. In a graph that number is one that occurs nowhere else, so a size that
+counts samples cannot be taken for another; numbers of the model's Python that count samples are `Count`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.assumptions import Condition, Each
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Positions, Sample
+
+# The number of samples that sizes of a graph are written with: a prime that no other size has.
+SAMPLES = 1_000_003
+
+
+class Refused(Exception):
+    """An op whose result does not follow from micro-batches; the text says why."""
+
+
+class Demand(Exception):
+    """Something decided earlier must be decided otherwise: start again from there."""
+
+    def __init__(self, key: Hashable, decision: Any) -> None:
+        super().__init__(f"{key}: {decision}")
+        self.key, self.decision = key, decision
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A decision: a value is numbers of rows of a tensor that has so many a sample."""
+
+    rows: int
+
+
+class Count(int):
+    """A plain number that is a multiple of the number of samples."""
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A number that depends on the number of samples in another way."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A number that is the same in every micro-batch, read from data."""
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What a tensor's entries are those of, each so many times, sample by sample."""
+
+    key: Hashable
+    kind: Sample
+    times: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor."""
+
+    key: Hashable
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool = False
+    known: bool = False  # can be computed before the step
+    operand: bool = False  # of a tape, not met by samples yet
+    numbers: bool = False  # an operand that was seen to hold 0, 1, 2 … to the number of samples
+    sized: int | str | None = None  # the dimension whose size grows with the batch; "?": not known
+    repeats: Repeats | None = None  # something that is known before the step
+    even: Any = None  # what of it is the same for all samples
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is the same in all micro-batches."""
+        return isinstance(self.kind, Constant)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether it is a sum or a mean over the batch."""
+        return isinstance(self.kind, (Partial, Mean))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is known of a result: its size, and in a graph which dimension was seen to grow with the batch."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    grad: bool
+    batch: int | str | None = None  # "?": not watched
+
+
+@dataclass
+class Call:
+    """One op."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    samples: int
+    results: list[Result]
+    traced: bool  # sizes of the batch are `Count`, not plain numbers
+    random: bool = False
+    index: Hashable = None  # of the statement
+    sizes: dict[tuple[int, ...], int] = field(default_factory=dict)  # plain numbers that count samples (tape)
+    assumed: set[Hashable] = field(default_factory=set)  # operands that must hold 0, 1, 2 … in every step
+    conditions: list[Condition] = field(default_factory=list)  # what must hold in every step
+    least: int = 1  # samples of a micro-batch
+
+    def given(self, at: int, name: str, default: Any = None) -> Any:
+        """An argument by position or name."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[at] if len(self.args) > at else default
+
+    def tensors(self) -> list[Value]:
+        """All tensors it is given."""
+        return [leaf for leaf in leaves((self.args, self.kwargs)) if isinstance(leaf, Value)]
+
+    def out(self) -> Result:
+        """Its first result."""
+        return self.results[0]
+
+    @property
+    def first(self) -> Value:
+        """Its first argument, which must be a tensor."""
+        value = self.given(0, "input")
+        if not isinstance(value, Value):
+            raise Refused(f"{self.name} of something that is no tensor")
+        return value
+
+    def only(self, *allowed: Any) -> None:
+        """Refuse tensors that vary with the batch other than these."""
+        for value in self.tensors():
+            if not value.is_constant and not any(value is one for one in allowed):
+                raise Refused(f"{self.name} with an argument that depends on the batch")
+
+    def constant(self, value: Any) -> None:
+        """Refuse anything that varies with the batch."""
+        for leaf in leaves(value):
+            if (isinstance(leaf, Value) and not leaf.is_constant) or isinstance(leaf, (Count, Odd)):
+                raise Refused(f"{self.name} with an argument that depends on the batch")
+
+    def sample(self, value: Value, what: str = "") -> Sample:
+        """The kind of a tensor of samples."""
+        if isinstance(value.kind, Sample):
+            return value.kind
+        raise Refused(self.refusal(value, what))
+
+    def refusal(self, value: Value, what: str = "") -> str:
+        """Why a tensor is not of the right kind."""
+        if isinstance(value.kind, Opaque):
+            return value.kind.reason
+        words = {Partial: "a sum over the batch", Mean: "a mean over the batch", Positions: "numbers of samples"}
+        return f"{what or self.name} of {words.get(type(value.kind), 'something without samples')}"
+
+    def must_be(self, value: Value, kind: Sample) -> None:
+        """A tensor that is used sample by sample: it is of this kind, or an operand that will be taken apart so."""
+        if value.kind == kind:
+            return
+        if value.operand and value.is_constant and value.shape[kind.dim] == self.samples * kind.entries:
+            if kind.factor < 1:
+                raise Refused(f"{self.name} with an operand whose samples do not lie together")
+            raise Demand(value.key, kind)
+        raise Refused(f"{self.name} with a tensor that is not split as the samples are")
+
+    def each(self, mask: Value, kind: Sample, entries: int, or_none: bool = False) -> None:
+        """Rely on a mask of which every sample has so many entries; it must be known before the step."""
+        source = mask.repeats
+        if mask.known:
+            self.conditions.append(Each(mask.key, kind, entries, or_none))
+        elif source is not None and entries % source.times == 0:
+            self.conditions.append(Each(source.key, source.kind, entries // source.times, or_none))
+        else:
+            raise Refused(f"{self.name} by a mask that is not known before the step")
+
+
+REPEATING = ("expand", "expand_as", "broadcast_to", "unsqueeze", "contiguous", "clone", "to", "bool")
+
+
+def repeats(name: str, args: Sequence[Any], made: Value) -> Repeats | None:
+    """Of which known mask the result of an op is a repetition."""
+    given = args[0] if args else None
+    if name not in REPEATING or not isinstance(given, Value) or given.dtype != torch.bool or made.dtype != torch.bool:
+        return None
+    if not isinstance(given.kind, Sample) or not isinstance(made.kind, Sample):
+        return None
+    times = prod(made.shape) // max(prod(given.shape), 1)
+    if given.known:
+        return Repeats(given.key, given.kind, times)
+    return None if given.repeats is None else replace(given.repeats, times=given.repeats.times * times)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The leaves of a nest of arguments."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from leaves(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from leaves(part)
+    elif isinstance(value, slice):
+        yield from leaves((value.start, value.stop, value.step))
+    else:
+        yield value
+
+
+def axis(dim: int, rank: int) -> int:
+    """A dimension counted from the front."""
+    found = dim + rank if dim < 0 else dim
+    if not 0 <= found < max(rank, 1):
+        raise Refused(f"dimension {dim} of a tensor of {rank}")
+    return found
+
+
+def axes(dims: Any, rank: int) -> tuple[int, ...]:
+    """Dimensions counted from the front; None and () are all of them."""
+    if dims is None or (isinstance(dims, (tuple, list)) and not dims):
+        return tuple(range(rank))
+    return tuple(axis(dim, rank) for dim in (dims if isinstance(dims, (tuple, list)) else (dims,)))

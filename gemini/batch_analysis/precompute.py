@@ -1,0 +1,256 @@
+"""Foreseeing: what is computed before a step, from its inputs and the operands of its tape: targets, masks, counts.
+
+Only ops that do not draw are run, those that write included. Of a value of which only the size is asked for, nothing
+is run at all: sizes follow from the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import SplittingError
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.microbatch_weights import Written
+from gemini.batch_analysis.rules.registry import short_name
+from gemini.capture.module_hooks import has_hooks
+from gemini.capture.trace_state import DRAWS
+from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.encode import follow
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import Execution
+from gemini.ir.node import Node
+from gemini.ir.pytree import Number, Ref, leaves, refs
+from gemini.ir.symint import Expr
+from gemini.snapshot.model_state import undrawn
+
+_SIZES = ("size", "numel")
+_LIKE = {  # ops that look at the size and type of one argument only: its place
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as"), 1),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"), 0),
+}
+
+
+def foreseeable(graph: Graph, bound: dict[str, Any] | None = None) -> set[int]:
+    """The nodes whose results can be computed before a step.
+
+    With the arguments of a call, functions kept whole are tried: of values with gradient they may look at the size.
+    """
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.is_source or (
+            _is_plain(graph, node)
+            and all(index in found for index in _needs(graph, node, sizes=True))
+            and (not _sized(graph, node) or _looks_at_sizes(graph, node, bound))
+        ):
+            found.add(node.id)
+    return found
+
+
+def _sized(graph: Graph, node: Node) -> set[int]:
+    """Values with gradient that a function kept whole is given: of these only the size is told ahead."""
+    if node.kind != "call":
+        return set()
+    given = {ref for ref in node.inputs() if _is_sized(graph, ref)}
+    return {ref.node for ref in given if graph.meta(ref).requires_grad}
+
+
+def _looks_at_sizes(graph: Graph, node: Node, bound: dict[str, Any] | None) -> bool:
+    if bound is None:
+        return False
+    try:
+        with undrawn():
+            Foreseen(graph, bound, Tape(0, [])).run(node.id)
+    except Exception:  # whatever the function raises, where it looks closer
+        return False
+    return True
+
+
+def _is_plain(graph: Graph, node: Node) -> bool:
+    """Whether a node does nothing but compute: an op, a function that is kept whole, a layer without weights."""
+    if (node.changes and node.kind != "op") or node.role:  # one with a role is another thing on the whole batch
+        return False
+    if node.random:
+        return is_foreign(graph, node)
+    if node.kind == "module":
+        module = graph.bound_model().get_submodule(node.target)
+        return next(iter((*module.parameters(), *module.buffers())), None) is None and not has_hooks(module)
+    return node.kind in ("op", "call")
+
+
+def is_foreign(graph: Graph, node: Node) -> bool:
+    """Whether a node is a function that draws from Python's or NumPy's generator."""
+    return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(DRAWS)
+
+
+def closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
+    """These nodes, and all whose contents they follow from; with `sizes`, not those of which functions see the size."""
+    needed: set[int] = set()
+    waiting = list(nodes)
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            waiting += _needs(graph, graph.nodes[index], sizes=sizes)
+    return needed
+
+
+def _needs(graph: Graph, node: Node, *, sizes: bool = False) -> set[int]:
+    """The nodes that must have run before one: whose contents it reads, and who wrote to them."""
+    if sizes and (told := _sized(graph, node)):
+        # Who wrote to values with gradient, wrote to nothing else that is known ahead.
+        late = {at for at in node.after if not _writes_gradients(graph, graph.nodes[at])}
+        return ({ref.node for ref in node.inputs()} | late) - told
+    forms = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form)]
+    ignored = _only_for_its_size(graph, node)
+    return {ref.node for leaf in forms if leaf is not ignored for ref in _contents(graph, leaf)} | set(node.after)
+
+
+def _writes_gradients(graph: Graph, node: Node) -> bool:
+    return bool(node.mutates) and all(graph.meta(ref).requires_grad for ref in node.mutates)
+
+
+def _only_for_its_size(graph: Graph, node: Node) -> Ref | None:
+    """A tensor that an op is given, but looks at its size and type only."""
+    place = _LIKE.get(short_name(node.target)) if node.kind == "op" else None
+    given = getattr(node.args, "items", ())
+    ref = given[place] if place is not None and len(given) > place else None
+    return ref if isinstance(ref, Ref) and _is_sized(graph, ref) and given.count(ref) == 1 else None
+
+
+def _contents(graph: Graph, leaf: Any) -> Iterator[Ref]:
+    if isinstance(leaf, Ref):
+        yield leaf
+    elif isinstance(leaf, Number):
+        yield from _contents(graph, leaf.expr)
+    elif isinstance(leaf, Expr):
+        if leaf.op in _SIZES and _is_sized(graph, leaf.operands[0]):
+            return
+        for part in leaf.operands:
+            yield from _contents(graph, part)
+    elif not isinstance(leaf, (int, float, str, tuple)):
+        yield from refs(leaf)
+
+
+def _is_sized(graph: Graph, ref: Ref) -> bool:
+    """Whether the size of a value follows from the number of samples."""
+    meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
+    return meta is not None and (meta.batch_dim is None or meta.batch_factor > 0)
+
+
+class _Sized(torch.Tensor):  # type: ignore[misc]
+    """A tensor of which only size and type are known: whoever computes with it is refused."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, device: str) -> Any:
+        """Without contents; it has a gradient, as all that functions are told so have."""
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device, requires_grad=True)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Nothing is computed."""
+        raise SplittingError(f"{func} reads contents that are not known ahead")
+
+
+class _Ahead(Execution):
+    """A run of some nodes; sizes of the others are told."""
+
+    of_function = False  # that is kept whole
+
+    def step(self, node: Node) -> None:
+        """Run one node."""
+        self.of_function = node.kind == "call"
+        super().step(node)
+
+    def read_number(self, expr: Expr) -> Any:
+        """What an expression reads from a tensor."""
+        if expr.op in _SIZES and expr.operands[0].node not in self.results:
+            shape = self._shape(expr.operands[0])
+            return torch.Size(shape).numel() if expr.op == "numel" else shape[expr.operands[1]]
+        return super().read_number(expr)
+
+    def _value(self, ref: Ref) -> Any:
+        """The value of a reference; of one that was not run, something of its size and type."""
+        if ref.node in self.results:
+            return super()._value(ref)
+        meta = self.graph.meta(ref)
+        if self.of_function:
+            return _Sized(self._shape(ref), getattr(torch, meta.dtype), meta.device)
+        return torch.zeros((), dtype=getattr(torch, meta.dtype), device=meta.device).expand(self._shape(ref))
+
+    def _shape(self, ref: Ref) -> list[int]:
+        meta = self.graph.meta(ref)
+        shape = list(meta.shape)
+        if meta.batch_dim is not None:
+            shape[meta.batch_dim] = meta.batch_factor * self._samples()
+        return shape
+
+    def _samples(self) -> int:
+        for index, path in self.graph.inputs.items():
+            (meta,) = self.graph.nodes[index].outputs.values()
+            if meta.batch_dim is not None:
+                return int(follow(self.bound, path).shape[meta.batch_dim]) // meta.batch_factor
+        raise LookupError("no input counts samples")
+
+
+class Foreseen:
+    """The values of one step that shares are computed from, each computed when it is first asked for."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        bound: dict[str, Any],
+        tape: Tape,
+        model: nn.Module | None = None,
+        given: Mapping[int, Any] | None = None,
+    ) -> None:
+        self.graph, self.bound, self.model = graph, bound, model or graph.bound_model()
+        self.given = given  # results of nodes that draw from Python's or NumPy's generator
+        self.execution = self._begun()
+        self.tape = tape
+
+    def _begun(self) -> _Ahead:
+        found = _Ahead(self.graph, self.model, self.bound)
+        found.results.update(self.given or {})
+        return found
+
+    def run(self, node: int) -> Any:
+        """What a node returns."""
+        return self._run([node]).results[node]
+
+    def other_way(self) -> str:
+        """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
+        with torch.no_grad():
+            broken = self.graph.foresight().broken_in_pieces(self.model, self.bound)
+        return "" if broken is None else f"the Python of the model takes another way with some samples ({broken.line})"
+
+    def value(self, key: Hashable) -> torch.Tensor:
+        """The whole-batch contents of a value, as they are when it is made."""
+        if isinstance(key, (Ref, Written)):
+            ref, writes = (key, ()) if isinstance(key, Ref) else (key.value, key.writes)
+            assert isinstance(ref, Ref)
+            found: torch.Tensor = follow(self._run([ref.node, *writes]).results[ref.node], ref.path)
+            return found
+        assert isinstance(key, tuple)
+        return self.tape.operands[key[1]]
+
+    def _run(self, nodes: Sequence[int]) -> Execution:
+        needed = closure(self.graph, nodes, sizes=True)
+        # Writes belong to one value: another may have been made of the same memory before them.
+        writes = any(self.graph.nodes[index].mutates for index in needed)
+        execution = self._begun() if writes else self.execution
+        for index in needed - execution.results.keys():
+            if index not in nodes and is_foreign(self.graph, self.graph.nodes[index]):
+                raise SplittingError(f"{self.graph.nodes[index].name} draws, and was not run when the call was made")
+        with torch.no_grad(), RegionSwitch() as regions:
+            for index in sorted(needed - execution.results.keys()):
+                one = self.graph.nodes[index]
+                if one.region is not None and not one.is_source:
+                    regions.to(one.region)
+                execution.step(one)
+        return execution

@@ -1,0 +1,77 @@
+"""Factories: tensors made from sizes. One of a size that counts samples has them in that dimension; `arange` of it
+numbers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemini.batch_analysis.batch_kinds import Arranged, Constant, Kind, Positions, Sample
+from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value
+from gemini.batch_analysis.rules.registry import rule
+
+
+def _from_sizes(call: Call, sizes: list[Any]) -> Kind:
+    counted = [at for at, size in enumerate(sizes) if isinstance(size, Count)]
+    if len(counted) != 1 or any(isinstance(size, (Odd, Value)) for size in sizes):
+        raise Refused(f"{call.name} of a size that depends on the number of samples")
+    return Sample(counted[0], sizes[counted[0]] // call.samples)
+
+
+def _listed(parts: tuple[Any, ...]) -> list[Any]:
+    if len(parts) == 1 and isinstance(parts[0], (tuple, list)):
+        return list(parts[0])
+    return [part for part in parts if isinstance(part, (int, Odd))]
+
+
+@rule("zeros", "ones", "empty", "rand", "randn", "new_zeros", "new_ones", "new_empty", counts=True)
+def filled(call: Call) -> Kind:
+    """Every entry alike, or drawn alike. A tensor that only lends its type does not matter."""
+    args = call.args[1:] if call.name.startswith("new_") else call.args
+    return _sized(call, args)
+
+
+def _sized(call: Call, args: tuple[Any, ...]) -> Kind:
+    sizes = list(call.kwargs["size"]) if "size" in call.kwargs else _listed(args)
+    counted = any(isinstance(size, (Count, Odd)) for size in sizes)
+    # On a tape sizes are plain: one that might count samples is not guessed at.
+    if not counted and (call.traced or all(size == 0 or size % call.samples for size in sizes)):
+        return Constant()
+    return _from_sizes(call, sizes)
+
+
+@rule("full", "new_full", counts=True)
+def full(call: Call) -> Kind:
+    """`(size, value)`."""
+    args = call.args[1:] if call.name == "new_full" else call.args
+    value = call.kwargs.get("fill_value", args[1] if len(args) > 1 else None)
+    call.constant(value)
+    return _sized(call, args[:1])
+
+
+@rule("randint", counts=True)
+def randint(call: Call) -> Kind:
+    """`(low, high, size)`."""
+    sizes = [part for part in call.args if isinstance(part, (tuple, list))]
+    return _sized(call, tuple(sizes[:1]))
+
+
+@rule("new_tensor")
+def new_tensor(call: Call) -> Kind:
+    """Only the type of the tensor matters."""
+    call.constant(call.args[1:])
+    return Constant()
+
+
+@rule("arange", counts=True)
+def arange(call: Call) -> Kind:
+    """Numbers of samples: from 0 in steps of 1 to their number."""
+    numbers = [part for part in call.args if not isinstance(part, Value)]
+    if "end" in call.kwargs:
+        numbers.append(call.kwargs["end"])
+    end = numbers[-1] if len(numbers) <= 2 else None
+    start = numbers[0] if len(numbers) == 2 else call.kwargs.get("start", 0)
+    plain = isinstance(end, Count) and end % call.samples == 0 and not isinstance(start, (Count, Odd)) and start == 0
+    if not plain or call.kwargs.get("step", 1) != 1:
+        raise Refused("arange up to a number that depends on the number of samples")
+    entries = int(end) // call.samples  # type: ignore[arg-type]
+    return Positions(0) if entries == 1 else Arranged("numbers", None, entries)

@@ -1,0 +1,117 @@
+"""Linear ops: what sums and means over the batch may go through on their way to the loss.
+
+a + b       sums stay a sum, means by the same share stay a mean; else means become sums first
+mean + c    still a mean: the shares add up to one
+sum + c     c would count M times: the sum is made a mean of micro-batches first
+sum / c, sum * c, -sum, sum.to(float) …
+sum / count of samples      a mean; count · mean is a sum again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Partial
+from gemini.batch_analysis.microbatch_weights import Share
+from gemini.batch_analysis.op_call import Call, Count, Demand, Fixed, Odd, Refused, Value
+from gemini.batch_analysis.rules.pointwise import aligned
+from gemini.batch_analysis.rules.registry import rule
+
+
+def together(call: Call, parts: Sequence[Any]) -> Kind:
+    """The kind of a sum, or a stack, of tensors and numbers of which at least one is a sum over the batch."""
+    values = [part for part in parts if isinstance(part, Value)]
+    if any(isinstance(part, (Count, Odd)) for part in parts):
+        raise Refused(f"{call.name} of a sum over the batch and a number of samples")
+    for value in values:
+        if not value.is_constant and not value.is_sum:
+            raise Refused(f"{call.name} of samples and a sum or mean over the batch")
+    constant = any(value.is_constant for value in values) or any(
+        isinstance(part, Fixed) or (isinstance(part, (int, float, complex)) and part != 0) for part in parts
+    )
+    means = [value for value in values if isinstance(value.kind, Mean)]
+    sums = [value for value in values if isinstance(value.kind, Partial)]
+    if means and not sums and len({value.kind for value in means}) == 1:
+        return means[0].kind
+    if means:
+        raise Demand(means[0].key, "share")
+    if constant:
+        raise Demand(sums[0].key, "times")
+    return Partial()
+
+
+@rule("add", "sub", "rsub")
+def add(call: Call) -> Kind:
+    """Sums and differences."""
+    if not any(value.is_sum for value in call.tensors()):
+        return aligned(call, call.tensors(), len(call.out().shape))
+    call.constant(call.kwargs.get("alpha", 1))
+    return together(call, call.args[:2] if len(call.args) > 1 else (*call.args, call.kwargs.get("other", 0)))
+
+
+@rule("mul", counts=True)
+def mul(call: Call) -> Kind:
+    """Products: of a sum with a constant."""
+    left, right = call.given(0, "input"), call.given(1, "other")
+    if isinstance(left, (Count, Odd)) or (isinstance(right, Value) and right.is_sum and not _is_sum(left)):
+        left, right = right, left
+    return _scaled(call, left, right, inverse=False)
+
+
+@rule("div", counts=True)
+def div(call: Call) -> Kind:
+    """Quotients: of a sum by a constant."""
+    if call.kwargs.get("rounding_mode") is not None:
+        call.constant([part for part in (*call.args, *call.kwargs.values()) if not isinstance(part, Value)])
+        return aligned(call, call.tensors(), len(call.out().shape))
+    return _scaled(call, call.given(0, "input"), call.given(1, "other"), inverse=True)
+
+
+def _is_sum(part: Any) -> bool:
+    return isinstance(part, Value) and part.is_sum
+
+
+def _scaled(call: Call, value: Any, by: Any, inverse: bool) -> Kind:
+    if isinstance(by, Odd) or isinstance(value, (Count, Odd)):
+        raise Refused(f"{call.name} with a number that depends on the number of samples")
+    if isinstance(by, Count):
+        return _counted(call, value, inverse)
+    if not _is_sum(value):
+        return aligned(call, call.tensors(), len(call.out().shape))
+    if isinstance(by, Value) and isinstance(by.kind, Partial) and by.even is not None and inverse and call.traced:
+        return _counted(call, value, inverse)  # it is as much for every sample
+    if isinstance(by, Value) and not by.is_constant:
+        raise Refused(f"{call.name} of a sum over the batch and another")
+    return value.kind  # type: ignore[no-any-return]
+
+
+def _counted(call: Call, value: Value, inverse: bool) -> Kind:
+    if inverse and isinstance(value.kind, Partial):
+        return Mean(Share())
+    if not inverse and value.kind == Mean(Share()):
+        return Partial()
+    if value.is_constant and not inverse:
+        return Partial()  # c · n: micro-batches add up
+    raise Refused(f"{call.name} with the number of samples")
+
+
+@rule(
+    "neg", "clone", "detach", "contiguous", "cpu", "cuda", "double", "float", "half", "bfloat16", "requires_grad",
+    "alias", "view_as_real", "view_as_complex", "lift_fresh", "detach_copy", "get_data", "positive", "identity",
+)  # fmt: skip
+def unary(call: Call) -> Kind:
+    """What every kind goes through as it is; positions keep their numbers."""
+    if call.name == "neg" and not call.first.is_sum:
+        return call.sample(call.first)
+    return call.first.kind
+
+
+@rule("to", "type", "type_as", "_to_copy", "long", "int", "bool", "short", "char", "byte", "as_tensor")
+def cast(call: Call) -> Kind:
+    """A cast keeps sums, unless it rounds them. The tensor that only names a type does not matter."""
+    value, made = call.first, call.out().dtype
+    rounds = value.dtype.is_floating_point and not made.is_floating_point
+    if value.is_sum and (rounds or str(made) == "torch.bool"):
+        raise Refused(f"{call.name} rounds a sum over the batch")
+    return value.kind if not value.is_constant else Constant()

@@ -1,0 +1,180 @@
+"""Losses: with `reduction="none"` one entry a sample, with "sum" additive, with "mean" a mean whose shares are those of
+the samples, or of the targets that count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemini.batch_analysis.assumptions import Filled
+from gemini.batch_analysis.batch_kinds import Kind, Mean, Partial, Sample
+from gemini.batch_analysis.microbatch_weights import Counted, Share
+from gemini.batch_analysis.op_call import Call, Refused, Value
+from gemini.batch_analysis.rules.pointwise import aligned
+from gemini.batch_analysis.rules.registry import rule
+
+_LEGACY = {  # where older code may give size_average and reduce by position
+    "cross_entropy": (3, 5), "nll_loss": (3, 5), "l1_loss": (2, 3), "mse_loss": (2, 3), "smooth_l1_loss": (2, 3),
+    "binary_cross_entropy": (3, 4), "binary_cross_entropy_with_logits": (3, 4), "kl_div": (2, 3),
+    "soft_margin_loss": (2, 3), "hinge_embedding_loss": (3, 4), "poisson_nll_loss": (4, 6),
+    "multilabel_margin_loss": (2, 3), "multilabel_soft_margin_loss": (3, 4), "multi_margin_loss": (5, 6),
+    "triplet_margin_loss": (7, 8), "cosine_embedding_loss": (4, 5), "margin_ranking_loss": (4, 5),
+}  # fmt: skip
+
+
+def _reduction(call: Call) -> str:
+    if legacy := _legacy(call):
+        return legacy
+    words = [part for part in call.args if isinstance(part, str)]
+    found = call.kwargs.get("reduction", words[0] if words else "mean")
+    if found not in ("none", "mean", "sum", "batchmean"):
+        raise Refused(f"{call.name} with reduction {found!r}")
+    return str(found)
+
+
+def _legacy(call: Call) -> str:
+    """What older code asks for by `size_average` and `reduce`, before any `reduction`; '' where it does not."""
+    at, reduces = _LEGACY.get(call.name, (len(call.args), len(call.args)))
+    mean, reduced = call.given(at, "size_average"), call.given(reduces, "reduce")
+    if mean is None and reduced is None:
+        return ""
+    if not all(one is None or isinstance(one, (bool, int)) for one in (mean, reduced)):
+        raise Refused(f"{call.name} with size_average or reduce that are no truth values")
+    if reduced is not None and not reduced:
+        return "none"
+    return "mean" if mean is None or mean else "sum"
+
+
+def _reduced(kind: Kind, how: str, share: Share | None = None) -> Kind:
+    if how == "none":
+        return kind
+    return Partial() if how == "sum" else Mean(Share() if share is None else share)
+
+
+# ── classes ────────────────────────────────────────────────────────────────────────────────────────────────────
+@rule("cross_entropy", "nll_loss")
+def classes(call: Call) -> Kind:
+    """Scores (samples, classes, …) and targets (samples, …): numbers of classes, or probabilities like the scores."""
+    scores, target, weight = call.given(0, "input"), call.given(1, "target"), call.given(2, "weight")
+    if isinstance(weight, Value) and not weight.is_constant:
+        raise Refused(f"{call.name} with weights of classes that depend on the batch")
+    how = _reduction(call)
+    kind = call.sample(scores if not scores.is_constant else target)
+    if scores.is_constant and target.rank == scores.rank - 1 and kind.dim >= 1:
+        kind = Sample(kind.dim + 1, kind.factor, kind.outer)
+    call.must_be(scores, kind)
+    if scores.rank < 2 or kind.dim == 1:
+        raise Refused(f"{call.name} whose classes are the samples")
+    entry = Sample(kind.dim - (kind.dim > 1), kind.factor, kind.outer)  # without the dimension of classes
+    if target.dtype.is_floating_point:
+        call.must_be(target, kind)
+        return _reduced(entry, how)
+    call.must_be(target, entry)
+    if how != "mean":
+        return _reduced(entry, how)
+    if not target.known or (isinstance(weight, Value) and not weight.known):
+        raise Refused(f"the mean of {call.name} over targets that are not known before the step")
+    ignore = call.given(4, "ignore_index", -100)
+    call.constant(ignore)
+    if not isinstance(weight, Value):
+        return Mean(Counted(target.key, entry, ignore))
+    smoothed = bool(call.given(7, "label_smoothing", 0.0)) and call.name == "cross_entropy"
+    return Mean(Counted(target.key, entry, ignore, weight.key, smoothed))
+
+
+# ── entry by entry ─────────────────────────────────────────────────────────────────────────────────────────────
+def _pairs(call: Call, names: tuple[str, ...], how: str, weight: Any = None) -> Kind:
+    values = [call.given(at, name) for at, name in enumerate(names)]
+    values = [value for value in (*values, weight) if isinstance(value, Value)]
+    kind = aligned(call, values, max(value.rank for value in values))
+    return _reduced(kind, how)
+
+
+@rule("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+def differences(call: Call) -> Kind:
+    """`(input, target)`; a mean by weights is not one over samples."""
+    if isinstance(call.kwargs.get("weight"), Value):
+        raise Refused(f"{call.name} with weights")
+    return _pairs(call, ("input", "target"), _reduction(call))
+
+
+@rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
+def binary(call: Call) -> Kind:
+    """`(input, target, weight, …, pos_weight)`; the mean counts entries, not weights."""
+    logits = call.name.endswith("logits")
+    weights = [call.given(2, "weight"), call.given(6, "pos_weight") if logits else None]
+    given = [value for value in weights if isinstance(value, Value)]
+    kind = aligned(call, [call.given(0, "input"), call.given(1, "target"), *given], call.given(0, "input").rank)
+    return _reduced(kind, _reduction(call))
+
+
+@rule("soft_margin_loss", "hinge_embedding_loss", "poisson_nll_loss", "gaussian_nll_loss")
+def pointwise_losses(call: Call) -> Kind:
+    """Entry by entry, with settings that are numbers."""
+    variance = call.given(2, "var")
+    if isinstance(variance, Value) and variance.rank != call.given(0, "input").rank:
+        raise Refused(f"{call.name} with one variance for a row of entries")
+    return _pairs(call, ("input", "target", "var"), _reduction(call))
+
+
+@rule("kl_div")
+def kl_div(call: Call) -> Kind:
+    """`batchmean` divides by the first size."""
+    how = _reduction(call)
+    kind = _pairs(call, ("input", "target"), "none")
+    if how == "batchmean":
+        return Mean(Share()) if isinstance(kind, Sample) and kind.dim == 0 else Partial()
+    return _reduced(kind, how)
+
+
+# ── row by row ─────────────────────────────────────────────────────────────────────────────────────────────────
+@rule("multilabel_margin_loss", "multilabel_soft_margin_loss", "multi_margin_loss")
+def rows(call: Call) -> Kind:
+    """Scores (samples, classes) and a target a sample."""
+    scores, target = call.given(0, "input"), call.given(1, "target")
+    for weight in (call.kwargs.get("weight"), *call.args[2:]):
+        call.constant(weight)
+    kind = call.sample(scores)
+    if scores.rank != 2 or kind.dim != 0:
+        raise Refused(f"{call.name} whose first dimension is not the samples")
+    call.must_be(target, kind)
+    return _reduced(kind, _reduction(call))
+
+
+@rule("triplet_margin_loss", "cosine_embedding_loss", "margin_ranking_loss")
+def several(call: Call) -> Kind:
+    """Several tensors, row by row or entry by entry."""
+    values = call.tensors()
+    kind = call.sample(next(value for value in values if not value.is_constant))
+    flat = call.name == "margin_ranking_loss"
+    if kind.dim != 0 or (not flat and values[0].rank != 2):
+        raise Refused(f"{call.name} whose first dimension is not the samples")
+    for value in values:
+        if value.rank == 0 or value.shape[0] == 1:
+            raise Refused(f"{call.name} with broadcasting")
+        call.must_be(value, kind)
+    return _reduced(kind, _reduction(call))
+
+
+@rule("ctc_loss")
+def ctc_loss(call: Call) -> Kind:
+    """Scores (time, samples, classes), lengths, and targets (samples, length), or all targets in one row."""
+    scores, targets = call.given(0, "log_probs"), call.given(1, "targets")
+    lengths = [call.given(2, "input_lengths"), call.given(3, "target_lengths")]
+    if scores.rank != 3 or not all(isinstance(one, Value) for one in lengths):
+        raise Refused("ctc_loss of scores without samples, or of lengths that are plain numbers")
+    call.must_be(scores, Sample(1))
+    for one in lengths:
+        call.must_be(one, Sample(0))
+    if targets.rank == 2:
+        call.must_be(targets, Sample(0))
+    else:
+        _in_one_row(call, targets, lengths[1])
+    return _reduced(Sample(0), _reduction(call))
+
+
+def _in_one_row(call: Call, targets: Value, lengths: Value) -> None:
+    """Lengths say where the targets of a sample begin: all must be as long as what the sample has of the row."""
+    kind = call.sample(targets)
+    if kind.dim or kind.outer != 1 or not lengths.known:
+        raise Refused("ctc_loss of targets in one row, of which it is not known where a sample begins")
+    call.conditions.append(Filled(lengths.key, kind.factor))

@@ -1,0 +1,199 @@
+"""Tails: the end of a graph in which samples meet, and the proof that all before it may be split.
+
+    image ─► tower ─► a ─┐
+                         ├─► a @ b.T ─► loss            a, b: Sample       the rest: the tail, on the whole batch
+    text ──► tower ─► b ─┘
+
+A tail is closed: whatever needs one of its values is in it, too. What it reads from before is of a kind that can be put
+together: samples, constants, sums (a mean becomes one by its share). Nothing of a tail needs a proof: it sees all
+samples, as on one device. What the program does with the model's outputs belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gemini.batch_analysis.batch_counts import number_at, number_kind
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.graph_analysis import GraphForms, settle_assignments, settle_guards
+from gemini.batch_analysis.loss_analysis import outputs_of
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.op_call import Count, Odd
+from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.split_result import Splitting
+from gemini.batch_analysis.tail_spec import Joined
+from gemini.codegen.def_use import tensor_reads
+from gemini.ir.graph import Graph
+from gemini.ir.node import Node
+from gemini.ir.pytree import Ref, expr_refs, refs
+
+
+class NoTail(Exception):
+    """A graph has none; the text says why."""
+
+
+def freed(forms: GraphForms) -> GraphForms:
+    """The same, where all that keeps a graph from being split is in nodes that a tail can have. Raises NoTail."""
+    interpreter, graph = forms.interpreter.copy(), forms.graph
+    if not forms.reason:
+        return forms
+    if forms.reason not in interpreter.blockers.values():
+        raise NoTail(forms.reason)
+    interpreter.blocked = ""
+    settle_guards(interpreter, graph)
+    settle_assignments(interpreter, graph)
+    if interpreter.blocked:
+        raise NoTail(interpreter.blocked)
+    return replace(forms, interpreter=interpreter)
+
+
+def find_tail(forms: GraphForms) -> tuple[int, ...]:
+    """The nodes of the tail; none where every value of the graph is had from micro-batches. Raises NoTail."""
+    graph = forms.graph
+    found = {node.id for node in graph.compute_nodes if any(isinstance(k, Opaque) for k in _kinds(forms, node))}
+    found |= {at for at in forms.interpreter.blockers if isinstance(at, int)}
+    while True:
+        _close(graph, found)
+        wrong = {ref.node for ref in border(graph, found) if not _can_be_joined(forms.kind(ref))}
+        wrong |= {at for at in _written(graph, found) if not graph.nodes[at].is_source}
+        if wrong <= found:
+            break
+        found |= wrong
+    found |= _of_it_alone(forms, found)
+    _check(graph, found)
+    return tuple(sorted(found))
+
+
+def border(graph: Graph, nodes: Iterable[int]) -> Iterator[Ref]:
+    """The values of other nodes that some nodes read, if only for their size."""
+    inside = set(nodes)
+    for index in sorted(inside):
+        for ref in graph.nodes[index].inputs():
+            if ref.node not in inside and not graph.nodes[ref.node].is_source:
+                yield ref
+
+
+def _kinds(forms: GraphForms, node: Node) -> Iterator[Kind]:
+    for source, path in node.outputs:
+        yield forms.kind(Ref(node.id, source, path))
+
+
+def _can_be_joined(kind: Kind) -> bool:
+    return isinstance(kind, (Sample, Constant, Partial, Mean))
+
+
+def _close(graph: Graph, found: set[int]) -> None:
+    for node in graph.compute_nodes:
+        if node.id not in found and not found.isdisjoint(node.dependencies):
+            found.add(node.id)
+
+
+def _of_it_alone(forms: GraphForms, found: set[int]) -> set[int]:
+    """Nodes that make something that is the same for all samples, and that only the tail reads."""
+    graph = forms.graph
+    readers: dict[int, set[int]] = {}
+    for node in graph.compute_nodes:
+        for index in node.dependencies:
+            readers.setdefault(index, set()).add(node.id)
+    read = {ref.node for ref in refs(graph.result)}
+    read |= {ref.node for guard in graph.guards for ref in expr_refs(guard.expr)}
+    more: set[int] = set()
+    for node in reversed(graph.compute_nodes):
+        plain = node.kind == "op" and not node.random and not node.mutates and not node.after
+        mine = readers.get(node.id, set())
+        if (
+            plain
+            and node.id not in found
+            and node.id not in read
+            and mine
+            and mine <= found | more
+            and node.outputs
+            and all(isinstance(kind, Constant) for kind in _kinds(forms, node))
+        ):
+            more.add(node.id)
+    return more
+
+
+def _written(graph: Graph, found: set[int]) -> Iterator[int]:
+    """The nodes that have made what is written in a tail."""
+    for index in found:
+        for ref in graph.nodes[index].mutates:
+            yield from (ref.node, *graph.nodes[ref.node].shares)
+
+
+def _check(graph: Graph, found: set[int]) -> None:
+    """What is written in a tail must be its own, or kept by the model, and it must be the last that draws."""
+    strange = next((at for at in _written(graph, found) if at not in found and graph.nodes[at].kind != "buffer"), None)
+    if strange is not None:
+        raise NoTail(f"{graph.nodes[strange].name} is written where samples have met")
+    model = graph.bound_model()
+    for index in found:
+        for owner in graph.nodes[index].changes:
+            if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
+                raise NoTail(f"{graph.nodes[index].name} keeps something of every run ({owner})")
+    drawn = [node.id for node in graph.compute_nodes if node.random and node.id not in found]
+    early = [index for index in found if graph.nodes[index].random and drawn and index < max(drawn)]
+    if early:
+        raise NoTail(f"{graph.nodes[early[0]].name} draws random numbers before micro-batches do")
+
+
+# ── the proof ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def settled(forms: GraphForms, wanted: Iterable[Ref]) -> Interpreter:
+    """The kinds of values when some of them are put together: means have become sums. Raises NoTail."""
+    interpreter = forms.interpreter.copy()
+    for ref in dict.fromkeys(wanted):
+        value = interpreter.values.get(ref)
+        if value is not None and isinstance(value.kind, Mean) and not interpreter.demand(ref, "share"):
+            raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed in two ways")
+    for ref in wanted:
+        value = interpreter.values.get(ref)
+        if value is None or not isinstance(value.kind, (Sample, Constant, Partial)):
+            why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else "of no such kind"
+            raise NoTail(f"{forms.graph.nodes[ref.node].name} cannot be put together: {why}")
+    return interpreter
+
+
+def number_joined(expr: object, interpreter: Interpreter) -> Joined | None:
+    """How a number of the whole batch is had from those of micro-batches."""
+    found = number_kind(expr, interpreter.values)
+    return None if isinstance(found, Odd) else Partial() if isinstance(found, Count) else Constant()
+
+
+def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
+    """How a step splits up to a tail that these nodes and the tape make up; without a root all outputs are wanted."""
+    outputs = outputs_of(forms, tape)
+    if forms.reason or outputs is None:
+        return Splitting(forms.reason or "the model returned other tensors than its graph")
+    tail = set(nodes)
+    read = set(range(tape.outputs))
+    if root is not None:
+        read = {root, *(number for at in tape.needed_for(root) for number in tape.ops[at].reads())}
+    wanted = [*border(forms.graph, tail), *(outputs[at] for at in sorted(read) if at < tape.outputs)]
+    try:
+        interpreter = settled(forms, [ref for ref in wanted if ref.node not in tail])
+    except NoTail as error:
+        return Splitting(str(error))
+    if tail.issuperset(interpreter.blockers):  # demands may have had them looked at again
+        interpreter.blocked = ""
+    settle_guards(interpreter, forms.graph)
+    reason = interpreter.blocked or _other_way(interpreter, forms.graph, tail, samples)
+    kinds = [Constant() if ref.node in tail else interpreter.values[ref].kind for ref in outputs]
+    shares = {at: one for at, one in interpreter.shares.items() if isinstance(at, int) and at not in tail}
+    conditions = tuple(dict.fromkeys(one for each in interpreter.conditions.values() for one in each))
+    whole = (Constant(),) * (len(tape.metas) - tape.outputs)
+    return Splitting(
+        reason, forms.inputs(), dict.fromkeys(tape.operands), (*kinds, *whole), shares, conditions=conditions
+    )
+
+
+def _other_way(interpreter: Interpreter, graph: Graph, tail: set[int], samples: int) -> str:
+    """The first branch on sizes that would not go on the whole batch as it went; the tail looks at its own itself."""
+    for guard in graph.guards:
+        if guard.data or any(ref.node in tail for part in tensor_reads(guard.expr) for ref in expr_refs(part)):
+            continue
+        found = number_at(guard.expr, interpreter.values, samples)
+        unclear = found is None and isinstance(number_kind(guard.expr, interpreter.values), Odd)
+        if unclear or (found is not None and found != guard.expected):
+            return f"a branch depends on the number of samples ({guard.line})"
+    return ""

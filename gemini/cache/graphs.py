@@ -1,0 +1,176 @@
+"""Kept graphs: a captured graph is used again where the model, its code and the call are the same.
+
+Capture compares graph and model on several batches, which takes as long as a few training steps. A graph that passed
+is kept in the cache, under a key of all that it depends on: the files of the model's classes and of what they import,
+the state of all its modules, the call, and versions. Before it is used again it is compared with the model once more,
+on this very batch: what comes forward, and the way back that torch has noted. So a global of the program that the code
+reads, a switch of its command line, may be another one. Whatever is not certain is captured anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture import capture, torch_flags
+from gemini.capture.batch_dim import known_places, opens_leaves, rolled_times
+from gemini.capture.call_binding import Call, bind, signature_of
+from gemini.capture.entry import with_variants
+from gemini.capture.module_hooks import has_hooks
+from gemini.capture.out_spec import sketch
+from gemini.capture.python_state import fingerprint, readable
+from gemini.capture.verify.gradient_record import way_back
+from gemini.capture.verify.step_observation import tensor_difference
+from gemini.errors import GeminiError
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import tensors
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import GuardBroken, NodeFailed
+from gemini.ir.serialize import load_graph
+from gemini.pipe.manifest import GRAPH, versions
+from gemini.snapshot.model_state import Saved
+
+_MOST = 64  # graphs that are kept
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "builtins"})  # fixed by their versions
+
+
+def capture_or_reuse(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, Any], folder: Path | None
+) -> tuple[Graph, bool]:
+    """The graph of a model, and whether it had been kept. `settings` are those of capture."""
+    key = None if folder is None else _key(model, args, kwargs, settings)
+    if folder is None or key is None:
+        return capture(model, args, kwargs, **settings), False
+    place = folder / key
+    graph = _reuse(place, model, args, kwargs)
+    if graph is not None:
+        return graph, True
+    graph = capture(model, args, kwargs, **settings)
+    if not graph.is_whole:
+        _keep(graph, place)
+    return graph, False
+
+
+# ── the key ────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _key(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """A text that differs where the graph might; None where that cannot be told."""
+    code = _code(model)
+    if code is None or has_hooks(model):
+        return None
+    modules = dict(model.named_modules())
+    facts: list[Any] = [versions(), settings, Region.current(), torch_flags.current(), code]
+    facts.append(signature_of(bind(model, args, kwargs)))
+    facts += [*known_places(), rolled_times(), opens_leaves()]
+    facts += readable(fingerprint(model, modules))
+    for name, module in modules.items():
+        plain = sorted((key, repr(value)) for key, value in vars(module).items() if isinstance(value, _PLAIN))
+        facts.append((name, type(module).__qualname__, plain))
+    facts += [(name, tuple(tensor.shape)) for name, tensor in model.state_dict(keep_vars=True).items()
+              if isinstance(tensor, torch.Tensor)]  # fmt: skip
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _code(model: nn.Module) -> list[tuple[str, str]] | None:
+    """The files that define the model, and those they import, with a hash each; None if one has no file."""
+    waiting = sorted({cls.__module__ for module in model.modules() for cls in type(module).__mro__})
+    waiting += ["gemini.capture.driver", "gemini.capture.tracer"]  # whoever changes capture gets fresh graphs
+    found: dict[str, str] = {}
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.partition(".")[0] in _KNOWN:
+            continue
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None)
+        try:
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+        except OSError:
+            found[name] = ""
+        if not found[name]:
+            return None
+        waiting += _imported(module)
+    return sorted(found.items())
+
+
+def _imported(module: Any) -> Iterator[str]:
+    """The modules that a module's functions, classes and modules come from."""
+    for value in list(vars(module).values()):
+        if isinstance(value, types.ModuleType) and getattr(value, "__file__", None):
+            yield value.__name__
+        elif isinstance(value, (type, types.FunctionType)) and getattr(
+            sys.modules.get(value.__module__), "__file__", None
+        ):
+            yield value.__module__
+
+
+# ── using again ────────────────────────────────────────────────────────────────────────────────────────────────────
+def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
+    try:
+        graph = load_graph(place / GRAPH, model)
+    except GeminiError:
+        return None
+    if graph.is_whole or not graph.accepts(bind(model, args, kwargs)) or not _agrees(graph, model, Call(args, kwargs)):
+        return None
+    with suppress(OSError):  # another run may have replaced it
+        os.utime(place)  # the least recently used goes first
+    return with_variants(graph, model)
+
+
+def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
+    """Whether graph and model give the same on a batch; leaves everything as it was."""
+    state = Saved(model, watch=True)
+    try:
+        with state.watching():
+            args, kwargs = call.arguments()
+            expected = _look(model, model(*args, **kwargs), (args, kwargs))
+            state.restore()
+            args, kwargs = call.arguments()
+            found = _look(model, graph.execute(args, kwargs), (args, kwargs))
+    except (GuardBroken, NodeFailed):
+        return False
+    finally:
+        state.restore()
+    same = expected[:2] == found[:2] and len(expected[2]) == len(found[2])
+    return same and not any(tensor_difference(a, b) for a, b in zip(expected[2], found[2], strict=True))
+
+
+def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list[torch.Tensor]]:
+    outputs = [tensor for _, tensor in tensors(output)]
+    back = way_back(model, outputs, [tensor for _, tensor in tensors(arguments)])
+    made = [tensor.detach() for tensor in outputs]
+    held = [tensor.detach().clone() for tensor in (*model.buffers(), *(t for _, t in tensors(arguments)))]
+    return sketch(output), back, [*made, *held]
+
+
+def _keep(graph: Graph, place: Path) -> None:
+    """Put a graph into the cache; that it cannot be written is no error."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", ignore_cleanup_errors=True) as scratch:
+            fresh = Path(scratch) / "graph"
+            graph.save(fresh / GRAPH)
+            shutil.rmtree(place, ignore_errors=True)
+            fresh.rename(place)
+        kept = sorted((path for path in place.parent.iterdir() if path.name[0] != "."), key=_age)
+        for old in kept[:-_MOST]:
+            shutil.rmtree(old, ignore_errors=True)
+    except (OSError, GeminiError):
+        return
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another run has removed it
+        return 0.0

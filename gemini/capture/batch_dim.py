@@ -1,0 +1,302 @@
+"""Batches: which dimension of each input counts samples, and other batches made from the captured one.
+
+The batch dimension is found by experiment, not assumed to be the first. A candidate says, for every input, the
+dimension that holds the samples; it is accepted if the model, run on two samples and on the second of them
+alone, gives that sample the same result (four and two, if it rejects one). Time in a recurrent or attending model fails
+that test.
+
+Inputs may be packed: all patches of all pictures one after the other, `(pictures · patches, width)`, beside one row of
+sizes a picture. Such an input has a *factor*, its rows a sample, which is the same for all samples.
+
+    half      the second half of the samples (or twice the batch, where it holds one sample)
+    second    the same sizes, other contents
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+from torch import nn
+
+from gemini.capture.call_binding import Call
+from gemini.capture.warmup import Settling
+from gemini.ir.encode import tensors
+
+_PACKED = 3  # numbers of samples that are tried where inputs are packed
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The dimension of each input tensor that holds the samples (None: it holds none), and their number.
+
+    `factors` are its entries a sample there; none given: one each.
+    """
+
+    dims: tuple[int | None, ...]
+    size: int
+    factors: tuple[int, ...] = ()
+
+    def places(self) -> list[tuple[int | None, int]]:
+        """Dimension and factor of each input."""
+        return list(zip(self.dims, self.factors or (1,) * len(self.dims), strict=True))
+
+    def samples(self, given: Sequence[torch.Tensor]) -> int | None:
+        """How many samples a call with these tensors has; None where they do not agree, or hold none."""
+        found = set()
+        for tensor, (dim, factor) in zip(given, self.places(), strict=True):
+            if dim is not None:
+                rows, rest = divmod(tensor.shape[dim], factor) if tensor.dim() > dim else (0, 1)
+                found.add(None if rest else rows)
+        return found.pop() if len(found) == 1 else None
+
+    def cut(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+        """The inputs of a range of samples, as views."""
+        return [
+            tensor if dim is None else tensor.narrow(dim, start * factor, length * factor)
+            for tensor, (dim, factor) in zip(given, self.places(), strict=True)
+        ]
+
+    def take(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
+        """The inputs of a range of samples, copied."""
+        return [
+            tensor if part is tensor else _like(part.detach().clone(), tensor)
+            for tensor, part in zip(given, self.cut(given, start, length), strict=True)
+        ]
+
+    def times(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
+        """The samples again and again."""
+        return [
+            _like(torch.cat([tensor.detach()] * count, dim), tensor) if dim is not None else tensor
+            for tensor, dim in zip(given, self.dims, strict=True)
+        ]
+
+    def resized(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+        """A batch of another size, and that size."""
+        if self.size == 1:
+            return self.times(given, 2), 2
+        half = self.size // 2
+        return self.take(given, self.size - half, half), half
+
+
+def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    return tensor.requires_grad_(original.requires_grad)
+
+
+def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+    """Plausible plans, the most usual first."""
+    seen = set()
+    for dim in range(3):
+        counted = [tensor.shape[dim] for tensor in given if tensor.dim() > dim and tensor.layout is torch.strided]
+        if not counted:
+            continue
+        for size in _sizes(counted):
+            dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
+            # A tensor whose last two dimensions are of that size may be a table (a mask of all pairs of positions).
+            tables = [index for index, tensor in enumerate(given) if tensor.shape[-2:] == (size, size)]
+            without = tuple(None if index in tables else found for index, found in enumerate(dims))
+            for choice in (dims, without):
+                if choice not in seen and size > 0 and any(found is not None for found in choice):
+                    seen.add(choice)
+                    yield BatchPlan(choice, size)
+    yield from _packed(given)
+
+
+def _sizes(counted: list[int]) -> list[int]:
+    """Numbers of samples to try, of the sizes of a dimension: the most common, that of the first input.
+
+    One is tried last: states of recurrent layers, more than there are other inputs, count layers there.
+    """
+    found = Counter(counted).most_common(1)
+    several = Counter(size for size in counted if size > 1).most_common(1)
+    sizes = dict.fromkeys((*(size for size, _ in (*several, *found)), counted[0]))
+    return sorted(sizes, key=lambda size: size == 1)
+
+
+def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+    """Plans of which an input has several rows a sample: as many samples as another has rows, or as all divide by."""
+    rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in given]
+    counted = Counter(count for count in rows if count > 1)
+    sizes = [size for size, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
+    for size in dict.fromkeys((*sizes[:_PACKED], gcd(*counted))):
+        if size < 2:  # 0 where no input has several rows
+            continue
+        factors = tuple(count // size if count % size == 0 and count else 0 for count in rows)
+        if max(factors) > 1:
+            yield BatchPlan(tuple(0 if factor else None for factor in factors), size, tuple(f or 1 for f in factors))
+
+
+def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
+    if tensor.layout is not torch.strided:  # a sparse one cannot be cut
+        return None
+    if tensor.dim() > dim and tensor.shape[dim] == size:
+        return dim
+    others = [index for index, length in enumerate(tensor.shape) if length == size and size > 1]
+    return others[0] if len(others) == 1 else None
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode by flag only: a model's own `train()` may do more."""
+    flags = [(module, module.training) for module in model.modules()]
+    for module, _ in flags:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+_known: ContextVar[BatchPlan | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def knowing(plan: BatchPlan) -> Iterator[None]:
+    """Inside, calls count samples where this plan says: few samples would not show it."""
+    before = _known.set(plan)
+    try:
+        yield
+    finally:
+        _known.reset(before)
+
+
+def known_places() -> list[tuple[int | None, int]]:
+    """Where calls are known to count samples; empty where that is to be found out."""
+    plan = _known.get()
+    return [] if plan is None else plan.places()
+
+
+_rolling: ContextVar[tuple[int, bool]] = ContextVar("rolling", default=(0, False))
+
+
+@contextmanager
+def rolling(times: int, *, opened: bool = False) -> Iterator[None]:
+    """Inside, what is captured is a micro-batch, and compared with so many of it (`gemini.capture.sample_loops`).
+
+    `opened`: modules without children are looked into, too, but for those of torch.nn.
+    """
+    before = _rolling.set((times, opened))
+    try:
+        yield
+    finally:
+        _rolling.reset(before)
+
+
+def rolled_times() -> int:
+    """How many of a micro-batch it is to be compared with; 0: no loops over samples are looked for."""
+    return _rolling.get()[0]
+
+
+def opens_leaves() -> bool:
+    """Whether modules without children are looked into."""
+    return _rolling.get()[1]
+
+
+def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:
+    """The plan under which samples are independent; the first that runs at all, if none is; else None.
+
+    These are the first runs of the model; a verdict from runs in which it settled is not trusted.
+    """
+    if (known := _plan_of(call.tensors)) is not None:
+        return known
+    runnable: BatchPlan | None = None
+    if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
+        return next(candidates(call.tensors), None)
+    for plan in candidates(call.tensors):
+        if plan.size == 1:
+            return runnable or plan
+        verdict = _independent(model, call, plan, settling)
+        if not verdict and settling.unsettled:
+            verdict = _independent(model, call, plan, settling)
+        if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or by a check
+            verdict = _independent(model, call, plan, settling, few=2)
+        if verdict:
+            return plan
+        if verdict is not None:
+            runnable = runnable or plan
+    return runnable
+
+
+def _plan_of(given: Sequence[torch.Tensor]) -> BatchPlan | None:
+    """What is known beforehand of a call with these tensors."""
+    plan = _known.get()
+    if plan is None or len(plan.dims) != len(given):
+        return None
+    size = plan.samples(given)
+    return None if size is None else replace(plan, size=size)
+
+
+def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling, few: int = 1) -> bool | None:
+    """Whether the results of a few samples depend on them alone; None where the model rejects the sizes."""
+    results = []
+    settling.unsettled = False
+    for start, length in ((0, 2 * few), (few, few)):
+        args, kwargs = call.arguments(plan.take(call.tensors, start, length))
+        try:
+            with evaluation(model):
+                results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
+        except Exception:
+            settling.failed()
+            return None
+        settling.ran()
+    pair, single = results
+    if len(pair) != len(single):
+        return False
+    verdicts = [_second_equals(two, one, few) for two, one in zip(pair, single, strict=True)]
+    found = [verdict for verdict in verdicts if verdict is not None]
+    return bool(found) and sum(found) * 2 > len(found)
+
+
+def _second_equals(two: torch.Tensor, one: torch.Tensor, few: int = 1) -> bool | None:
+    """Whether `one` is the second half of `two`; None where the size does not depend on the batch.
+
+    Or of every `2 * few` of its rows, where samples take turns: all steps of time one after the other.
+    """
+    if two.dim() != one.dim() or two.shape == one.shape:
+        return None
+    dims = [dim for dim in range(two.dim()) if two.shape[dim] != one.shape[dim]]
+    if len(dims) != 1 or two.shape[dims[0]] != 2 * one.shape[dims[0]]:
+        return False
+    length = one.shape[dims[0]]
+    if _near(two.narrow(dims[0], length, length), one):
+        return True
+    if length == few or length % few:
+        return False
+    steps = two.unflatten(dims[0], (length // few, 2 * few)).narrow(dims[0] + 1, few, few)
+    return _near(steps.flatten(dims[0], dims[0] + 1), one)
+
+
+def _near(half: torch.Tensor, one: torch.Tensor) -> bool:
+    if not one.is_floating_point() or not one.numel():
+        return bool(torch.equal(half, one))
+    largest = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    return bool(torch.allclose(half, one, rtol=1e-3, atol=1e-4 * (1 + largest), equal_nan=True))
+
+
+def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Batches of the same sizes with other contents, the most different first; the model may reject some."""
+    generator = torch.Generator().manual_seed(0)
+    if all(tensor.device.type != "meta" for tensor in call.tensors):
+        yield "other contents", [_shuffled(tensor, generator) for tensor in call.tensors]
+    if plan is not None and plan.size > 1:
+        yield (
+            "other order of samples",
+            [
+                _like(tensor.detach().roll(factor, dim), tensor) if dim is not None else tensor
+                for tensor, (dim, factor) in zip(call.tensors, plan.places(), strict=True)
+            ],
+        )
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if tensor.numel() < 2 or tensor.layout is not torch.strided:
+        return tensor
+    order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+    return _like(tensor.detach().reshape(-1)[order].reshape(tensor.shape), tensor)

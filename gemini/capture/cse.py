@@ -1,0 +1,62 @@
+"""Merging: which nodes of a recording must return the same, because they do the same with the same.
+
+A loop over samples that makes a table for each (`arange(h)` …) makes the same table again and again. Nodes that draw,
+write, or look at memory that is written are never taken for each other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gemini.ir.node import Node
+from gemini.ir.pytree import Ref
+
+
+def representatives(nodes: Sequence[Node]) -> list[int]:
+    """For every node the first that does the same; itself, as a rule."""
+    written = {root for node in nodes for ref in node.mutates for root in memory_of(nodes, ref.node)}
+    first: dict[str, int] = {}
+    found: list[int] = []
+    for node in nodes:
+        if _is_repeatable(node) and not _sees(nodes, node, written):
+            found.append(first.setdefault(_spelled(_facts(node), found), node.id))
+        else:
+            found.append(node.id)
+    return found
+
+
+def memory_of(nodes: Sequence[Node], index: int) -> set[int]:
+    """The nodes that made the memory which the results of a node look at, itself included."""
+    return {index, *nodes[index].shares}
+
+
+def _is_repeatable(node: Node) -> bool:
+    plain = node.kind == "op" and not (node.random or node.mutates or node.after or node.changes)
+    return plain and bool(node.outputs) and all(source == "ret" for source, _ in node.outputs)
+
+
+def _sees(nodes: Sequence[Node], node: Node, written: set[int]) -> bool:
+    read = {node.id, *(ref.node for ref in node.inputs())}
+    return any(memory_of(nodes, index) & written for index in read)
+
+
+def _facts(node: Node) -> tuple[Any, ...]:
+    return node.target, node.region, node.args, node.kwargs, node.sketch
+
+
+def _spelled(value: Any, names: Sequence[int]) -> str:
+    """A value as a text, in which nodes that do the same have one name."""
+    if isinstance(value, Ref):
+        return f"%{names[value.node]} {value.source} {value.path!r}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.shape} {value.dtype} {value.tobytes().hex()}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__}({','.join(_spelled(part, names) for part in value)})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = (_spelled(getattr(value, part.name), names) for part in dataclasses.fields(value))
+        return f"{type(value).__name__}({','.join(parts)})"
+    return repr(value)

@@ -1,0 +1,390 @@
+"""Refinement: trace, compare with the model, make whatever fails a basic block, and begin again.
+
+    trace the batch ──► trace a half batch ──► run the graph on the batch, a second and the half one
+        │  refused          │ differs              │ differs from the model
+        └──────────┬────────┴──────────────────────┘
+                   ▼
+       the smallest region around the failure is kept whole; start over
+
+Every round keeps at least one more region whole, so it ends: at the worst with the whole model as one block, which
+is right and cannot be cut. The order is deterministic.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.batch_dim import BatchPlan, candidates, find_batch, rolled_times, second_batches
+from gemini.capture.call_binding import Call, bind, signature_of
+from gemini.capture.deterministic_kernels import deterministic
+from gemini.capture.leaf_policy import Granularity
+from gemini.capture.memoized import find_caches
+from gemini.capture.nested_training import refused_training
+from gemini.capture.python_state import (
+    drawing_rates,
+    fingerprint,
+    glue_modules,
+    idle_rates,
+    reads_of,
+    settings_of_layers,
+)
+from gemini.capture.sample_loops import Unlike, roll
+from gemini.capture.scaling_reads import Lookout, scaling_lines
+from gemini.capture.specialize import Validity
+from gemini.capture.trace_diff import Subject, Trace, first_mismatch, mark_batch, other_way, trace
+from gemini.capture.trace_state import Coarsen
+from gemini.capture.verify.graph_check import BackwardFailed, Checks, Rejected
+from gemini.capture.verify.step_observation import Differences, tensor_difference
+from gemini.capture.warmup import Settling, materialize
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import tensors
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
+from gemini.ir.node import MODULES, Guard, Node
+from gemini.snapshot.model_state import Saved
+
+_log = logging.getLogger(__name__)
+_SEEDS = (20_011, 7, 8, 9, 10, 11)
+_TRIES = 2  # of them, for a way at another batch size
+_THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by gradients on every batch
+
+
+class Refinement:
+    """Captures one variant of a model for one call."""
+
+    def __init__(self, model: nn.Module, call: Call, granularity: Granularity) -> None:
+        self.model, self.call, self.granularity = model, call, granularity
+        held = (*call.tensors, *model.parameters(), *model.buffers())
+        self.without_weights = any(tensor.device.type == "meta" for tensor in held)
+        self.plan: BatchPlan | None = None
+        if not self.without_weights:
+            materialize(model, self._first_call)
+        self.thorough = True
+        self.pinned = ""  # why the graph holds for one batch size only
+        self.checked: dict[str, str] = {}
+        self.saved = Saved(model, watch=True)
+        self.settling = Settling(model, self.saved)
+        self.settled = self.without_weights
+        self.subject = Subject(model, call, self.saved, find_caches(model))
+        self.checks = Checks(model, call, self.saved)
+
+    def _first_call(self) -> None:
+        """A call on few samples; the model's own error where even the whole batch is rejected."""
+        plan = self.plan or next(candidates(self.call.tensors), None)
+        few = self.call.tensors if plan is None else plan.take(self.call.tensors, 0, min(2, plan.size))
+        for given in (few, self.call.tensors):
+            args, kwargs = self.call.arguments(given)
+            try:
+                with torch.no_grad():
+                    self.model(*args, **kwargs)
+                return
+            except Exception:
+                if given is self.call.tensors:
+                    raise
+
+    def capture(self) -> Graph:
+        """The finest graph that equals the model on all batches tried."""
+        try:
+            held = (*self.call.tensors, *self.model.parameters())
+            with self.saved.watching(), deterministic(held), refused_training():
+                self.plan = find_batch(self.model, self.call, self.settling)
+                self.settling.finish(self._first_call)
+                while True:
+                    try:
+                        return self._attempt()
+                    except Coarsen as found:
+                        reason = f"{found.reason} ({found.line})" if found.line else found.reason
+                        _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
+                        if found.released:
+                            self.granularity.release(found.released)
+                        else:
+                            self.granularity.coarsen(found.scope, reason, found.calls)
+        finally:
+            self.saved.restore()
+
+    def _attempt(self) -> Graph:
+        first = self._first_trace()
+        self.thorough = first.seconds <= _THOROUGH_SECONDS
+        self._reuse("batch", first, gradients=False)
+        first.release()
+        graph = self._graph(first)
+        self.checked = {}
+        if "" in self.granularity.blocks:  # the model itself runs: nothing can differ
+            graph.checked = {"batch": "the model runs whole"}
+            return graph
+        resized = None if self.pinned else self._resized(first, graph)
+        if self.pinned:
+            self.checked["half batch"] = f"the graph holds for this batch size only: {self.pinned}"
+        if self.without_weights:
+            graph.checked = {**self.checked, "batch": "sizes only: the model has no weights"}
+            return graph
+        self._check("batch", graph, self.call.tensors, gradients=self.thorough or resized is None)
+        if resized is not None:
+            self._check("half batch", graph, resized, gradients=True)
+        self._check_second(graph)
+        graph.checked = dict(self.checked)
+        return graph
+
+    def _first_trace(self) -> Trace:
+        """Trace the batch. Where the trace changes attributes, that may be what a first call does: settle, repeat."""
+        try:
+            first = trace(self.subject, self.call.tensors, self.granularity)
+        except Coarsen:
+            if self.settled or not self.saved.attributes.changed():
+                raise
+        else:
+            if self.settled or not self.saved.attributes.changed():
+                return first
+        self.settled = True
+        self.settling.settle(self._first_call)
+        return trace(self.subject, self.call.tensors, self.granularity)
+
+    def _reuse(self, what: str, traced: Trace, gradients: bool) -> None:
+        """For a large model, a trace is also the run of the model that the graph is compared with."""
+        if not self.thorough and not self.without_weights and not traced.tracer.saw_checkpoint:
+            self.checks.adopt(what, traced, gradients)
+
+    def _graph(self, first: Trace) -> Graph:
+        tracer = first.tracer
+        assert tracer.result is not None
+        return Graph(
+            type(self.model).__name__,
+            tracer.nodes,
+            list(tracer.guards.values()),
+            tracer.inputs,
+            tracer.result,
+            blocks=self.granularity.blocks | self.granularity.drawing,
+            calls=dict(self.granularity.call_reasons),
+            model=self.model,
+            validity=self._validity(first),
+        )
+
+    def _validity(self, first: Trace) -> Validity:
+        """For which calls the graph of a trace holds; the batch dimensions are added once they are known."""
+        args, kwargs = self.call.arguments()
+        whole = {node.target for node in first.nodes if node.kind in MODULES}
+        glue = glue_modules(self.model, whole)
+        glue += reads_of(first.tracer.reads(), self.model)
+        leaves = [node for node in first.nodes if node.kind in MODULES]
+        glue += idle_rates(self.model, (node.target for node in leaves if not node.random))
+        glue += drawing_rates(self.model, (node.target for node in leaves if node.random))
+        known = {*glue}
+        glue += [name for name in settings_of_layers(self.model, whole) if name not in known]
+        validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
+        self.saved.restore()
+        validity.fingerprint = fingerprint(self.model, glue)
+        return validity
+
+    def _resized(self, first: Trace, graph: Graph) -> list[torch.Tensor] | None:
+        """Trace a batch of another size and find the batch dimensions; None where the model accepts no other."""
+        if self.plan is None:
+            self.checked["half batch"] = "no input has a batch dimension"
+            return None
+        if times := rolled_times():
+            self._rolled(first, graph, self.plan, times)
+            return None
+        given, size = self.plan.resized(self.call.tensors)
+        try:
+            other = self._same_way(first, given)
+        except Exception as error:
+            self.checked["half batch"] = f"the model rejects {size} samples: {type(error).__name__}"
+            return None
+        if other is None:
+            self.checked["half batch"] = "takes another way through the model on every seed tried"
+            return None
+        mismatch = first_mismatch(first, other)
+        if mismatch is not None:
+            node, reason = mismatch
+            self._depends_on_batch(node.scope, f"{reason} at {node.name}", node.line)
+            return None
+        others = {_fact(guard) for guard in other.tracer.guards.values()}
+        for guard in graph.guards:
+            if guard.concrete and _fact(guard) not in others:
+                reason = f"its Python code uses the batch size as a plain number: {guard.expr}"
+                self._depends_on_batch(guard.scope, reason, guard.line)
+                return None
+        mark_batch(graph.nodes, other.nodes, self.plan.size, size)
+        self._marked(graph, self.plan)
+        return given
+
+    def _rolled(self, first: Trace, graph: Graph, plan: BatchPlan, times: int) -> None:
+        """Compare a micro-batch with a batch of so many, in which Python may loop over them."""
+        try:
+            whole = trace(self.subject, plan.times(self.call.tensors, times), self.granularity)
+        except Exception as error:
+            self.checked["half batch"] = f"the model rejects {times} times the batch: {type(error).__name__}"
+            return
+        whole.release()
+        try:
+            rolled = roll(first, whole, times)
+        except Unlike as unlike:
+            self._keep_scaling(first, whole)
+            self._depends_on_batch(unlike.node.scope, f"{unlike.reason} at {unlike.node.name}", unlike.node.line)
+            return
+        for node in graph.nodes:
+            node.role = rolled.roles[node.id]
+        others = [whole.nodes[rolled.images[node.id]] for node in graph.nodes]
+        mark_batch(graph.nodes, others, plan.size, times * plan.size)
+        graph.rolled, graph.wholes, graph.pins = times, rolled.wholes, rolled.pins
+        self._marked(graph, plan)
+        if graph.validity is not None:  # what only the Python of many samples reads
+            more = reads_of(whole.tracer.reads(), self.model)
+            graph.validity.glue += [name for name in more if name not in graph.validity.glue]
+            self.saved.restore()
+            graph.validity.fingerprint = fingerprint(self.model, graph.validity.glue)
+        self.checked["half batch"] = f"{times} times the batch repeats it"
+
+    def _marked(self, graph: Graph, plan: BatchPlan) -> None:
+        """The batch dimensions are known."""
+        graph.batch_size = plan.size
+        for node in graph.nodes:
+            if node.kind == "input":
+                meta = next(iter(node.outputs.values()))
+                if meta.batch_dim is not None and graph.validity is not None:
+                    graph.validity.batch[node.target] = (meta.batch_dim, meta.batch_factor)
+
+    def _same_way(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
+        """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries.
+
+        A way that is rarely gone is gone by drawing the numbers that have decided it.
+        """
+        for seed in (None, *_SEEDS[:_TRIES]):
+            other = trace(self.subject, given, self.granularity, seed)
+            if seed is None:
+                self._keep_scaling(first, other)
+            if not other_way(first, other):
+                self.checks.seeds["half batch"] = seed
+                self._reuse("half batch", other, gradients=True)
+                other.release()
+                return other
+        if not first.tracer.chances:
+            return None
+        other = trace(self.subject, given, self.granularity, chances=first.tracer.chances)
+        other.release()
+        return None if other_way(first, other) else other
+
+    def _keep_scaling(self, first: Trace, other: Trace) -> None:
+        """Keep whole the functions of inputs alone whose Python reads more from more samples."""
+        if lines := scaling_lines(first, other):
+            trace(self.subject, self.call.tensors, self.granularity, lookout=Lookout(lines))
+
+    def _depends_on_batch(self, scope: tuple[str, ...], reason: str, line: str) -> None:
+        """A small region that depends on the batch size is kept whole; for a large one the batch size is fixed."""
+        module = self.model.get_submodule(scope[-1]) if scope and scope[-1] else self.model
+        if _layers(module) * 2 <= _layers(self.model):
+            raise Coarsen(scope, reason, line)
+        self.pinned = f"{reason} ({line})"
+        self.checked["half batch"] = f"the graph holds for this batch size only: {self.pinned}"
+
+    # ── comparing with the model ───────────────────────────────────────────────────────────────────────────────
+    def _check_second(self, graph: Graph) -> None:
+        for contents, given in second_batches(self.call, self.plan):
+            what = f"second batch ({contents})"
+            if not self.thorough and self.plan is not None and graph.batch_size is not None and not graph.rolled:
+                given, _ = self.plan.resized(given)  # a large model: half of it, for speed
+                what = f"half of a second batch ({contents})"
+            try:
+                for seed in _SEEDS:
+                    self.checks.seeds[what] = seed
+                    self.checks.forget(what)
+                    if self._check(what, graph, given, gradients=self.thorough):
+                        return
+            except Rejected:
+                continue
+        self.checked.setdefault("second batch", "the model rejects every other batch tried")
+
+    def _check(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> bool:
+        """Compare graph and model on one batch; False if the batch takes another way through the model."""
+        try:
+            differences = self.checks.differences(what, graph, given, gradients)
+        except GuardBroken as broken:
+            if what == "batch":
+                raise Coarsen(("",), f"it does not repeat itself: {broken}", "") from None
+            self._refuse_numbers(broken.guard)
+            self.checked[what] = f"takes another way: {broken}"
+            return False
+        except NodeFailed as failed:
+            raise Coarsen(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
+        except BackwardFailed as failed:
+            differences = Differences([f"its backward fails: {failed!s:.80}"], forward=True)
+        if differences:
+            self._blame(what, graph, given, differences)
+        extent = "outputs, buffers, gradients"
+        if not gradients:
+            extent += " (by the same way back)"
+        if noisy := self.checks.noisy.get(what, 0):
+            extent += f" ({noisy} of them as exactly as the model repeats itself)"
+        self.checked[what] = extent if self.checks.finite(what) else f"{extent} (not all finite)"
+        return True
+
+    def _refuse_numbers(self, guard: Guard | None) -> None:
+        """Keep whole what reads a number that is another one in every batch: variants would never end."""
+        if guard is None or not guard.data or not guard.concrete or isinstance(guard.expected, bool):
+            return
+        name = guard.scope[-1] if guard.scope else ""
+        module = self.model.get_submodule(name) if name else self.model
+        if isinstance(guard.expected, float) or _layers(module) * 2 <= _layers(self.model):
+            raise Coarsen(guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line)
+
+    def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
+        """Raise Coarsen for the region that made the difference."""
+        line = differences.lines[0]
+        again = trace(self.subject, given, self.granularity, self.checks.seeds.get(what), keep=True)
+        if differences.forward:
+            node = self._first_difference(what, graph, again, given)
+        else:
+            node = _last_user(graph, differences.parameters)
+        if node is None:
+            # A cache that grows with every call, say: the same tensors go in, and others are in it afterwards.
+            what = "it changes objects that it is given" if line.startswith("input ") else "graph and model differ"
+            raise Coarsen(("",), f"{what}: {line}", "")
+        scope = (*node.scope, node.target) if node.kind == "block" else node.scope
+        raise Coarsen(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
+
+    def _first_difference(self, what: str, graph: Graph, again: Trace, given: Sequence[torch.Tensor]) -> Node | None:
+        """The first node whose result differs from the one in a trace of the same batch."""
+        self.checks.begin(what)
+        args, kwargs = self.call.arguments(given)
+        found: list[Node] = []
+        values = again.tracer.values or []
+
+        def look(node: Node, result: Any) -> None:
+            if found or node.id >= len(values) or "empty" in node.target:  # uninitialized memory differs
+                return
+            made = [tensor for _, tensor in tensors(result)]
+            expected = values[node.id]
+            if len(made) != len(expected) or any(tensor_difference(a, b) for a, b in zip(expected, made, strict=True)):
+                found.append(node)
+
+        try:
+            Execution(graph, self.model, bind(self.model, args, kwargs)).run(look)
+        except (GuardBroken, NodeFailed):
+            pass
+        finally:
+            self.saved.restore()
+        return found[0] if found else None
+
+
+def _last_user(graph: Graph, names: list[str]) -> Node | None:
+    """The last node that uses one of these parameters: where only gradients differ, the fault lies there or later."""
+    held = {node.id for node in graph.nodes if node.kind == "parameter" and node.name in names}
+    users = [
+        node
+        for node in graph.nodes
+        if held & {ref.node for ref in node.inputs()}
+        or (node.kind in MODULES and any(name.startswith(f"{node.target}.") for name in names))
+    ]
+    return users[-1] if users else None
+
+
+def _layers(module: nn.Module) -> int:
+    return sum(1 for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
+
+
+def _fact(guard: Any) -> tuple[str, str]:
+    return str(guard.expr), repr(guard.expected)

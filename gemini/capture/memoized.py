@@ -1,0 +1,138 @@
+"""Caches: memoized functions of the model's code, emptied around a trace.
+
+A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace, nor has a number that counts
+samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there, nor within it
+what a part that is kept whole did, whose Python is not recorded. They are looked for in the modules that define the
+model's classes, and in those whose functions these have imported (einops). One that draws random numbers is left alone:
+emptied, it would give others than those that it remembers.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+_DEPTH = 3  # functions that call each other
+_DRAWING = frozenset(
+    [
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "random", "uniform",
+        "normal", "bernoulli", "multinomial", "exponential", "geometric", "cauchy", "log_normal", "poisson", "dropout",
+        "sample", "rsample", "shuffle", "choice", "choices", "gauss", "default_rng", "standard_normal", "trunc_normal",
+        "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal", "permutation",
+    ]
+)  # fmt: skip
+
+
+def find_caches(model: nn.Module) -> list[Any]:
+    """The memoized functions in the modules and classes that define the model, and where their functions are from."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__ if _may_cache(cls.__module__)}
+    names = {cls.__module__ for cls in classes}
+    found: dict[int, Any] = {}
+    for space in (*map(vars, classes), *map(_space, names)):
+        for value in list(space.values()):
+            for cache in _caches(value):
+                found[id(cache)] = cache
+    for other in {one for name in names for one in _imported_from(name)} - names:
+        found.update((id(value), value) for value in list(_space(other).values()) if _remembers_arguments(value))
+    return [cache for cache in found.values() if not draws(cache)]
+
+
+def draws(cache: Any) -> bool:
+    """Whether a memoized function of the program's may draw random numbers, by the names that its code uses.
+
+    It is not asked: what it does besides, and how long it takes, is the program's affair.
+    """
+    if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
+        return False
+    return _is_the_programs(cache.__module__) and _may_draw(cache.__wrapped__, _DEPTH)
+
+
+def _is_the_programs(name: str | None) -> bool:
+    from gemini.runtime.transport.serialization import is_the_users
+
+    return is_the_users(name)
+
+
+def _may_draw(function: Any, depth: int) -> bool:
+    """Whether code of a function, or of those of the program that it calls by name, names something that draws."""
+    code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None:
+        return False
+    names = set(_names(code))
+    if not _DRAWING.isdisjoint(name.rstrip("_") for name in names):
+        return True
+    called = [space[name] for name in names if isinstance(space.get(name), types.FunctionType)] if depth else []
+    return any(_may_draw(one, depth - 1) for one in called if _is_the_programs(one.__module__))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, types.CodeType):
+            yield from _names(one)
+
+
+def _remembers_arguments(value: Any) -> bool:
+    """Whether a function is memoized by what it is given: others (what is installed here) have nothing of a call."""
+    code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, functools._lru_cache_wrapper) else None
+    return code is not None and code.co_argcount > 0
+
+
+def _imported_from(name: str) -> Iterator[str]:
+    """The modules that define the functions in a module's namespace."""
+    for value in list(_space(name).values()):
+        if isinstance(value, types.FunctionType) and _may_cache(value.__module__):
+            yield value.__module__
+
+
+def _may_cache(name: str | None) -> bool:
+    return name is not None and name != "builtins" and name.partition(".")[0] != "torch"
+
+
+def _space(name: str) -> dict[str, Any]:
+    return vars(sys.modules[name]) if name in sys.modules else {}
+
+
+def _caches(value: Any) -> Iterator[Any]:
+    if isinstance(value, type):  # that of memoized functions, say
+        return
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    if _is_cache(value):
+        yield value
+        return
+    for cell in (value.__closure__ or ()) if isinstance(value, types.FunctionType) else ():
+        try:
+            inner = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        if _is_cache(inner):
+            yield inner
+
+
+def _is_cache(value: Any) -> bool:
+    """Whether a value is a memoized function. It is not asked: an object of the program's may answer anything."""
+    own = vars(value) if isinstance(value, types.FunctionType) else {}
+    return all(name in own or hasattr(type(value), name) for name in ("cache_clear", "cache_info"))
+
+
+def clear(caches: list[Any]) -> None:
+    """Empty them."""
+    for cache in caches:
+        cache.cache_clear()
+
+
+def filled(caches: Sequence[Any]) -> list[Any]:
+    """How often each has had to be filled so far."""
+    return [getattr(info, "misses", info) for info in (cache.cache_info() for cache in caches)]
+
+
+def forget_since(caches: Sequence[Any], before: list[Any]) -> None:
+    """Empty those that were filled since."""
+    for cache, then, now in zip(caches, before, filled(caches), strict=True):
+        if then != now:
+            cache.cache_clear()

@@ -1,0 +1,230 @@
+"""Interception: the places where a model's Python is watched while it runs once.
+
+    nn.Module.__call__            which module runs, and whether it is opened or kept whole
+    nn.Module.__setattr__         attributes that the glue sets, also to the value they had
+    nn.Module.__getattribute__    attributes that the glue reads, and so may branch on
+    torch function mode           every torch function called between modules (in the tracer)
+    autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
+    ScriptFunction.__call__       scripted functions, which no Python frame shows
+    builtins.len, range           which would turn traced sizes into plain numbers unseen
+    torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
+    torch.distributions           its checks of parameters, which would be branches on them, are off
+    nn.Parameter.__new__          constants that the glue wraps in one without a gradient: no torch function shows it
+
+Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
+Function calls that refinement wants whole are patched in the globals of their module or in their class.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import nn
+from torch.distributions import Distribution
+
+from gemini.capture.patch_lock import TURN
+from gemini.ir.symint import TracedInt
+
+ORIGINAL_CALL = nn.Module.__call__
+ORIGINAL_SET = nn.Module.__setattr__
+ORIGINAL_LEN = len
+_MACHINERY = frozenset(dir(nn.Module()))  # what every module has
+ORIGINAL_RANGE = range
+ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
+ORIGINAL_PARAMETER = nn.Parameter.__new__
+ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
+
+
+class Watcher(Protocol):
+    """What the tracer does at each place."""
+
+    def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A module is called."""
+
+    def on_set(self, module: nn.Module, name: str, value: Any) -> None:
+        """An attribute of a module was set."""
+
+    def on_get(self, module: nn.Module, name: str) -> None:
+        """An attribute of a module was read."""
+
+    def on_frozen(self, data: torch.Tensor) -> torch.Tensor:
+        """The model's own code makes a parameter without a gradient of a tensor."""
+
+    def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
+        """A custom autograd function is applied."""
+
+    def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A Python function that is to be kept whole is called."""
+
+    def checkpointed(self, kind: str) -> Any:
+        """A context manager around what runs inside a checkpoint."""
+
+
+class _LikeRange(type):
+    """`isinstance(value, range)` keeps its meaning."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, ORIGINAL_RANGE)
+
+
+class TracedRange(metaclass=_LikeRange):
+    """Stands in for `range`, which sees through traced numbers without asking: a loop bound is a fact to guard."""
+
+    def __new__(cls, *bounds: Any) -> Any:
+        """A real range; traced bounds are logged."""
+        return ORIGINAL_RANGE(*(int(bound) if isinstance(bound, TracedInt) else bound for bound in bounds))
+
+
+@contextmanager
+def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]:
+    """Route these places to `watcher` until the block ends."""
+    thread = threading.get_ident()
+    of_modules, of_torch = _of_modules(watcher, thread), _of_torch(watcher, thread)
+    with TURN, ExitStack() as stack:
+        stack.callback(_tell_compiler)
+        _swap(stack, builtins, "len", _length(thread))
+        _swap(stack, builtins, "range", TracedRange)
+        _swap(stack, nn.Module, "__call__", of_modules.call)
+        _swap(stack, nn.Module, "__setattr__", of_modules.set)
+        nn.Module.__getattribute__ = of_modules.get
+        stack.callback(delattr, nn.Module, "__getattribute__")
+        _swap(stack, nn.Parameter, "__new__", staticmethod(of_torch.parameter))
+        _swap(stack, torch.autograd.Function, "apply", classmethod(of_torch.apply))
+        _swap(stack, checkpointing, "CheckpointFunction", of_torch.reentrant)
+        _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", of_torch.saved)
+        _swap(stack, torch.jit.ScriptFunction, "__call__", of_torch.script)
+        _swap(stack, Distribution, "_validate_args", False)
+        for target in calls:
+            _wrap_call(stack, watcher, target)
+        yield
+
+
+class _OfModules(NamedTuple):
+    """What stands in for methods of `nn.Module`."""
+
+    call: Any
+    set: Any
+    get: Any
+
+
+def _of_modules(watcher: Watcher, thread: int) -> _OfModules:
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_CALL(module, *args, **kwargs)
+        return watcher.on_module(module, args, kwargs)
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        ORIGINAL_SET(module, name, value)
+        if threading.get_ident() == thread:
+            watcher.on_set(module, name, value)
+
+    def get_attribute(module: nn.Module, name: str) -> Any:
+        if name not in _MACHINERY and threading.get_ident() == thread:
+            watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
+        return object.__getattribute__(module, name)
+
+    return _OfModules(call, set_attribute, get_attribute)
+
+
+class _OfTorch(NamedTuple):
+    """What stands in for functions of torch in Python."""
+
+    parameter: Any
+    apply: Any
+    script: Any
+    reentrant: Any
+    saved: Any
+
+
+def _of_torch(watcher: Watcher, thread: int) -> _OfTorch:
+    def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
+        frozen = cls is nn.Parameter and type(data) in (torch.Tensor, nn.Parameter) and requires_grad is False
+        # torch makes parameters too, where it casts or moves a module: those stay, as no result does.
+        torchs = frozen and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
+        if not frozen or torchs or threading.get_ident() != thread:
+            return ORIGINAL_PARAMETER(cls, data, requires_grad)
+        return watcher.on_frozen(data)
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_APPLY(cls, *args, **kwargs)
+        return watcher.on_function(cls, args, kwargs)
+
+    def script(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return ORIGINAL_SCRIPT(function, *args, **kwargs)
+        target = _script_target(function)
+        return watcher.on_call(target, functools.partial(ORIGINAL_SCRIPT, function), args, kwargs)
+
+    class Reentrant:
+        """Stands in for torch's CheckpointFunction."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            with watcher.checkpointed("reentrant"):
+                return function(*args)
+
+    def saved(*_: Any, **__: Any) -> Iterator[None]:
+        with watcher.checkpointed("saved"):
+            yield
+
+    return _OfTorch(parameter, apply, script, Reentrant, saved)
+
+
+def _length(thread: int) -> Callable[[Any], int]:
+    def length(value: Any) -> int:
+        # The built-in turns every length into a plain number; that of a tensor must stay traced.
+        if isinstance(value, torch.Tensor) and threading.get_ident() == thread:
+            return value.shape[0] if value.dim() else ORIGINAL_LEN(value)
+        return ORIGINAL_LEN(value)
+
+    return length
+
+
+def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
+    original = vars(owner)[name]
+    setattr(owner, name, replacement)
+    stack.callback(setattr, owner, name, original)
+
+
+def _tell_compiler() -> None:
+    """Have `torch.compile` know `len` and `range`, if it was loaded, and made its list of builtins, just now."""
+    known: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
+    if getattr(known, "function_ids", None) is not None:
+        for one in (one for one in (len, range) if id(one) not in known.function_ids):
+            known.add(id(one))
+            known.function_names[id(one)] = f"builtins.{one.__name__}"
+
+
+def _script_target(function: Any) -> str:
+    """`package.module:name` of a scripted function; its qualified name begins with `__torch__`."""
+    module, _, name = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
+    return f"{module}:{name}"
+
+
+def find_call(target: str) -> tuple[Any, str]:
+    """(module or class, attribute) of a target `package.module:Class.name`."""
+    module, _, qualname = target.partition(":")
+    owner: Any = sys.modules[module]
+    *outer, name = qualname.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+def _wrap_call(stack: ExitStack, watcher: Watcher, target: str) -> None:
+    owner, name = find_call(target)
+    original = owner.__dict__[name]
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return watcher.on_call(target, original, args, kwargs)
+
+    _swap(stack, owner, name, wrapper)

@@ -1,0 +1,93 @@
+"""Origins: where a tensor that the model's Python touches comes from.
+
+Every tensor of the traced call is known by identity: an input, a tensor the model holds, or the result of a
+node. A tensor of unknown origin is never taken as a constant (a baked-in cache matches the captured batch
+exactly and is wrong on the next); the region that uses it becomes a basic block instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.ir.encode import walk
+from gemini.ir.pytree import Owned
+
+_PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
+
+
+class Origins:
+    """The tensors and objects a model holds, by identity."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = {id(module): name for name, module in model.named_modules()}
+        self.parameters = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}
+        self.buffers = {id(b): name for name, b in model.named_buffers(remove_duplicate=True)}
+        self.objects: dict[int, Owned] = {}
+        self.attributes: dict[int, str] = {}
+        self._kept: list[Any] = []  # identities stay unique while these live
+        for name, module in model.named_modules():
+            for key, value in vars(module).items():
+                if key.startswith("_") and key in vars(_EMPTY):
+                    continue
+                self._index(name, key, value)
+
+    def _index(self, module: str, key: str, value: Any) -> None:
+        self._kept.append(value)
+        prefix = f"{module}.{key}" if module else key
+        if isinstance(value, torch.Tensor):
+            self.attributes.setdefault(id(value), prefix)
+        elif isinstance(value, (list, tuple, dict)):
+            for path, leaf in walk(value):
+                if isinstance(leaf, torch.Tensor) and all(kind in "ik" for kind, _ in path):
+                    steps = "".join(f"[{step!r}]" for _, step in path)
+                    self.attributes.setdefault(id(leaf), prefix + steps)
+                    self._kept.append(leaf)
+        elif not isinstance(value, (*_PLAIN, nn.Module)):
+            self.objects.setdefault(id(value), Owned(module, key))
+
+    def owner(self, value: Any) -> Owned | None:
+        """How the model reaches an object, if it holds it."""
+        if isinstance(value, nn.Module):
+            name = self.modules.get(id(value))
+            return None if name is None else Owned(name)
+        return self.objects.get(id(value))
+
+    def held(self, tensor: torch.Tensor) -> tuple[str, str] | None:
+        """(kind, name) of a tensor the model holds."""
+        key = id(tensor)
+        for kind, found in (("parameter", self.parameters), ("buffer", self.buffers), ("attribute", self.attributes)):
+            if key in found:
+                return kind, found[key]
+        return None
+
+
+_EMPTY = nn.Module()
+
+
+def get_held(model: nn.Module, name: str) -> torch.Tensor:
+    """The tensor of a parameter, buffer or attribute node."""
+    head, bracket, rest = name.partition("[")
+    module_name, _, attribute = head.rpartition(".")
+    found: Any = getattr(model.get_submodule(module_name) if module_name else model, attribute)
+    for part in (bracket + rest).replace("]", "").split("[")[1:]:
+        found = found[int(part) if part.lstrip("-").isdigit() else part.strip("'\"")]
+    return found
+
+
+def own_tensors(module: nn.Module) -> dict[int, str]:
+    """The tensors that a module and its children hold, plain attributes included, by identity."""
+    found: dict[int, str] = {}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            path = f"{name}.{key}" if name else key
+            if isinstance(value, torch.Tensor):
+                found[id(value)] = path
+            elif key in ("_parameters", "_buffers"):
+                found.update((id(held), "") for held in value.values() if held is not None)
+            elif key not in vars(_EMPTY) and isinstance(value, (list, tuple, dict)):
+                found.update((id(leaf), "") for _, leaf in walk(value) if isinstance(leaf, torch.Tensor))
+    return found

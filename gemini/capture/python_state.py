@@ -1,0 +1,273 @@
+"""Fingerprints: the part of a model's Python state that its glue may branch on.
+
+`self.training`, configurations, the children of containers, replaced forwards, hooks, and the attributes of modules
+and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
+is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
+reads does not take part, nor do modules that run whole: their Python decides anew each time. Of these only the rates
+count at which they draw no random numbers, of those that draw, whether their rates are such, `attribute?@module`, and
+the settings of torch's own layers: what is proven of samples that go through one (`Softmax.dim`,
+`Embedding.scale_grad_by_freq`) is proven for these.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.capture.module_hooks import has_hooks
+from gemini.ir.encode import attributes
+from gemini.snapshot.attribute_values import held_by
+
+_IDLE = "?"  # of an attribute, only whether it is 0 or 1
+_PLAIN = (bool, int, float, str, type(None))
+_SETTINGS = (bool, int, str, tuple, type(None))
+_LAYERS = "torch.nn.modules."
+_EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
+_DEEP, _MANY = 3, 256  # how far, and how much of, the contents of an object count
+_LARGE = 1 << 20  # bytes of an array whose contents do
+
+
+def glue_modules(model: nn.Module, whole: Iterable[str]) -> list[str]:
+    """The modules that are not inside a leaf or block."""
+    kept = set(whole)
+    return [name for name, _ in model.named_modules() if not _is_inside(name, kept)]
+
+
+def _is_inside(name: str, kept: set[str]) -> bool:
+    """Whether a module is one of these or in one."""
+    parts = name.split(".")
+    return "" in kept or any(".".join(parts[:count]) in kept for count in range(1, len(parts) + 1))
+
+
+def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
+    """A value that differs when the Python of these modules may take another way."""
+    facts: list[Any] = []
+    configurations: dict[int, Any] = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in names:
+        if "@" in name:
+            facts.append((name, *_read(modules, name)))
+            continue
+        module = modules.get(name)
+        if module is None:
+            facts.append((name, "gone"))
+            continue
+        own = vars(module)
+        facts.append(
+            (
+                name,
+                (("training", module.training),),
+                tuple((key, id(child)) for key, child in module._modules.items()),
+                tuple((key, buffer is None) for key, buffer in module._buffers.items()),
+                tuple(key for key, parameter in module._parameters.items() if parameter is not None),
+                _forward(own.get("forward")),
+                bool(name) and has_hooks(module),  # those on the model itself run around the graph
+            )
+        )
+        config = own.get("config")
+        if config is not None and hasattr(config, "__dict__"):
+            configurations[id(config)] = config
+    facts.append(
+        (
+            ("default", str(torch.get_default_dtype())),
+            *((name, f"{p.dtype} {p.device} {p.requires_grad} {[*p.shape]}") for name, p in model.named_parameters()),
+            *((name, f"{b.dtype} {b.device} {[*b.shape]}") for name, b in model.named_buffers()),
+            *((f"class of {name}", type(module).__qualname__) for name, module in modules.items()),
+        )
+    )
+    for config in configurations.values():
+        facts.append(config_facts(config))
+    return tuple(facts)
+
+
+def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
+    """The attributes that glue has read, `attribute@module`, as far as they can decide a branch."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = set()
+    for name, key in touched:
+        module = modules[name]
+        held = (module._parameters, module._buffers, module._modules)
+        if any(key in space for space in held) or "@" in name or (key == "config" and key in vars(module)):
+            continue
+        value = _attribute(module, key)
+        code = (torch.Tensor, types.FunctionType, property, classmethod, staticmethod, functools.cached_property)
+        if key in vars(module) or not isinstance(value, code):
+            found.add(f"{key}@{name}")
+    return sorted(found)
+
+
+def idle_rates(model: nn.Module, quiet: Iterable[str]) -> list[str]:
+    """The rates, `attribute@module`, at which these modules, which run whole and drew nothing, draw nothing.
+
+    A dropout of 0 or 1 does not draw; with any other it does, and its graph is another.
+    """
+    return [f"{key}@{name}" for key, name, value in _numbers_in(model, quiet) if value in (0, 1)]
+
+
+def drawing_rates(model: nn.Module, drawing: Iterable[str]) -> list[str]:
+    """The rates at which these modules, which run whole, draw: with others they do too, but not with 0 or 1."""
+    return [f"{key}{_IDLE}@{name}" for key, name, value in _numbers_in(model, drawing) if 0 < value < 1]
+
+
+def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, str, float]]:
+    """All numbers that modules hold, within some of them: attribute, module and value."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for whole in dict.fromkeys(wholes):
+        for name, module in modules.items():
+            if name == whole or name.startswith(f"{whole}.") or not whole:
+                for key, value in vars(module).items():
+                    if isinstance(value, (int, float)) and not isinstance(value, bool):
+                        yield key, name, value
+
+
+def settings_of_layers(model: nn.Module, whole: Iterable[str]) -> list[str]:
+    """The settings, `attribute@module`, of torch's own layers among these modules, which run whole, and inside them.
+
+    Not numbers with a fraction: at another rate, or with another epsilon, a layer treats samples as before.
+    """
+    kept = set(whole)
+    return [
+        f"{key}@{name}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module).__module__.startswith(_LAYERS) and _is_inside(name, kept)
+        for key, value in vars(module).items()
+        if isinstance(value, _SETTINGS) and key not in _EVERY
+    ]
+
+
+def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those reads whose value may become another one though the same object stays in its place."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = []
+    for name in names:
+        key, sign, owner = name.partition("@")
+        if sign and owner in modules:
+            own = vars(modules[owner])
+            fixed = (*_PLAIN, nn.Module, torch.Tensor, types.FunctionType, tuple, frozenset)
+            if (key in own and not isinstance(own[key], fixed)) or hasattr(type(modules[owner]), key):
+                found.append(name)
+    return found
+
+
+def read_facts(modules: dict[str, nn.Module], names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """What these reads of modules, by name, would give now."""
+    return [_read(modules, name) for name in names]
+
+
+def config_facts(config: Any, *, changeable: bool = False) -> tuple[tuple[str, str], ...]:
+    """What a configuration holds; or only what may become other though the same object stays in its place."""
+    values = vars(config).items()
+    return tuple((k, repr(_held(v, [], 1))) for k, v in values if not (changeable and isinstance(v, _PLAIN)))
+
+
+def _attribute(module: nn.Module, key: str) -> Any:
+    """The attribute of a module or of its class; its code is not run."""
+    own = vars(module)
+    return own[key] if key in own else inspect.getattr_static(type(module), key, _GONE)
+
+
+_GONE = "gone"
+
+
+def _read(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...]]:
+    """What an attribute holds: as text, and by identity where text does not tell."""
+    key, _, owner = name.partition("@")
+    if owner not in modules:
+        return _GONE, ()
+    found: list[int] = []
+    if key.endswith(_IDLE):
+        value = _attribute(modules[owner], key.removesuffix(_IDLE))
+        return repr(isinstance(value, (int, float)) and value in (0, 1)), ()
+    return repr(_held(_attribute(modules[owner], key), found, 0)), tuple(found)
+
+
+def _held(value: Any, found: list[int], depth: int) -> Any:
+    if isinstance(value, (*_PLAIN, complex, bytes, torch.dtype, torch.device, torch.Size)):
+        return value
+    if isinstance(value, (torch.Tensor, nn.Module)):
+        found.append(id(value) if isinstance(value, nn.Module) else 0)
+        return type(value).__name__
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, crc32(value.tobytes()) if value.nbytes <= _LARGE else 0
+    if isinstance(value, functools.partial):
+        return "partial", [_held(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
+    if callable(value):
+        found.append(id(value))
+        name = getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
+        code = (_code(value.__code__),) if isinstance(value, types.FunctionType) else ()  # of two lambdas on a line
+        around = held_by(value) if depth <= _DEEP else []
+        return (*name, *code, *(_held(part, found, depth + 1) for part in around))
+    if isinstance(value, (list, tuple, set, frozenset, dict, deque)):
+        if depth > _DEEP or len(value) > _MANY:
+            return type(value).__name__, len(value)
+        items: Any = value.items() if isinstance(value, dict) else value
+        facts = [_held(part, found, depth + 1) for part in items]
+        return type(value).__name__, facts if isinstance(value, (list, tuple, dict, deque)) else sorted(facts, key=repr)
+    own = attributes(value)
+    if depth > _DEEP or not own or len(own) > _MANY:
+        return type(value).__name__
+    return type(value).__name__, [(key, _held(part, found, depth + 1)) for key, part in own.items()]
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(code: types.CodeType) -> str:
+    """A digest of what code does, the same in every process."""
+    constants = [_code(one) if isinstance(one, types.CodeType) else _constant(one) for one in code.co_consts]
+    facts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
+    return hashlib.sha1(repr(facts).encode(), usedforsecurity=False).hexdigest()[:12]
+
+
+def _constant(value: Any) -> str:
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)  # sets have no order
+
+
+def _forward(replaced: Any) -> int | None:
+    """The identity of a forward set on the instance; the stand-in of a running graph counts as what it replaced."""
+    replaced = getattr(replaced, "__gemini_stands_for__", replaced)
+    return None if replaced is None else id(replaced)
+
+
+def readable(found: tuple[Any, ...]) -> list[str]:
+    """A fingerprint as texts, without identities: comparable between processes."""
+    texts = []
+    for fact in found:
+        if fact and isinstance(fact[0], str) and ("@" in fact[0] or len(fact) == 2):
+            if not fact[0].startswith("_output_capturing"):  # what transformers installs on a first call
+                texts.append(f"{fact[0]}: {fact[1]}")
+        elif fact and isinstance(fact[0], str):
+            name, plain, children, buffers, parameters, forward, *_ = fact
+            held = [("children", [key for key, _ in children]), ("buffers", buffers), ("parameters", parameters)]
+            texts.append(f"{name or 'model'}: {[*plain, *held, ('own forward', forward is not None)]}")
+        else:
+            texts.append(f"state: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
+    return texts
+
+
+def differing(before: list[str], now: list[str]) -> Iterator[str]:
+    """How two fingerprints, as texts, differ: a line each place, with what is other there and nothing else."""
+    if len(before) != len(now):
+        yield "the model has other modules"
+        return
+    for one, other in zip(before, now, strict=True):
+        if one != other:
+            name = one.partition(":")[0]
+            was, became = (text[len(name) + 2 :].split("), (") for text in (one, other))
+            old = [part for part in was if part not in became]
+            new = [part for part in became if part not in was]
+            yield f"{name}: {_few(old)} is now {_few(new)}"
+
+
+def _few(parts: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    shown = "; ".join(part.strip("[()]") for part in parts[:2])
+    return f"{shown} and {len(parts) - 2} more" if len(parts) > 2 else shown

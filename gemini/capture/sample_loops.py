@@ -1,0 +1,362 @@
+"""Rolling: a recording of many samples is that of a few, over and over, where the model's Python loops over samples.
+
+    few      a, b = x.unbind()         y = stack([f(a), f(b)])
+    many     a, b, c, d = x.unbind()   y = stack([f(a), f(b), f(c), f(d)])
+
+Walks through both recordings, that of a micro-batch and that of all of them, one behind the other. Every node of the
+latter must be one of these, or the recordings are not alike:
+
+| a node of the whole batch is        | which means                                                                  |
+|-------------------------------------|------------------------------------------------------------------------------|
+| that of the micro-batch             | the same function of the same values; sizes are expressions                   |
+| a copy of one, for micro-batch k    | the same function of what copies for k have made, and of what all have alike |
+| the same as an earlier one          | it may be left out (`merging`)                                               |
+
+Literals must agree, but for those which number samples: `x[i]`, `out[i] = y`. Roles say what a node of the micro-batch
+is for the whole batch; what follows from that is for `gemini.batch_analysis` to say.
+
+| role  | for the whole batch                                                              |
+|-------|----------------------------------------------------------------------------------|
+|       | one node                                                                         |
+| parts | one node, that takes its argument apart: a list with entries for every copy      |
+| take  | a copy a micro-batch, which reads that micro-batch's entries of its argument     |
+| each  | a copy a micro-batch                                                             |
+| put   | a copy a micro-batch, which writes to that micro-batch's entries of its argument |
+| join  | one node, of lists that have the copies' entries one after the other             |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemini.capture.attribute_writes import TARGET as ASSIGN
+from gemini.capture.concretize import PARTS, expr_data_refs, short_name
+from gemini.capture.cse import memory_of, representatives
+from gemini.capture.input_pins import causes_of, inputs_of
+from gemini.capture.sample_indices import is_shifted, without
+from gemini.capture.trace_diff import Trace
+from gemini.ir.node import Guard, Node
+from gemini.ir.pytree import Ref, Sequence, expr_refs
+
+_SUBSCRIPTS = ("__getitem__", "__setitem__")
+_COPIED = ("op", "module", "function")
+_APART = ("each", "take", "parts")
+_SAME = ("kind", "target", "region", "checkpoint", "random")
+
+
+class Unlike(Exception):
+    """The recordings are not alike; `node` is one of the micro-batch, near the place."""
+
+    def __init__(self, node: Node, reason: str) -> None:
+        super().__init__(reason)
+        self.node, self.reason = node, reason
+
+
+@dataclass
+class Rolled:
+    """What every node of a micro-batch is for the whole batch, and which node of its recording that is.
+
+    Branches on contents go as recorded where all guards of the micro-batch hold in every micro-batch, those that are
+    numbered in `wholes` hold on the whole batch too, and the inputs `pins` have the recorded contents in every one.
+    """
+
+    roles: dict[int, str]
+    images: dict[int, int]
+    wholes: tuple[int, ...]
+    pins: tuple[int, ...]
+
+
+def roll(few: Trace, many: Trace, times: int) -> Rolled:
+    """Compare the recording of a micro-batch with that of so many; raises Unlike."""
+    rolling = Rolling(few.nodes, many.nodes, times)
+    rolling.walk()
+    if not rolling.alike(few.tracer.result, many.tracer.result, 0):
+        raise Unlike(few.nodes[-1], "the output depends on the batch size")
+    rolling.check_orders()
+    return Rolled(rolling.roles(), rolling.images(), *_branches(rolling, few, many))
+
+
+def _branches(rolling: Rolling, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The guards of the micro-batch that the whole batch has too, and the inputs that its other branches depend on."""
+    own = {at: guard for at, guard in enumerate(few.tracer.guards.values()) if guard.data}
+    roles = rolling.roles()
+    inputs = {node.target: node for node in few.nodes if node.kind == "input"}
+    wholes: set[int] = set()
+    pins: set[int] = set()
+    for guard in many.tracer.guards.values():
+        found = next((at for at, one in own.items() if guard.data and rolling.is_same_fact(one, guard)), None)
+        if not guard.data:
+            continue
+        if found is not None:
+            refs = list(expr_refs(own[found].expr))
+            if all(roles[ref.node] in _APART for ref in refs):
+                continue  # every micro-batch asks for itself
+            if not any(roles[index] for index in causes_of(few.nodes, refs)):
+                wholes.add(found)
+                continue
+        causes = inputs_of(many.nodes, expr_data_refs(guard.expr, many.tracer.dynamic))
+        if causes is None:
+            raise Unlike(few.nodes[-1], f"a branch depends on the whole batch ({guard.line})")
+        pins |= {inputs[many.nodes[index].target].id for index in causes}
+    return tuple(sorted(wholes)), tuple(sorted(pins))
+
+
+@dataclass
+class Rolling:
+    """The comparison of two recordings, as far as it has come."""
+
+    few: list[Node]
+    many: list[Node]
+    times: int
+    copies: dict[int, list[int]] = field(default_factory=dict)  # of a node of few, in many, by micro-batch
+    lists: dict[int, int] = field(default_factory=dict)  # nodes that take samples apart: entries a micro-batch
+    joins: set[int] = field(default_factory=set)
+    subscripts: set[int] = field(default_factory=set)  # nodes whose literals number samples
+    _repeated: bool = False  # a list in what was compared last
+
+    def __post_init__(self) -> None:
+        self.first, self.other = representatives(self.few), representatives(self.many)
+        self.like: dict[Any, list[Node]] = {}  # nodes of few that have been met, by what they run and where
+
+    # ── the walk ───────────────────────────────────────────────────────────────────────────────────────────────
+    def walk(self) -> None:
+        """Find what every node of the whole batch is."""
+        waiting = [node for node in self.few if self.first[node.id] == node.id]
+        at = 0
+        for node in self.many:
+            if self.other[node.id] != node.id:
+                continue
+            if at < len(waiting) and self._is_next(waiting[at], node):
+                at += 1
+            elif not self._is_copy(node):
+                near = waiting[min(at, len(waiting) - 1)]
+                raise Unlike(self._owner(near), f"its steps depend on the batch size, at {node.name} ({node.line})")
+        if at < len(waiting):
+            raise Unlike(self._owner(waiting[at]), "the number of its steps depends on the batch size")
+        for index, found in self.copies.items():
+            whole = index in self.joins or index in self.lists
+            if len(found) not in (1, self.times) or (whole and len(found) > 1):
+                raise Unlike(self.few[index], "it runs for some of the samples")
+            if len(found) > 1 and _made(self.few[index]) != _made(self.many[found[0]]):
+                raise Unlike(self.few[index], "what it makes of a sample has a size that depends on the batch size")
+
+    def _owner(self, node: Node) -> Node:
+        """The node itself, or the first computing one after a source."""
+        return next((later for later in self.few[node.id :] if not later.is_source), node)
+
+    def _is_next(self, one: Node, other: Node) -> bool:
+        """Whether a node of the whole batch is this one of the micro-batch, on all samples."""
+        if not self._runs_the_same(one, other):
+            return False
+        self._repeated = False
+        forms = (one.args, one.kwargs, one.mutates), (other.args, other.kwargs, other.mutates)
+        if not self.alike(*forms, 0, repeated=one.kind == "op" and not one.mutates):
+            return False
+        if one.sketch != other.sketch:
+            if one.kind != "op" or short_name(one.target) not in PARTS or not self._is_list(one, other):
+                return False
+            self.lists[one.id] = len(one.outputs)
+        elif self._repeated:
+            self.joins.add(one.id)
+        self._met(one, other)
+        return True
+
+    def _is_copy(self, other: Node) -> bool:
+        """Whether a node of the whole batch is a copy of an earlier one of the micro-batch."""
+        if other.kind not in _COPIED or other.random or other.changes or other.target == ASSIGN:
+            return False
+        found = self.like.get(_place(other), [])
+        for one in sorted(found, key=lambda node: len(self.copies[node.id])):
+            number = len(self.copies[one.id])
+            if number < self.times and self._is_copy_of(one, other, number):
+                self.copies[one.id].append(other.id)
+                return True
+        return False
+
+    def _is_copy_of(self, one: Node, other: Node, number: int) -> bool:
+        if not self._runs_the_same(one, other) or one.sketch != other.sketch or one.changes:
+            return False
+        if _made(one) != _made(other) or not self.alike(one.mutates, other.mutates, number):
+            return False
+        shifted = self._is_shifted(one, other, number)
+        if number > 1 and shifted != (one.id in self.subscripts):
+            return False
+        if shifted:
+            self.subscripts.add(one.id)
+        return shifted or self.alike((one.args, one.kwargs), (other.args, other.kwargs), number)
+
+    def _runs_the_same(self, one: Node, other: Node) -> bool:
+        return all(getattr(one, name) == getattr(other, name) for name in _SAME)
+
+    def _met(self, one: Node, other: Node) -> None:
+        self.copies[one.id] = [other.id]
+        self.like.setdefault(_place(one), []).append(one)
+
+    def _is_list(self, one: Node, other: Node) -> bool:
+        """Whether a node returns a list, with the entries of all micro-batches one after the other."""
+        few, many = list(one.outputs.items()), list(other.outputs.items())
+        if any(source != "ret" or len(path) != 1 or path[0][0] != "i" for (source, path), _ in (*few, *many)):
+            return False
+        sizes = [(meta.shape, meta.dtype) for _, meta in few]
+        return [(meta.shape, meta.dtype) for _, meta in many] == sizes * self.times
+
+    def _is_shifted(self, one: Node, other: Node, number: int) -> bool:
+        """Whether two nodes read, or write, the entries of the first and of another micro-batch."""
+        name = short_name(one.target)
+        given, found = _arguments(one), _arguments(other)
+        if name not in _SUBSCRIPTS or len(given) != len(found) or not isinstance(given[0], Ref):
+            return False
+        place = self._batch_of(given[0])
+        if place is None or not self.alike(given[0], found[0], 0) or not self.alike(one.kwargs, other.kwargs, number):
+            return False
+        if not is_shifted(given[1], found[1], place, number):
+            return False
+        few, many = ([*without(args[1], *place[:2]), *args[2:]] for args in (given, found))
+        return self.alike(few, many, number)
+
+    def _batch_of(self, ref: Ref) -> tuple[int, int, int] | None:
+        """The dimension in which a value has more entries on the whole batch, its rank, and the entries."""
+        image = self.image(ref, 0)
+        if image is None or len(self.copies[self.first[ref.node]]) > 1:
+            return None
+        few, many = self._shape(self.few, ref), self._shape(self.many, image)
+        if few is None or many is None or len(few) != len(many):
+            return None
+        dims = [dim for dim, (a, b) in enumerate(zip(few, many, strict=True)) if a != b]
+        if len(dims) != 1 or many[dims[0]] != self.times * few[dims[0]]:
+            return None
+        return dims[0], len(few), few[dims[0]]
+
+    @staticmethod
+    def _shape(nodes: list[Node], ref: Ref) -> tuple[int, ...] | None:
+        meta = nodes[ref.node].outputs.get((ref.source, ref.path))
+        return None if meta is None else meta.shape
+
+    # ── comparing forms ────────────────────────────────────────────────────────────────────────────────────────
+    def image(self, ref: Ref, number: int) -> Ref | None:
+        """The value of the whole batch that a value of the micro-batch is, in so many-th of its copies."""
+        index = self.first[ref.node]
+        found = self.copies.get(index)
+        if found is None:
+            return None
+        if index in self.lists and ref.path:
+            (_, at), *rest = ref.path
+            return Ref(found[0], ref.source, (("i", at + number * self.lists[index]), *rest))
+        return Ref(found[number] if number < len(found) else found[0], ref.source, ref.path)
+
+    def alike(self, one: Any, other: Any, number: int, *, repeated: bool = False) -> bool:
+        """Whether a form of the whole batch is one of the micro-batch, in so many-th of its copies.
+
+        `repeated`: lists may have the entries of all copies, one after the other.
+        """
+        if isinstance(one, Ref):
+            return isinstance(other, Ref) and self.image(one, number) == self._named(other)
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, (tuple, list)):
+            return len(one) == len(other) and all(
+                self.alike(a, b, number, repeated=repeated) for a, b in zip(one, other, strict=True)
+            )
+        if isinstance(one, Sequence) and len(one.items) != len(other.items):
+            if not repeated or one.cls is not other.cls or one.label != other.label:
+                return False
+            self._repeated = True
+            return self._is_repeated(one.items, other.items)
+        if dataclasses.is_dataclass(one) and not isinstance(one, type):
+            parts = [part.name for part in dataclasses.fields(one)]
+            return all(self.alike(getattr(one, a), getattr(other, a), number, repeated=repeated) for a in parts)
+        return _is_same(one, other)
+
+    def _is_repeated(self, few: tuple[Any, ...], many: tuple[Any, ...]) -> bool:
+        if len(many) != self.times * len(few):
+            return False
+        return all(self.alike(few[at % len(few)], part, at // len(few)) for at, part in enumerate(many))
+
+    def is_same_fact(self, one: Guard, other: Guard) -> bool:
+        """Whether a branch of the whole batch is one of the micro-batch, for one of its copies."""
+        if repr(one.expected) != repr(other.expected):
+            return False
+        return any(self.alike(one.expr, other.expr, number) for number in range(self.times))
+
+    def _named(self, ref: Ref) -> Ref:
+        return Ref(self.other[ref.node], ref.source, ref.path)
+
+    # ── what follows ───────────────────────────────────────────────────────────────────────────────────────────
+    def roles(self) -> dict[int, str]:
+        """The role of every node of the micro-batch."""
+        return {node.id: self._role(self.first[node.id]) for node in self.few}
+
+    def _role(self, index: int) -> str:
+        if index in self.lists:
+            return "parts"
+        if index in self.joins:
+            return "join"
+        if len(self.copies[index]) == 1:
+            return ""
+        if index not in self.subscripts:
+            return "each"
+        return "put" if self.few[index].mutates else "take"
+
+    def images(self) -> dict[int, int]:
+        """The node of the whole batch that a node of the micro-batch is, or its first copy."""
+        return {node.id: self.copies[self.first[node.id]][0] for node in self.few}
+
+    def check_orders(self) -> None:
+        """Writes and what looks at the same memory must come in the order of the micro-batch, copies and all."""
+        self._check_copies()
+        touching: dict[int, set[int]] = {}
+        for node in self.few:
+            for ref in node.inputs():
+                for root in memory_of(self.few, ref.node):
+                    touching.setdefault(root, set()).add(node.id)
+        for node in self.few:
+            roots = {root for ref in node.mutates for root in memory_of(self.few, ref.node)}
+            role = self._role(self.first[node.id]) if roots else ""
+            if role in ("each", "take"):
+                if any(self._role(self.first[root]) != "each" for root in roots):
+                    raise Unlike(node, "a part of it that runs for every sample writes to what all have")
+                continue
+            for other in sorted({one for root in roots for one in touching.get(root, ())} - {node.id}):
+                self._check_order(node, other, is_put=role == "put")
+
+    def _check_copies(self) -> None:
+        """The copies for one micro-batch come in its order."""
+        for number in range(1, self.times):
+            places = [found[number] for _, found in sorted(self.copies.items()) if len(found) > 1]
+            if places != sorted(places):
+                raise Unlike(self.few[-1], "what it does with a sample comes in another order for another")
+
+    def _check_order(self, writer: Node, index: int, *, is_put: bool) -> None:
+        other = self.first[index]
+        if is_put and self._role(other) == "put":
+            return
+        before, after = sorted((writer.id, other))
+        if max(self.copies[before]) > min(self.copies[after]):
+            raise Unlike(writer, "what it does with the samples one by one is mixed with what it does with all")
+
+
+def _place(node: Node) -> tuple[Any, ...]:
+    return node.kind, node.target, node.scope, node.line
+
+
+def _made(node: Node) -> list[Any]:
+    return [(key, meta.shape, meta.dtype) for key, meta in node.outputs.items()]
+
+
+def _arguments(node: Node) -> tuple[Any, ...]:
+    return node.args.items if isinstance(node.args, Sequence) else ()
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    try:
+        if one == other:
+            return True
+    except (ValueError, RuntimeError):  # arrays compare by element
+        return bool(_flat(one) == _flat(other))
+    return repr(one) == repr(other)  # nan
+
+
+def _flat(value: Any) -> Any:
+    return (value.shape, str(value.dtype), value.tobytes())

@@ -1,0 +1,142 @@
+"""Variants: the graphs of one model for the different ways a call can go through its Python.
+
+A graph holds for calls of one signature (structure, plain values, dtypes, all sizes but the batch), one state of
+the model's Python (training flag, attributes, configuration), one gradient and autocast mode, and one outcome of
+every guard. A call that fits no graph captures another; a guard that breaks in mid-run undoes the run first.
+Beyond `limit` variants the model itself runs: always right, never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.capture.call_binding import bind, signature_of
+from gemini.capture.module_hooks import with_hooks
+from gemini.capture.python_state import fingerprint
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import tensors
+from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
+from gemini.snapshot.model_state import Attributes, Generators
+
+if TYPE_CHECKING:
+    from gemini.ir.graph import Graph
+
+Signature = tuple[tuple[Any, ...], ...]
+
+
+class Variants:
+    """All graphs of one model, the most recently used first."""
+
+    def __init__(self, model: nn.Module, recapture: Callable[[Any, Any], Graph], limit: int = 32) -> None:
+        self.model, self.recapture, self.limit = model, recapture, limit
+        self.graphs: list[Graph] = []
+        self.captured = 0  # variants captured after the first
+        self.eager = 0  # calls that ran the model itself
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call by the graph that fits it; capture one if none does; else run the model itself."""
+        for attempt in range(2):
+            try:
+                return with_hooks(self.model, args, kwargs, lambda _, a, k: self._run(a, k))
+            except _NoVariant:
+                if attempt or len(self.graphs) >= self.limit:
+                    break
+                self._capture(args, kwargs)
+        self.eager += 1
+        return self.model(*args, **kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = bind(self.model, args, kwargs)
+        for graph in list(self.graphs):
+            if graph.is_whole or not graph.accepts(bound) or graph.foresight().broken(self.model, bound) is not None:
+                continue
+            done, output = self._attempt(graph, bound)
+            if done:
+                self.graphs.remove(graph)
+                self.graphs.insert(0, graph)
+                return output
+        raise _NoVariant
+
+    def _capture(self, args: Any, kwargs: Any) -> Graph:
+        graph = self.recapture(args, kwargs)
+        graph.variants = self
+        self.graphs.insert(0, graph)
+        self.captured += 1
+        return graph
+
+    def _attempt(self, graph: Graph, bound: dict[str, Any]) -> tuple[bool, Any]:
+        """(True, output), or (False, None) with everything as before."""
+        before = Before(graph, self.model, bound)
+        try:
+            return True, Execution(graph, self.model, bound).run()
+        except (GuardBroken, NodeFailed):
+            # A node that fails does so in the model too, which then raises its own error; or the graph is wrong
+            # for this call, and another variant or the model itself is right.
+            before.restore()
+            return False, None
+
+
+class _NoVariant(Exception):
+    """No graph fits a call."""
+
+
+class Before:
+    """What a run of a graph may change, cheaply saved."""
+
+    def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
+        self.generators = Generators()
+        self.attributes = (
+            Attributes(model) if any(node.kind == "block" or node.changes for node in graph.nodes) else None
+        )
+        written = {ref.node for node in graph.nodes for ref in node.mutates}
+        inputs = [tensor for _, tensor in tensors(bound)] if written & set(graph.inputs) else []
+        held = [*model.buffers(), *inputs]
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
+
+    def restore(self) -> None:
+        """Undo the run."""
+        if self.attributes is not None:
+            self.attributes.restore()
+        with torch.no_grad():
+            for tensor, saved in self.tensors:
+                tensor.data.copy_(saved)
+        self.generators.restore()
+
+
+class Validity:
+    """For which calls a graph holds."""
+
+    def __init__(
+        self, signature: Signature, batch: dict[str, tuple[int, int]], region: Region, glue: list[str]
+    ) -> None:
+        self.signature, self.batch, self.region, self.glue = signature, batch, region, glue
+        self.fingerprint: tuple[Any, ...] = ()
+
+    def accepts(self, model: nn.Module, bound: dict[str, Any]) -> bool:
+        """Whether a call may run by the graph."""
+        if Region.current() != self.region or not self._fits(signature_of(bound)):
+            return False
+        return fingerprint(model, self.glue) == self.fingerprint
+
+    def _fits(self, signature: Signature) -> bool:
+        """Equal up to the batch size, which must be one for all inputs."""
+        if len(signature) != len(self.signature):
+            return False
+        sizes = set()
+        for fact, expected in zip(signature, self.signature, strict=True):
+            if fact == expected and fact[0] not in self.batch:
+                continue
+            if fact[0] not in self.batch or fact[:-1] != expected[:-1] or len(fact[-1]) != len(expected[-1]):
+                return False
+            dim, factor = self.batch[fact[0]]
+            shape, wanted = list(fact[-1]), list(expected[-1])
+            samples, rest = divmod(shape.pop(dim), factor)
+            wanted.pop(dim)
+            if rest or shape != wanted:
+                return False
+            sizes.add(samples)
+        return len(sizes) <= 1 and 0 not in sizes

@@ -1,0 +1,178 @@
+"""Writes: which tensors of a model a run writes, with a copy of each from just before.
+
+Copying all weights in order to undo a run would double the memory of the model, though few models write any. A dispatch
+mode sees every kernel before it runs; the first time one is about to write memory that the model holds, that tensor
+is copied. Writes through `.data`, detached views and `out=` count, since memory is known by its storage.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemini.ir.encode import walk
+
+# Kernels of batch normalization write these without saying so in their schema.
+_UNDECLARED = frozenset({"running_mean", "running_var"})
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that the model holds, and its contents before the first write."""
+
+    name: str
+    tensor: torch.Tensor
+    before: torch.Tensor
+
+
+class Writes(TorchDispatchMode):  # type: ignore[misc]
+    """Copies what is about to be written; `copies` holds what was written so far."""
+
+    supports_higher_order_operators = True
+    schemas: ClassVar[dict[int, tuple[int | str, ...]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to keep the compiler away would load it, which takes longer than many a capture
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[Copy] = []
+        self.copied: set[int] = set()
+        self.dirty: set[int] = set()  # written since `undo`
+        self.compiled = False
+        self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
+
+    def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Watch these tensors, and none of those before."""
+        self.watched = {}
+        for name, tensor in held:
+            key = memory_of(tensor)
+            if key:
+                self.watched.setdefault(key, []).append((name, tensor))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel."""
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a kernel, and note what it is about to write."""
+        written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
+        if written is None:
+            written = self.schemas[id(func)] = _written(func)
+        self.compiled |= isinstance(func, torch._ops.HigherOrderOperator)
+        if written:
+            for where in written:
+                self._note(kwargs.get(where) if isinstance(where, str) else _at(args, where))
+        return func(*args, **kwargs)
+
+    def forget_compiled(self) -> None:
+        """`torch.cond` and its like compile themselves; what they compiled under a mode fails without it."""
+        if self.compiled:
+            import torch._dynamo
+
+            torch._dynamo.reset()
+
+    def undo(self) -> None:
+        """Put back what was written."""
+        for copy in self.copies:
+            if id(copy.tensor) in self.dirty:
+                put_back(copy)
+        self.dirty.clear()
+
+    def _note(self, value: Any) -> None:
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor):
+                for name, held in self.watched.get(memory_of(tensor), ()):
+                    self.dirty.add(id(held))
+                    if id(held) not in self.copied:
+                        self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
+                        self.copies.append(Copy(name, held, held.detach().clone()))
+
+
+class _WritesUncompiled(Writes):
+    """The same where the compiler is loaded: a model that compiles parts of itself must not compile this with them."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a kernel."""
+        return self.run(func, args, kwargs or {})
+
+
+def watched_writes() -> Writes:
+    """What fits to a process with or without the compiler."""
+    return _WritesUncompiled() if "torch._dynamo" in sys.modules else Writes()
+
+
+def _written(func: Any) -> tuple[int | str, ...]:
+    """The arguments a kernel writes: positions and names. A kernel from outside torch may write all it is given."""
+    schema = getattr(func, "_schema", None)
+    if schema is None:
+        return ()
+    foreign = not str(schema.name).startswith(("aten::", "prim::", "prims::"))
+    found: list[int | str] = []
+    for index, argument in enumerate(schema.arguments):
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or foreign or argument.name in _UNDECLARED:
+            found += [index, argument.name]
+    return tuple(found)
+
+
+def put_back(copy: Copy) -> None:
+    """Give a tensor its contents from before, if it has others."""
+    now, before = copy.tensor.detach(), copy.before
+    strides = now.stride() if now.layout == torch.strided else ()
+    overlaps = any(stride == 0 and size > 1 for stride, size in zip(strides, now.shape, strict=False))
+    if not overlaps or not torch.equal(now, before):  # what overlaps itself cannot be written as a whole
+        copy.tensor.data.copy_(before)
+
+
+def _at(args: tuple[Any, ...], index: int) -> Any:
+    return args[index] if index < len(args) else None
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory while it lives; 0 for what has none."""
+    if tensor.device.type == "meta":
+        return 0
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
+        return 0
+
+
+# Tells a tensor whose contents are still to be computed; whoever makes such tensors says so here.
+put_off: list[Callable[[torch.Tensor], bool]] = []
+
+
+def has_contents(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to read: not on the meta device, nor where to look would be to compute it."""
+    return tensor.device.type != "meta" and not any(is_put_off(tensor) for is_put_off in put_off)
+
+
+def held_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors a model holds, each once: parameters, buffers, and those in plain attributes."""
+    seen: set[int] = set()
+    attributes = (
+        (f"{name}.{key}", leaf)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (torch.Tensor, list, tuple)) or (isinstance(value, dict) and key not in _INTERNAL)
+        for _, leaf in walk(value)
+    )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *attributes):
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, tensor
+
+
+_INTERNAL = frozenset(vars(nn.Module()))

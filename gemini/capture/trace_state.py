@@ -1,0 +1,253 @@
+"""The recording: nodes written so far, and the origin of every tensor the model's Python may hold.
+
+Tensors are known by identity. What cannot be traced back is refused by raising `Coarsen`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from gemini.capture import concretize
+from gemini.capture.dynamic_shapes import Dynamic, dynamic_sizes, resized
+from gemini.capture.finite_checks import asked_of
+from gemini.capture.leaf_policy import Granularity
+from gemini.capture.provenance import Origins
+from gemini.capture.scaling_reads import REASON, Lookout
+from gemini.capture.source_location import call_candidates, source_line
+from gemini.capture.storage_aliases import Storages
+from gemini.capture.tensor_table import KnownTensors
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import Encoder, UnsupportedValueError, tensors
+from gemini.ir.node import Guard, Node, TensorMeta
+from gemini.ir.pytree import Form, Path, Ref
+from gemini.ir.symint import Expr
+from gemini.snapshot.model_state import python_randomness
+
+_FLOOD = 2000
+
+
+class Coarsen(BaseException):  # not an error: it must pass through the model's own `except Exception`
+    """A region cannot be followed; `scope` lists the open modules, the innermost becomes a basic block."""
+
+    def __init__(self, scope: tuple[str, ...], reason: str, line: str, calls: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{reason} ({line})")
+        self.scope, self.reason, self.line, self.calls = scope, reason, line, calls
+        self.released = ""  # a function that is better not kept whole, instead
+
+
+class Smuggled:
+    """A tensor made inside a leaf: where, and whether an inner module returned it."""
+
+    def __init__(self, scope: tuple[str, ...]) -> None:
+        self.scope = scope
+        self.node = -1
+        self.inner: Path = ()
+
+
+class Recording:
+    """Nodes, guards and origins of one traced run."""
+
+    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+        self.model, self.granularity = model, granularity
+        self.origins = Origins(model)
+        self.nodes: list[Node] = []
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.known: KnownTensors[Ref] = KnownTensors()
+        self.kept: list[Any] = []
+        self.scope: list[str] = []
+        self.active = False
+        self.recording = True  # False inside a leaf
+        self.heavy: list[bool] = []  # per node: does it depend on what the model computes from its parameters
+        self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, where runs are to be compared
+        self.inputs: dict[int, Path] = {}
+        self.result: Form | None = None
+        self.encoder = Encoder(self.origin, self.origins.owner, self.array)
+        self.dynamic: dict[Ref, Dynamic] = {}  # tensors whose sizes depend on contents
+        self.unnamed: KnownTensors[Dynamic] = KnownTensors()  # and those inside leaves
+        self.storages = Storages()
+        self.last_call: dict[str, int] = {}
+        self.names: dict[str, int] = {}
+        self.arrays: dict[int, Ref] = {}
+        self.smuggled: KnownTensors[Smuggled] = KnownTensors()
+        self.drawn = python_randomness()
+        self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
+        self.lookout: Lookout | None = None
+
+    def release(self) -> None:
+        """Let go of all tensors; the nodes remain."""
+        self.values = None
+        self.known.clear()
+        self.smuggled.clear()
+        self.unnamed.clear()
+        self.arrays.clear()
+        self.kept.clear()
+
+    # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
+    def origin(self, tensor: torch.Tensor) -> Ref:
+        """The node a tensor came from; brings in what the model holds; refuses what is unknown."""
+        ref = self.known.get(tensor)
+        if ref is not None:
+            return ref
+        held = self.origins.held(tensor)
+        if held is not None:
+            return Ref(self.source(*held, tensor))
+        made = self.smuggled.get(tensor)
+        if made is None:
+            self.refuse(f"a tensor of unknown origin, shape {tuple(tensor.shape)}")
+        if not made.inner:
+            self.refuse("a tensor made inside a module reaches other code by a side way", made.scope)
+        return self.register(self.nodes[made.node], "inner", made.inner, tensor)
+
+    def array(self, value: Any) -> Ref | None:
+        """The node a NumPy array came from; None for a constant of the model's code."""
+        if id(value) not in self.arrays and self.arrays:
+            raise UnsupportedValueError("a NumPy array computed from the result of a function")
+        return self.arrays.get(id(value))
+
+    def refuse(self, reason: str, other: tuple[str, ...] | None = None) -> NoReturn:
+        """Give up on the innermost region that holds both the current code and `other`."""
+        scope = tuple(self.scope)
+        if other is not None:
+            common = [a for a, b in zip(scope, other, strict=False) if a == b]
+            if len(common) < len(scope):
+                raise Coarsen(tuple(common) or ("",), reason, source_line())
+        name = scope[-1] if scope else ""
+        module = self.model.get_submodule(name) if name else self.model
+        raise Coarsen(scope, reason, source_line(), call_candidates(module))
+
+    def encode(self, value: Any) -> Form:
+        """The form of a value; refuses what cannot be written down."""
+        try:
+            return self.encoder(value)
+        except UnsupportedValueError as error:
+            self.refuse(f"cannot write down {error}")
+
+    # ── writing nodes ──────────────────────────────────────────────────────────────────────────────────────────
+    def source(self, kind: str, name: str, tensor: torch.Tensor) -> int:
+        """A node that brings a tensor into the graph."""
+        node = Node(len(self.nodes), kind, name, name, region=Region.current())
+        self.append(node, [((), tensor)], heavy=kind == "parameter")
+        return node.id
+
+    def start(self, kind: str, stem: str, target: str, args: Form, kwargs: Form) -> Node:
+        """A node for what runs now; `append` puts it into the graph once its result is known."""
+        count = self.names[stem] = self.names.get(stem, 0) + 1
+        return Node(
+            id=len(self.nodes),
+            kind=kind,
+            name=stem if count == 1 else f"{stem}#{count}",
+            target=target,
+            args=args,
+            kwargs=kwargs,
+            region=Region.current(),
+            scope=tuple(self.scope),
+            line=source_line(),
+        )
+
+    def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], heavy: bool) -> None:
+        """Put a node into the graph with the tensors it returned."""
+        self.nodes.append(node)
+        self._refuse_floods(node)
+        read = (*concretize.data_refs(node.args, self.dynamic), *concretize.data_refs(node.kwargs, self.dynamic))
+        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in concretize.looked_at(node, read)))
+        if self.lookout is not None:
+            self.lookout.appended(self.heavy[-1])
+        if self.values is not None:
+            self.values.append([tensor for _, tensor in made])
+        for path, tensor in made:
+            self.register(node, "ret", path, tensor)
+
+    def _refuse_floods(self, node: Node) -> None:
+        """Keep whole a part whose Python loop would become thousands of nodes."""
+        if node.kind == "op" and len(node.scope) > 1:
+            count = self.floods[node.scope] = self.floods.get(node.scope, 0) + 1
+            if count > _FLOOD:
+                self.refuse(f"its Python code runs more than {_FLOOD} operations")
+
+    def sized(self, tensor: torch.Tensor) -> Dynamic | None:
+        """What of a tensor's sizes depends on contents."""
+        ref = self.known.get(tensor)
+        return self.unnamed.get(tensor) if ref is None else self.dynamic.get(ref)
+
+    def note_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
+        """Note which sizes of an op's new results depend on contents; whether they come to do so by this op.
+
+        `leaf`: what a leaf was given, if the op ran inside one; all of it counts as the cause.
+        """
+        counts = False
+        given = [self.sized(tensor) for _, tensor in tensors((args, kwargs))]
+        inherited = [cause for one in given if one is not None for cause in one.causes]
+        for found in dynamic_sizes(name, args, kwargs, output, self.sized):
+            own = map(self.origin, found.causes) if leaf is None else leaf if found.causes else ()
+            causes = tuple(dict.fromkeys((*inherited, *own)))
+            counts = counts or bool(found.causes)
+            self.unnamed.add(found.tensor, Dynamic(tuple(found.tensor.shape), found.others, causes))
+        return counts
+
+    def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
+        """From now on `tensor` is known as this result of `node`."""
+        ref = Ref(node.id, source, path)
+        sizes = self.sized(tensor)
+        if sizes is not None:
+            shape = tuple(tensor.shape)
+            changed = shape != sizes.shape  # in place: by `squeeze_`, say
+            self.dynamic[ref] = Dynamic(shape, resized(shape, lambda *_: True), sizes.causes) if changed else sizes
+        self.known.add(tensor, ref)
+        node.outputs[source, path] = meta_of(tensor)
+        maker = self.storages.made_by(node.id, tensor)
+        if maker != node.id and maker not in node.shares:
+            node.shares = tuple(sorted((*node.shares, maker)))
+        return ref
+
+    def effects(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
+        """Note what a node wrote in place, and which nodes it must follow for that."""
+        written = [t for t, old in zip(given, before, strict=True) if self.storages.version(t) != old]
+        node.mutates = tuple(self.origin(tensor) for tensor in written)
+        node.after = tuple(sorted({*node.after, *self.storages.order(node.id, given, written)}))
+
+    def here(self) -> str:
+        """The innermost open module, as the beginning of a name."""
+        return f"{self.scope[-1]}." if self.scope and self.scope[-1] else ""
+
+    def check_draws(self) -> None:
+        """Refuse glue that drew from Python's or NumPy's generator since the last check."""
+        if self.drawn != python_randomness():
+            raise Coarsen(tuple(self.scope), DRAWS, source_line())
+
+    # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def compared(self, expr: Expr, outcome: bool) -> None:
+        """A branch of the glue was decided by traced numbers."""
+        self.guard(expr, outcome)
+
+    def concretized(self, expr: Expr, value: int | float) -> None:
+        """A traced number became a plain one."""
+        self.guard(expr, value, concrete=True)
+
+    def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
+        """Note a fact that the model's Python relied on; refuse facts that need the model's own results."""
+        if not self.active or not self.recording:
+            return
+        read = list(concretize.expr_data_refs(expr, self.dynamic))
+        if any(self.heavy[ref.node] for ref in read) and asked_of(self.nodes, expr, expected) is None:
+            self.refuse(BRANCHES)
+        if self.lookout is not None and (calls := self.lookout.calls(self, expr, source_line())):
+            raise Coarsen(tuple(self.scope), REASON, source_line(), calls)
+        key = (expr, repr(expected))
+        if key not in self.guards:
+            where = len(self.nodes), tuple(self.scope), source_line()
+            self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
+
+
+BRANCHES = "its Python code branches on values the model computes"
+DRAWS = "its Python code draws from Python's or NumPy's generator"
+
+
+def meta_of(tensor: torch.Tensor) -> TensorMeta:
+    """Shape, dtype, device, gradient flag and place in memory of a tensor."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    spread = tensor.layout == torch.strided and not tensor.is_contiguous()
+    strides = tuple(tensor.stride()) if spread else None
+    return TensorMeta(tuple(tensor.shape), dtype, str(tensor.device), tensor.requires_grad, strides=strides)

@@ -1,0 +1,204 @@
+"""Observations: everything one training step of a model shows, and the comparison of two of them.
+
+The outputs, the gradients of all parameters and inputs of a fixed random combination of the outputs, what it wrote
+of the model's tensors, and the inputs afterwards. Two runs from the same generator states must agree in all of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.call_binding import Call
+from gemini.capture.out_spec import sketch
+from gemini.capture.verify.gradient_record import Grads, Sink, backward, digest, kept, way_back
+from gemini.ir.encode import LITERALS, tensors, walk
+from gemini.ir.symint import plain
+from gemini.snapshot.model_state import Saved
+
+_SMALL = 1 << 16  # elements
+_TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128": 1e-9}
+
+
+@dataclass
+class Observation:
+    """What one step showed; `grads` is None where only the forward ran."""
+
+    structure: str
+    outputs: list[torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    inputs: list[torch.Tensor]
+    given: dict[str, str] = field(default_factory=dict)  # what else there is in the arguments afterwards, by path
+    grads: Grads | None = None
+    way_back: str = ""
+    finite: bool = True
+
+
+@dataclass
+class Differences:
+    """Where two observations disagree: readable lines, and the parameters whose gradients differ."""
+
+    lines: list[str] = field(default_factory=list)
+    forward: bool = False
+    parameters: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+
+def observe(
+    run: Callable[[Any, Any], Any],
+    model: nn.Module,
+    call: Call,
+    given: Sequence[torch.Tensor],
+    *,
+    gradients: bool,
+    keep: Sink = kept,
+    saved: Saved | None = None,
+) -> Observation:
+    """Run one step. The caller sets the generators before and restores the model after.
+
+    `keep` says what of each gradient; `saved` tells which of the model's tensors runs write (else all buffers count).
+    """
+    args, kwargs = call.arguments(given)
+    return look(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
+
+
+def look(
+    model: nn.Module, output: Any, arguments: Any, *, gradients: bool, keep: Sink = kept, saved: Saved | None = None
+) -> Observation:
+    """What a step that just ran shows."""
+    given = [tensor for _, tensor in tensors(arguments)]
+    made = [tensor for _, tensor in tensors(output)]
+    if saved is None:
+        state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    else:
+        state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
+    seen = Observation(
+        sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given],
+        _plain_parts(arguments),
+    )  # fmt: skip
+    seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
+    if gradients:
+        seen.grads = backward(model, made, given, keep)
+    else:
+        seen.way_back = way_back(model, made, given)
+    return seen
+
+
+def _plain_parts(arguments: Any) -> dict[str, str]:
+    """What is no tensor in arguments: a model may count calls in a dictionary, or append names to a list."""
+    found = {}
+    for path, leaf in walk(arguments):
+        if not isinstance(leaf, torch.Tensor):
+            where = ".".join(str(step[1]) for step in path[1:])  # the first tells those with names from the others
+            found[where] = repr(plain(leaf)) if isinstance(leaf, LITERALS) else type(leaf).__name__
+    return found
+
+
+def given_difference(expected: Observation, found: Observation) -> str:
+    """How two runs leave other plain values in the arguments; '' if they do not."""
+    for where in dict.fromkeys([*expected.given, *found.given]):
+        one, two = expected.given.get(where, "nothing"), found.given.get(where, "nothing")
+        if one != two:
+            return f"input {where}: {two:.80}, not {one:.80}"
+    return ""
+
+
+def _attributes(saved: Saved) -> dict[str, torch.Tensor]:
+    """The tensors in attributes that are others now."""
+    found = {}
+    for name, keys in saved.attributes.changed().items():
+        own = vars(saved.model.get_submodule(name))
+        found.update({f"{name}.{key}": contents(own[key]) for key in keys if isinstance(own.get(key), torch.Tensor)})
+    return found
+
+
+def contents(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a small tensor, a digest of a large one."""
+    return tensor.detach().clone() if tensor.numel() <= _SMALL else digest("", tensor)
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_floating_point() and not tensor.is_meta and tensor.layout == torch.strided)
+
+
+def compare(expected: Observation, found: Observation) -> Differences:
+    """Where `found` differs from `expected`."""
+    differences = Differences()
+    if expected.structure != found.structure:
+        differences.lines.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")
+    pairs = [
+        *_pairs("output", dict(enumerate(expected.outputs)), dict(enumerate(found.outputs))),
+        *_pairs("buffer", expected.buffers, found.buffers),
+        *_pairs("input", dict(enumerate(expected.inputs)), dict(enumerate(found.inputs))),
+    ]
+    differences.lines += [line for _, line in pairs]
+    differences.lines += filter(None, [given_difference(expected, found)])
+    differences.forward = bool(differences.lines)
+    if expected.grads is not None and found.grads is not None:
+        for name, line in _pairs("gradient of", expected.grads, found.grads):
+            differences.lines.append(line)
+            differences.parameters.append(str(name))
+    return differences
+
+
+def _pairs(what: str, expected: dict[Any, Any], found: dict[Any, Any]) -> list[tuple[Any, str]]:
+    lines = []
+    for name in dict.fromkeys([*expected, *found]):
+        difference = tensor_difference(expected.get(name), found.get(name))
+        if difference:
+            lines.append((name, f"{what} {name}: {difference}"))
+    return lines
+
+
+def tensor_difference(expected: torch.Tensor | None, found: torch.Tensor | None) -> str:
+    """How two tensors differ; '' if they are equal up to rounding."""
+    if expected is None or found is None:
+        return "" if expected is found else f"{'missing' if found is None else 'unexpected'}"
+    if expected.layout != torch.strided or found.layout != torch.strided:
+        if expected.layout != found.layout:
+            return f"{found.layout}, not {expected.layout}"
+        return tensor_difference(dense(expected), dense(found))
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"{tuple(found.shape)} {found.dtype}, not {tuple(expected.shape)} {expected.dtype}"
+    if expected.device.type == "meta" or expected.numel() == 0 or torch.equal(expected, found):
+        return ""
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return "other values"
+    expected, found = expected.detach(), found.detach()
+    relative, scale = tolerance(expected), scale_of(expected)
+    if torch.allclose(expected, found, rtol=10 * relative, atol=relative * (scale + 1e-6), equal_nan=True):
+        return ""
+    return f"off by {distance(expected, found):.2g}"
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a plain layout."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
+
+
+def tolerance(tensor: torch.Tensor) -> float:
+    """The rounding that a dtype allows for, relative to the largest element."""
+    return _TOLERANCE.get(str(tensor.dtype).removeprefix("torch."), 2e-2)
+
+
+def scale_of(tensor: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    if not tensor.numel():
+        return 0.0
+    largest = float(tensor.abs().max())  # the usual case first: to pick what is finite takes several times as long
+    if math.isfinite(largest):
+        return largest
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def distance(expected: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest difference of two elements."""
+    return float((expected - found).abs().nan_to_num().max()) if expected.numel() else 0.0

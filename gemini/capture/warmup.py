@@ -1,0 +1,109 @@
+"""Settling: letting a model do what it does once only, on its first calls, before its state is taken as given.
+
+Lazy layers, caches and hooks that a model installs by itself change attributes on the first call and on no other. What
+changes with every call is put back, and so is a module that initializes its weights from the first batch: that must
+be the user's batch, in the user's run.
+
+    run 1   attributes change                    nothing known yet
+    run 2   some of them change again            those are put back; the others have settled
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.snapshot.model_state import Attributes, Generators, Saved
+
+
+class Settling:
+    """The state of a model, from the time on that it settled. Call `ran` after every run."""
+
+    def __init__(self, model: nn.Module, saved: Saved) -> None:
+        self.model, self.saved = model, saved
+        self.between: Attributes | None = None  # after a first run that changed attributes
+        self.unsettled = False  # whether a run since this was last cleared did so
+        self.written: set[str] = set()
+
+    def ran(self) -> None:
+        """A run is over: put back what it changed, or learn from it."""
+        if self.between is None and not self.saved.attributes.changed():
+            self.saved.restore_tensors()
+            return
+        if self.between is None:
+            self.between, self.unsettled = Attributes(self.model), True
+            self.written = _changed_contents(self.saved)
+            self.saved.restore_tensors()
+            return
+        always, first = self.between.changed(), self.saved.attributes.changed()
+        initialized = {name: keys for name, keys in first.items() if _owns(self.model, name, self.written)}
+        again = _other_names(self.model, first, self.saved.attributes)
+        self.saved.attributes.restore(only=_joined(_joined(always, initialized), again))
+        self.saved.restore_tensors()
+        self.saved.attributes = Attributes(self.model)
+        self.saved.watch_new()
+        self.between = None
+
+    def failed(self) -> None:
+        """A run raised: put everything back."""
+        self.between = None
+        self.saved.restore()
+
+    def finish(self, run: Callable[[], Any]) -> None:
+        """Run once more if the last run left a question open."""
+        if self.between is not None:
+            run()
+            self.ran()
+
+    def settle(self, run: Callable[[], Any]) -> None:
+        """Settle by runs of its own."""
+        self.saved.restore()
+        run()
+        self.ran()
+        self.finish(run)
+
+
+def materialize(model: nn.Module, run: Callable[[], Any]) -> None:
+    """Let lazy layers find their sizes."""
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        generators = Generators()
+        run()
+        generators.restore()
+
+
+def _changed_contents(saved: Saved) -> set[str]:
+    """The parameters that the last run changed. Buffers do not count: statistics change with every call."""
+    parameters = {name for name, _ in saved.model.named_parameters()}
+    return {
+        copy.name
+        for copy in saved.written()
+        if copy.name in parameters and not torch.equal(copy.tensor.detach(), copy.before)
+    }
+
+
+def _owns(model: nn.Module, name: str, written: set[str]) -> bool:
+    """Whether one of these parameters hangs on a module itself."""
+    prefix = f"{name}." if name else ""
+    return any(f"{prefix}{key}" in written for key in model.get_submodule(name)._parameters)
+
+
+def _other_names(model: nn.Module, changed: dict[str, list[str]], before: Attributes) -> dict[str, list[str]]:
+    """Where a run has registered a parameter that the model had already, under one more name.
+
+    Dropout on weights does so in evaluation, where dropout returns what it is given; in training it could not set that
+    attribute any more.
+    """
+    known = {id(tensor) for slots in before.slots.values() for held in slots for tensor in held.values()}
+    found: dict[str, list[str]] = {}
+    for name, keys in changed.items():
+        held = model.get_submodule(name)._parameters
+        had = {key for slots in before.slots.get(name, ()) for key in slots}
+        found[name] = [key for key in keys if key not in had and held.get(key) is not None and id(held[key]) in known]
+    return {name: keys for name, keys in found.items() if keys}
+
+
+def _joined(a: dict[str, list[str]], b: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: [*a.get(name, ()), *b.get(name, ())] for name in {**a, **b}}

@@ -1,0 +1,139 @@
+"""Reading: what the nodes of a stage read, and which guards it checks.
+
+A stage reads tensors, and numbers computed from tensors it need not see (`x.shape[0]`). Guards that a call was checked
+for before it was dispatched are left out: those on sizes that the signature fixes, and those that foresight covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gemini.capture.attribute_writes import LEFT
+from gemini.ir.graph import Graph
+from gemini.ir.node import Guard, Node
+from gemini.ir.pytree import Number, Ref, expr_refs, leaves, refs
+from gemini.ir.symint import ARITHMETIC, Expr
+from gemini.partition.assignment import Partition
+
+
+@dataclass
+class Reads:
+    """What one stage runs, and reads: tensors, and numbers with the place (a node id) where each is first wanted."""
+
+    nodes: list[int] = field(default_factory=list)
+    tensors: dict[Ref, None] = field(default_factory=dict)
+    numbers: dict[Expr, int] = field(default_factory=dict)
+    guards: list[Guard] = field(default_factory=list)
+
+    def form(self, form: Any, position: int) -> None:
+        """Add what a form reads."""
+        for leaf in leaves(form):
+            if isinstance(leaf, Ref):
+                self.tensors[leaf] = None
+            elif isinstance(leaf, Number):
+                self.expr(leaf.expr, position)
+
+    def expr(self, expr: Any, position: int) -> None:
+        """Add what an expression reads."""
+        for read in tensor_reads(expr):
+            if read.op == "call":
+                self.tensors.update(dict.fromkeys(refs(read.operands[1])))
+                self.tensors.update(dict.fromkeys(refs(read.operands[2])))
+            else:
+                self.numbers[read] = min(position, self.numbers.get(read, position))
+
+
+def tensor_reads(expr: Any) -> Iterator[Expr]:
+    """The parts of an expression that look at a tensor."""
+    if not isinstance(expr, Expr):
+        return
+    if expr.op not in ARITHMETIC:
+        yield expr
+        return
+    for part in expr.operands:
+        yield from tensor_reads(part)
+
+
+def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
+    """What every stage reads."""
+    found = [Reads() for _ in partition.stages]
+    guards = unforeseen(graph)
+    needed = _needed(graph, guards)
+    for stage, nodes in enumerate(partition.stages):
+        found[stage].nodes = [index for index in nodes if index in needed]
+        for index in found[stage].nodes:
+            node = graph.nodes[index]
+            found[stage].form(node.args, index)
+            found[stage].form(node.kwargs, index)
+    for guard in guards:
+        home = _home(partition, guard, found)
+        found[home].guards.append(guard)
+        found[home].expr(guard.expr, guard.position)
+    return found
+
+
+def _needed(graph: Graph, guards: list[Guard]) -> set[int]:
+    """The nodes that have to run: not those that only served a guard which is checked beforehand."""
+    wanted = {ref.node for ref in refs(graph.result)}
+    wanted |= {ref.node for guard in guards for ref in expr_refs(guard.expr)}
+    found = set()
+    for node in reversed(graph.nodes):
+        if node.id in wanted or not _is_pure(node):
+            found.add(node.id)
+            wanted |= {ref.node for ref in node.inputs()}
+    return found
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node does nothing but make tensors."""
+    if node.target == LEFT:
+        return True
+    if node.kind != "op" or node.mutates or node.random or not node.outputs:
+        return node.is_source
+    return node.target.endswith("__") or not node.target.endswith("_")  # `requires_grad_` changes a flag
+
+
+def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:
+    """The stage that checks a guard: the last one that makes something it reads, else the first that reads it too."""
+    read = {ref for part in tensor_reads(guard.expr) for ref in refs_of(part)}
+    made = [partition.stage_of[ref.node] for ref in read if ref.node in partition.stage_of]
+    if made:
+        return max(made)
+    return next((stage for stage, reads in enumerate(found) if read & reads.tensors.keys()), 0)
+
+
+def refs_of(read: Expr) -> Iterator[Ref]:
+    """The tensors that a read looks at."""
+    if read.op == "call":
+        yield from refs(read.operands[1])
+        yield from refs(read.operands[2])
+    else:
+        yield read.operands[0]
+
+
+# ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def unforeseen(graph: Graph) -> list[Guard]:
+    """The guards that must be checked during a run."""
+    foreseen = {id(guard) for guard in graph.foresight().guards}
+    return [guard for guard in graph.guards if id(guard) not in foreseen and (guard.data or _varies(graph, guard))]
+
+
+def _varies(graph: Graph, guard: Guard) -> bool:
+    """Whether a guard on sizes may come out differently for another number of samples."""
+    if graph.validity is not None and not graph.validity.batch:
+        return False  # the signature fixes all sizes
+    return any(_depends_on_batch(graph, read) for read in tensor_reads(guard.expr))
+
+
+def _depends_on_batch(graph: Graph, read: Expr) -> bool:
+    for ref in refs_of(read):
+        meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
+        if meta is None or meta.batch_factor == 0:
+            return True
+        if meta.batch_dim is None:
+            continue
+        if read.op != "size" or read.operands[1] % len(meta.shape) == meta.batch_dim:
+            return True
+    return False

@@ -1,0 +1,205 @@
+"""The body of `forward`: statements in regions and loops, in paragraphs that name their scope.
+
+Values that are dead at the end of a paragraph are deleted there, unless their name is about to be set again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gemini.codegen.comments import Paragraph
+from gemini.codegen.liveness import STRIDE, Liveness
+from gemini.codegen.loop_header import loop_header, turns
+from gemini.codegen.mode_blocks import base_region, contexts
+from gemini.codegen.stage_statements import Item, Loop, Statement
+from gemini.codegen.statements import Statements
+from gemini.codegen.value_names import scope_word, unique
+from gemini.ir.autograd_modes import Region
+from gemini.ir.graph import Graph
+from gemini.ir.node import MODULES
+from gemini.ir.pytree import Ref
+
+_INDENT = "    "
+_ROW = 96
+_LONG_PATH = 28
+_OFTEN = 2
+_Placed = tuple[Any, int]  # a statement or loop, and where it ends
+
+
+class Body:
+    """Puts statements together."""
+
+    def __init__(self, graph: Graph, statements: Statements, liveness: Liveness) -> None:
+        self.graph, self.statements, self.liveness = graph, statements, liveness
+        self.base = base_region(graph)
+        self.lives = liveness.lives()
+        self.numbers = liveness.numbers()
+        self.lines: list[str] = []
+        self.header = ""  # the line that a loop begins with
+        self.appended: dict[int, list[tuple[str, Ref]]] = {}  # values that go into lists, by the node that makes them
+
+    def write(self, items: list[Item]) -> list[str]:
+        """The lines of the body, indented relative to it."""
+        ends = [_position(item) for item in items[1:]] + [self.liveness.last] * bool(items)
+        for region, group in _grouped(zip(items, ends, strict=True), self._region):
+            self._group(region, list(group))
+        return self.lines
+
+    def _region(self, item: Item) -> Region | None:
+        """The region of an item, if it is another than that of the call; of a loop, if it is one throughout."""
+        found = {self._region(one) for one in item.body} if isinstance(item, Loop) else set()
+        if isinstance(item, Loop):
+            return found.pop() if len(found) == 1 else None
+        region = next((step.node.region for step in reversed(item.steps) if step.node is not None), None)
+        return None if region == self.base or self.base is None else region
+
+    def _group(self, region: Region | None, items: list[tuple[Item, int]]) -> None:
+        """Items of one region; neighbours share one `with`, so that autocast keeps the weights it has cast."""
+        space = self._enter(region, "")
+        run: list[Statement] = []
+        for item, end in items:
+            if isinstance(item, Statement):
+                run.append(item)
+            if run and (isinstance(item, Loop) or end == items[-1][1]):
+                self._paragraphs(run, space, item.start if isinstance(item, Loop) else end)
+                run = []
+            if isinstance(item, Loop):
+                self._loop(item, space, region)
+
+    def _enter(self, region: Region | None, space: str) -> str:
+        if region is None or self.base is None:
+            return space
+        self._blank()
+        self.lines.append(f"{space}with {', '.join(contexts(region, self.base))}:")
+        return space + _INDENT
+
+    # ── paragraphs ─────────────────────────────────────────────────────────────────────────────────────────────
+    def _paragraphs(self, run: Sequence[Statement], space: str, end: int, loop: Loop | None = None) -> None:
+        """Statements up to a position `end`, of the body of a loop if one is given."""
+        turn = -1 if loop is None else loop.end
+        paragraphs = Paragraph.split(run, {} if loop is None else self._headings(loop))
+        starts = [paragraph.statements[0].position for paragraph in paragraphs]
+        for at, paragraph in enumerate(paragraphs):
+            if paragraph.heading:
+                self._blank()
+                self.lines.append(f"{space}# {paragraph.heading}")
+            elif at:
+                self._blank()
+            with self._alias(paragraph, space):
+                self._statements(paragraph.statements, space)
+            following = starts[at + 1] if at + 1 < len(starts) else end
+            until = starts[at + 2] if at + 2 < len(starts) else max(end, following + STRIDE if end != turn else end)
+            self._drop(paragraph.statements[0].position, following, until, space)
+
+    def _headings(self, loop: Loop) -> dict[str, str]:
+        """How headings name the layers of a loop: the only one of a turn not at all."""
+        local = self.statements.paths.local
+        return {path: local[path] if loop.width > 1 else "" for path in loop.layers}
+
+    @contextmanager
+    def _alias(self, paragraph: Paragraph, space: str) -> Iterator[None]:
+        """A variable for the scope of a paragraph, where its modules have long names and are used repeatedly."""
+        paths, scope = self.statements.paths, paragraph.scope
+        uses = [step.node for statement in paragraph.statements for step in statement.steps if step.node is not None]
+        inside = [node for node in uses if node.kind in MODULES and node.target.startswith(f"{scope}.")]
+        held = scope and paths.find(scope) is not None and scope not in paths.local
+        if not held or len(inside) < _OFTEN or len(paths.module(scope)) < _LONG_PATH:
+            yield
+            return
+        name = unique(scope_word(scope), self.statements.write.taken)
+        self.lines.append(f"{space}{name} = {paths.module(scope)}")
+        paths.local[scope] = name
+        yield
+        del paths.local[scope]
+
+    def _statements(self, run: Sequence[Statement], space: str) -> None:
+        for statement in run:
+            self.lines += [space + line for line in self.statements.lines(statement)]
+            for step in statement.steps:
+                for name, value in self.appended.get(step.node.id, ()) if step.node is not None else ():
+                    self.lines.append(f"{space}{name}.append({self.statements.value(value)})")
+
+    def _drop(self, start: int, following: int, until: int, space: str) -> None:
+        """Delete what died between two positions and is not set again before a third."""
+        if following >= self.liveness.last:
+            return
+        dead = []
+        for name, spans in self.lives.items():
+            earlier = [span for span in spans if span[0] < following]
+            if not earlier or not start <= max(earlier)[1] < following:
+                continue  # not set yet, still needed, or deleted before
+            if name not in self.numbers and not any(following <= begin < until for begin, _ in spans):
+                dead.append(name)
+        if dead:
+            self.lines += [f"{space}del {part}" for part in _rows(sorted(dead))]
+
+    # ── loops ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def _loop(self, loop: Loop, space: str, region: Region | None) -> None:
+        before, header, names = loop_header(loop, self.statements, self.liveness)
+        self._blank()
+        self.lines += [space + line for line in before]
+        begin = len(self.lines)
+        self.lines += [space + line for line in header]
+        self.header = self.lines[-1]
+        for collected in loop.collected:
+            listed = self.statements.bindings.list_of(collected).name
+            self.appended.setdefault(collected.made.node, []).append((listed, collected.made))
+        paths = self.statements.paths
+        paths.local |= names
+        paths.read -= set(names.values())
+        self.statements.write.taken |= set(names.values())
+        self._turn(loop, space + _INDENT, region)
+        for path in names:
+            del paths.local[path]
+        for carried in loop.carried:
+            inside, made = self.statements.value(carried.inside), self.statements.value(carried.made)
+            if inside != made:
+                self.lines.append(f"{space}{_INDENT}{inside} = {made}")
+        self._shorten(loop, space, begin, begin + len(header), list(names.values()))
+        self._drop(loop.end, loop.end + 1, loop.end + STRIDE, space)
+        self._blank()
+
+    def _shorten(self, loop: Loop, space: str, begin: int, body: int, names: list[str]) -> None:
+        """Leave out of a header what the body has no use for: of some layers, only glue may be in this stage.
+
+        Comments name layers too: that is no use of them.
+        """
+        unused = [name for name in names if name not in self.statements.paths.read]
+        if len(unused) == len(names):
+            self.lines[begin:body] = [space + turns(loop)]
+        elif unused:
+            kept = [line for line in self.lines[begin:body] if line.partition(" = ")[0].strip() not in unused]
+            self.lines[begin:body] = kept
+
+    def _turn(self, loop: Loop, space: str, region: Region | None) -> None:
+        """The body of a loop, in regions where they differ from that around the loop."""
+        ends = [*(statement.position for statement in loop.body[1:]), loop.end]
+        for inner, group in _grouped(zip(loop.body, ends, strict=True), self._region):
+            run = list(group)
+            at = space if inner == region else self._enter(inner, space)
+            self._paragraphs([statement for statement, _ in run], at, run[-1][1], loop)
+
+    def _blank(self) -> None:
+        if self.lines and self.lines[-1] not in ("", self.header) and not self.lines[-1].endswith(":"):
+            self.lines.append("")
+
+
+def _position(item: Item) -> int:
+    return item.start if isinstance(item, Loop) else item.position
+
+
+def _grouped(items: Iterable[_Placed], region: Callable[[Any], Region | None]) -> Iterator[tuple[Region | None, Any]]:
+    """Neighbouring items of one region."""
+    return itertools.groupby(items, key=lambda placed: region(placed[0]))
+
+
+def _rows(names: list[str]) -> list[str]:
+    """Names in rows that are not too long."""
+    rows = [""]
+    for name in names:
+        row = f"{rows[-1]}, {name}" if rows[-1] else name
+        rows = [*rows[:-1], row] if len(row) < _ROW else [*rows, name]
+    return rows

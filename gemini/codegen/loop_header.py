@@ -1,0 +1,60 @@
+"""Loops as text: the header of a `for` over alike layers, and what is set before it."""
+
+from __future__ import annotations
+
+from gemini.codegen.attribute_paths import Paths
+from gemini.codegen.liveness import Liveness
+from gemini.codegen.stage_statements import Loop
+from gemini.codegen.statements import Statements
+from gemini.codegen.value_names import identifier, module_word, singular, unique
+
+
+def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple[list[str], list[str], dict[str, str]]:
+    """(lines before, header, the names of its layers in the body)."""
+    before = [f"{statements.bindings.list_of(collected).name} = []" for collected in loop.collected]
+    for carried in loop.carried:
+        inside, start = statements.value(carried.inside), statements.value(carried.start)
+        if inside != start:
+            before.append(f"{inside} = {start}")
+    if not loop.layers:
+        return before, [turns(loop)], {}
+    taken = set(liveness.reserved) | set(liveness.lives())
+    names = _names(loop, taken)
+    return before, _header(loop, statements.paths, list(names.values()), taken), names
+
+
+def turns(loop: Loop) -> str:
+    """The header of a loop whose body is the same in every turn."""
+    return f"for _ in range({len(loop.indices)}):"
+
+
+def _names(loop: Loop, taken: set[str]) -> dict[str, str]:
+    word = identifier(singular(module_word(loop.prefix)))
+    words = [word, f"next_{word}"] if loop.width == 2 else [f"{word}_{at + 1}" for at in range(loop.width)]
+    return {path: unique(name, taken) for path, name in zip(loop.layers, words if loop.width > 1 else [word])}
+
+
+def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list[str]:
+    """Over the layers themselves, if the loop takes them all; else over their numbers."""
+    holding = paths.find(loop.prefix)
+    container = paths.module(loop.prefix) if loop.prefix else "self"
+    whole = holding is None or holding.whole
+    if holding is not None and whole:
+        module = holding.module.get_submodule(loop.prefix.removeprefix(holding.path).lstrip(".") or "")
+        everything = list(module._modules)
+        plain = paths.module(f"{loop.prefix}.{loop.indices[0]}").endswith("]")
+    else:
+        everything, plain = list(holding.children) if holding is not None else [], True
+    if everything == [str(index) for index in loop.indices] and plain:
+        return [f"for {names[0]} in {container}{'' if whole else '.values()'}:"]
+    index = unique("index", taken)
+    step = loop.indices[1] - loop.indices[0]
+    stop = loop.indices[-1] + step
+    span = f"{loop.indices[0]}, " if loop.indices[0] or step != 1 else ""
+    span += f"{stop}{'' if step == 1 else f', {step}'}"
+    lines = [f"for {index} in range({span}):"]
+    for at, name in enumerate(names):
+        number = f"{index} + {at}" if at else index
+        item = f"{container}[{number}]" if whole and plain else f"{container}[str({number})]"
+        lines.append(f"    {name} = " + (f"getattr({container}, str({number}))" if whole and not plain else item))
+    return lines

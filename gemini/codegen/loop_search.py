@@ -1,0 +1,230 @@
+"""Alike: when neighbouring parts of a stage are turns of one loop, and that loop.
+
+A *unit* is a part: a layer `prefix.index` with the glue that follows it, several such layers, or one call of a module
+that is called repeatedly. Units are alike if they are the same steps with the same arguments, where a reference into
+the unit itself keeps its place, and one into the unit before it becomes a value carried from turn to turn:
+
+    unit 6   q = query(h)    a = attend(q, mask)   o = out(a, h)         h: value from before the loop
+    unit 7   q = query(o₆)   a = attend(q, mask)   o = out(a, o₆)        o₆: carried, mask: the same in all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from gemini.codegen.attribute_paths import Paths
+from gemini.codegen.out_checks import is_watched
+from gemini.codegen.stage_modules import HELD, join
+from gemini.codegen.stage_statements import ANYWHERE, Carried, Collected, Loop
+from gemini.codegen.stage_steps import Step, read_refs
+from gemini.ir.graph import Graph
+from gemini.ir.node import MODULES
+from gemini.ir.pytree import Owned, Path, Ref
+
+_FIRST_PSEUDO = 1_000_000_000
+_SAVED, _SIZE = 3, 4
+Key = tuple[str, int]
+Place = tuple[int, str, Path]  # the step of a unit, and the value of it
+
+
+@dataclass
+class Unit:
+    """The steps of one turn: of `width` layers from `key` on; or of no layer in particular, of index ANYWHERE."""
+
+    key: Key
+    steps: list[Step]
+    width: int = 1
+
+    def __post_init__(self) -> None:
+        self.places = {step.node.id: at for at, step in enumerate(self.steps) if step.node is not None}
+        prefix, index = self.key
+        count = 0 if index == ANYWHERE else self.width
+        self.paths = tuple(join(prefix, str(index + at)) for at in range(count))
+
+    def place(self, ref: Ref) -> Place | None:
+        """Where in the unit a value is made."""
+        return (self.places[ref.node], ref.source, ref.path) if ref.node in self.places else None
+
+    def layer(self, target: str) -> int | None:
+        """Which of its layers something is part of."""
+        for at, path in enumerate(self.paths):
+            if target == path or target.startswith((f"{path}.", f"{path}[")):
+                return at
+        return None
+
+
+class Alike:
+    """Finds out which units of a stage are alike, and makes loops of them."""
+
+    def __init__(
+        self, graph: Graph, paths: Paths, steps: list[Step], leaving: list[Ref], apart: Collection[int] = ()
+    ) -> None:
+        self.graph, self.paths, self.apart = graph, paths, apart
+        self.leaving: dict[int, list[Ref]] = {}
+        for ref in leaving:
+            self.leaving.setdefault(ref.node, []).append(ref)
+        self.readers: dict[int, list[tuple[Step, Ref]]] = {}
+        for step in steps:
+            for ref in read_refs(step):
+                self.readers.setdefault(ref.node, []).append((step, ref))
+        self.renamed: dict[int, int] = {}
+        self.turns: dict[Ref, Ref] = {}
+        self.pseudo = _FIRST_PSEUDO
+        self._shapes: dict[tuple[int, Key, int], str] = {}
+
+    @staticmethod
+    def is_worth_it(units: list[Unit]) -> bool:
+        """Whether a loop is shorter to read than its turns."""
+        size = len(units[0].steps)
+        return (len(units) - 1) * size >= _SAVED and (len(units) > 2 or size >= _SIZE)
+
+    # ── alike ──────────────────────────────────────────────────────────────────────────────────────────────────
+    def alike(self, units: list[Unit]) -> tuple[int, dict[Place, Ref]]:
+        """How many units from the first on are alike, and what the carried values are at the start."""
+        starts: dict[Place, Ref] = {}
+        count = 1
+        while count < len(units):
+            before = units[count - 2] if count > 1 else None
+            if not self._match(before, units[count - 1], units[count], starts):
+                break
+            count += 1
+        return count, starts
+
+    def _match(self, before: Unit | None, one: Unit, other: Unit, starts: dict[Place, Ref]) -> bool:
+        """Whether a unit is like the one before it; the first turn of a loop (nothing before) sets the starts."""
+        if len(one.steps) != len(other.steps):
+            return False
+        found = dict(starts)
+        for left, right in zip(one.steps, other.steps, strict=True):
+            if self.shape(left, one) != self.shape(right, other):
+                return False
+            for a, b in zip(read_refs(left), read_refs(right), strict=True):
+                carried = one.place(b)
+                if carried is not None:
+                    if before is None and one.place(a) is None:
+                        if found.setdefault(carried, a) != a:
+                            return False
+                        continue
+                    if before is None or before.place(a) != carried:
+                        return False
+                elif one.place(a) != other.place(b) or (one.place(a) is None and not self._same(a, one, b, other)):
+                    return False
+        if before is not None and found.keys() != starts.keys():
+            return False
+        starts.update(found)
+        return True
+
+    def _same(self, a: Ref, one: Unit, b: Ref, other: Unit) -> bool:
+        """Whether two values from outside are one, or the same tensor of two layers."""
+        if a == b:
+            return True
+        left, right = self.graph.nodes[a.node], self.graph.nodes[b.node]
+        if left.kind not in HELD or left.kind != right.kind:
+            return False
+        return self._reached(left.target, one, self.paths.tensor) == self._reached(
+            right.target, other, self.paths.tensor
+        )
+
+    def shape(self, step: Step, unit: Unit) -> str:
+        """A step without what may differ between layers."""
+        key = (id(step), unit.key, unit.width)
+        if key not in self._shapes:
+            self._shapes[key] = self._shape(step, unit)
+        return self._shapes[key]
+
+    def _shape(self, step: Step, unit: Unit) -> str:
+
+        def blank(form: Any) -> Any:
+            if isinstance(form, Ref):
+                return Ref(0)
+            if isinstance(form, Owned):
+                return Owned(self._reached(form.module, unit, self.paths.module), form.attribute)
+            return form
+
+        plain = step.rewritten(blank)
+        if plain.guard is not None:
+            return repr((plain.guard.expr, plain.guard.expected))
+        node = step.node
+        if node is None or plain.node is None:
+            return f"a number for another stage: {id(step)}"
+        if node.id in self.apart:
+            return f"a node like no other: {node.id}"
+        target = self._reached(node.target, unit, self.paths.module) if node.kind in MODULES else node.target
+        facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
+        made = [(source, path) for source, path in node.outputs if source != "inner"]
+        inner = len(node.outputs) - len(made)
+        return repr((*facts, node.sketch, made, inner, len(node.mutates), is_watched(self.graph, node)))
+
+    def _reached(self, target: str, unit: Unit, text: Callable[[str], str]) -> str:
+        """How the code reaches something from a layer that it is part of: of one layer, the stage may hold all, of
+        another some parts, and these are reached otherwise (`parts[0]`, `parts["0"]`).
+        """
+        at = unit.layer(target)
+        if at is None:
+            return target
+        path = unit.paths[at]
+        return f"·{at}" if target == path else f"·{at} {text(target).removeprefix(self.paths.module(path))}"
+
+    # ── what is used outside ───────────────────────────────────────────────────────────────────────────────────
+    def _used_outside(self, units: list[Unit]) -> dict[Place, set[int]]:
+        """The values of units that code outside of the loop reads: in which units."""
+        inside = {id(step) for unit in units for step in unit.steps}
+        found: dict[Place, set[int]] = {}
+        for at, unit in enumerate(units):
+            for node in unit.places:
+                used = [ref for step, ref in self.readers.get(node, ()) if id(step) not in inside]
+                for ref in (*used, *self.leaving.get(node, ())):
+                    place = unit.place(ref)
+                    if place is not None:
+                        found.setdefault(place, set()).add(at)
+        return found
+
+    def until_used(self, units: list[Unit]) -> int:
+        """How many units a loop can take: up to the first whose values are needed afterwards, unless all are."""
+        count = len(units)
+        while count > 1:
+            used = self._used_outside(units[:count])
+            early = [min(turns) for turns in used.values() if len(turns) < count and min(turns) < count - 1]
+            if not early:
+                break
+            count = min(early) + 1
+        return count
+
+    # ── a loop ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def loop(self, units: list[Unit], starts: dict[Place, Ref]) -> Loop:
+        """The loop of alike units; `starts` are the carried values at its start."""
+        first, template = units[0], units[1]
+        carried: dict[Place, Carried] = {}
+        for place, start in starts.items():
+            carried[place] = Carried(self._new(), start, self._ref(template, place))
+        self.renamed |= {node: self._id(template, place) for node, place in units[-1].places.items()}
+        collected = []
+        for place, turns in self._used_outside(units).items():
+            if turns != {len(units) - 1}:
+                places = {self._ref(unit, place): self._new() for unit in units}
+                self.turns |= places
+                collected.append(Collected(self._ref(template, place), tuple(places.values())))
+
+        def inner(form: Any) -> Any:
+            place = first.place(form) if isinstance(form, Ref) else None
+            return form if place is None else carried[place].inside
+
+        steps = [step.rewritten(inner) for step in template.steps]
+        indices = tuple(unit.key[1] for unit in units)
+        return Loop(first.key[0], indices, template.key[1], steps, first.width, list(carried.values()), collected)
+
+    def _new(self) -> Ref:
+        """A reference to a value that no node of the graph makes."""
+        self.pseudo += 1
+        return Ref(self.pseudo)
+
+    @staticmethod
+    def _id(unit: Unit, at: int) -> int:
+        node = unit.steps[at].node
+        assert node is not None
+        return node.id
+
+    def _ref(self, unit: Unit, place: Place) -> Ref:
+        return Ref(self._id(unit, place[0]), place[1], place[2])

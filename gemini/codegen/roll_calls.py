@@ -1,0 +1,115 @@
+"""Repeats: one module called again and again, with its glue, rolled into `for _ in range(n)`.
+
+    query key value attend dense ffn norm │ query key value attend dense ffn norm │ query …
+
+Steps of a stage that come again after a period of p are turns of a loop, if they are alike as layers are. A stage may
+begin or end in the middle of a call; the turns that are taken begin where the model's first call does, if they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemini.codegen.loop_search import Alike, Place, Unit
+from gemini.codegen.stage_statements import ANYWHERE, Loop
+from gemini.codegen.stage_steps import Step
+from gemini.ir.node import MODULES
+from gemini.ir.pytree import Ref
+
+_NOWHERE = ("", ANYWHERE)
+
+
+def roll_repeats(alike: Alike, items: list[Step | Loop]) -> list[Step | Loop]:
+    """The items with repeated calls in runs of steps rolled; loops stay."""
+    done: list[Step | Loop] = []
+    run: list[Step] = []
+    for item in items:
+        if isinstance(item, Step):
+            run.append(item)
+            continue
+        done += [*_Run(alike, run).rolled(), item]
+        run = []
+    return [*done, *_Run(alike, run).rolled()]
+
+
+class _Run:
+    """Steps in a row."""
+
+    def __init__(self, alike: Alike, steps: list[Step]) -> None:
+        self.alike, self.steps = alike, steps
+        self.modules = [_module(step) for step in steps]
+        called = [module for module in self.modules if module]
+        repeated = len(set(called)) < len(called)
+        anywhere = Unit(_NOWHERE, [])
+        self.shapes = [(_scope(step), alike.shape(step, anywhere)) for step in steps] if repeated else []
+
+    def rolled(self) -> list[Step | Loop]:
+        """The steps, with loops in place of repeated ones."""
+        done: list[Step | Loop] = []
+        at = seen = 0  # steps that are written; steps that were looked at
+        while self.shapes and seen < len(self.steps):
+            found = self._loop_at(seen, at)
+            if found is None:
+                seen += 1
+                continue
+            start, units, loop = found
+            done += [*self.steps[at:start], loop]
+            at = seen = start + len(units) * len(units[0].steps)
+        return [*done, *self.steps[at:]]
+
+    def _loop_at(self, marker: int, lowest: int) -> tuple[int, list[Unit], Loop] | None:
+        """The best loop that the module called at a step is repeated in; it begins at `lowest` or later."""
+        if not self.modules[marker]:
+            return None
+        for period in self._periods(marker):
+            start, end = self._span(marker, period, lowest)
+            begins = range(start, min(start + period, end - 2 * period + 1))
+            turns = [found for begin in begins if (found := self._turns(begin, end, period))]
+            if turns:
+                begin, units, starts = max(turns, key=lambda turn: (self._begins_a_call(turn[0], period), len(turn[1])))
+                return begin, units, self.alike.loop(units, starts)
+        return None
+
+    def _turns(self, begin: int, end: int, period: int) -> tuple[int, list[Unit], dict[Place, Ref]] | None:
+        """The turns of a loop from one step to another, if it is worth one."""
+        units = [Unit(_NOWHERE, self.steps[at : at + period]) for at in range(begin, end - period + 1, period)]
+        count, starts = self.alike.alike(units)
+        units = units[: self.alike.until_used(units[:count])]
+        return (begin, units, starts) if len(units) > 1 and self.alike.is_worth_it(units) else None
+
+    def _periods(self, marker: int) -> Iterator[int]:
+        """How many steps later the same step comes again: the first few times."""
+        later = [at for at in range(marker + 1, len(self.steps)) if self.shapes[at] == self.shapes[marker]]
+        for at in later[:4]:
+            if 2 * (at - marker) <= len(self.steps):
+                yield at - marker
+
+    def _span(self, marker: int, period: int, lowest: int) -> tuple[int, int]:
+        """The longest run of steps around a step that come again after a period: its begin and end."""
+        start, end = marker, marker
+        while start > lowest and self.shapes[start - 1] == self.shapes[start - 1 + period]:
+            start -= 1
+        while end + period < len(self.shapes) and self.shapes[end] == self.shapes[end + period]:
+            end += 1
+        return start, end + period
+
+    def _begins_a_call(self, at: int, period: int) -> bool:
+        """Whether the first module called from a step on is the one that the model calls first of these."""
+        turn = [module for module in self.modules[at : at + period] if module]
+        if not turn:
+            return False
+        wanted = set(turn)
+        first = next(node.target for node in self.alike.graph.nodes if node.kind in MODULES and node.target in wanted)
+        return turn[0] == first
+
+
+def _module(step: Step) -> str:
+    """The module that a step calls, if it calls one."""
+    return step.node.target if step.node is not None and step.node.kind in MODULES else ""
+
+
+def _scope(step: Step) -> str:
+    """Where in the model a step is: the end of one module is not the end of another."""
+    if step.node is not None:
+        return step.node.scope[-1] if step.node.scope else ""
+    return step.guard.scope[-1] if step.guard is not None and step.guard.scope else ""

@@ -1,0 +1,106 @@
+"""What generated stages need beyond plain torch, kept as little as it can be.
+
+`expect` and `checked` watch what captured Python relied on; `sequence`, `mapping`, `record` and `closure` build values
+that have no literal; `inner_results` collects what inner modules return; `Extra` keeps the extra state of a module that
+is spread over several stages.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from gemini.capture.out_spec import sketch
+from gemini.ir.callables import Closure, rebuild_closure
+from gemini.ir.encode import decode
+from gemini.ir.import_paths import Symbol
+from gemini.ir.interpreter import GuardBroken
+from gemini.ir.pytree import Literal, Mapping, Sequence
+
+
+def expect(value: Any, expected: Any, what: str) -> None:
+    """Raise GuardBroken unless the model's Python would go the captured way."""
+    if value != expected:
+        raise GuardBroken(f"{what} is {expected!r} in the generated stage, now {value!r}")
+
+
+def checked(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
+    """The function, with what it returns (and does to containers it is given) held to the captured structure."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        held = sketch((args, kwargs))
+        result = function(*args, **kwargs)
+        found, after = sketch(result), sketch((args, kwargs))
+        if after != held:
+            found += f" | {after}"
+        if found != structure:
+            name = getattr(function, "__qualname__", type(function).__name__)
+            raise GuardBroken(f"{name} returned {found}, not {structure} as when it was captured")
+        return result
+
+    return call
+
+
+def sequence(cls: type, *parts: Any) -> Any:
+    """A list or tuple of a class of its own."""
+    return decode(Sequence(cls, tuple(Literal(part) for part in parts)), lambda form: form)
+
+
+def mapping(cls: type, items: dict[Any, Any], **state: Any) -> Any:
+    """A dictionary of a class of its own, with its attributes."""
+    pairs = tuple((key, Literal(part)) for key, part in items.items())
+    return decode(Mapping(cls, pairs, tuple((key, Literal(part)) for key, part in state.items())), lambda form: form)
+
+
+def record(cls: type, **state: Any) -> Any:
+    """An object of a Python class with these attributes."""
+    return fill(object.__new__(cls), **state)
+
+
+def fill(made: Any, **state: Any) -> Any:
+    """Set attributes as they are, whatever the class does on setting."""
+    for key, value in state.items():
+        object.__setattr__(made, key, value)
+    return made
+
+
+def closure(
+    outer: tuple[str, str], indices: tuple[int, ...], name: str, cells: list[Any], defaults: tuple[Any, ...] = ()
+) -> types.FunctionType:
+    """A function defined inside an importable one, with the values it closes over."""
+    return rebuild_closure(Closure(Symbol(*outer), indices, name, (), ()), cells, defaults)
+
+
+@contextmanager
+def inner_results(modules: dict[str, nn.Module]) -> Iterator[dict[str, list[Any]]]:
+    """Collect what these modules return, call by call, while a block that holds them runs."""
+    collected: dict[str, list[Any]] = {name: [] for name in modules}
+    handles = [
+        module.register_forward_hook(lambda _, __, output, name=name: collected[name].append(output))
+        for name, module in modules.items()
+    ]
+    try:
+        yield collected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Extra(nn.Module):  # type: ignore[misc]
+    """Stands for a module of which this stage holds parts, and saves its extra state for it."""
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["original"] = original  # not a child: its parameters are held by name
+
+    def get_extra_state(self) -> Any:
+        """As the original saves it."""
+        return self.original.get_extra_state()
+
+    def set_extra_state(self, state: Any) -> None:
+        """As the original loads it."""
+        self.original.set_extra_state(state)

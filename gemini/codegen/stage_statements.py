@@ -1,0 +1,112 @@
+"""The program of a stage: statements and loops, each with the variables it reads and sets.
+
+A statement is one step, with the steps whose only use it is folded into it. A loop is a layer that is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gemini.codegen.stage_modules import join
+from gemini.codegen.stage_steps import Step
+from gemini.ir.pytree import Path, Ref
+
+ANYWHERE = -1  # the index of no layer in particular
+
+
+@dataclass(eq=False)
+class Variable:
+    """A local variable: what it would best be called, what it is called, and when its contents are needed."""
+
+    wanted: str
+    fixed: bool = False  # a parameter of forward, whose name is known
+    number: bool = False  # holds no tensor
+    name: str = ""
+    spans: list[list[int]] = field(default_factory=list)  # [set, last read] for every time it is set
+    merged: Variable | None = None  # it is one with another
+
+    @property
+    def root(self) -> Variable:
+        """The variable that it is one with."""
+        return self if self.merged is None else self.merged.root
+
+    @property
+    def end(self) -> int:
+        """When it is last needed."""
+        return max(end for _, end in self.spans)
+
+
+@dataclass(eq=False)
+class Statement:
+    """Steps written as one statement; the last is the outermost."""
+
+    steps: tuple[Step, ...]
+    position: int = 0
+
+    @property
+    def main(self) -> Step:
+        """The outermost step."""
+        return self.steps[-1]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value that goes from one turn of a loop to the next."""
+
+    inside: Ref  # how the body reads it
+    start: Ref  # what it is on the first turn
+    made: Ref  # what the body makes for the next turn
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A value of every turn that is needed after the loop."""
+
+    made: Ref
+    turns: tuple[Ref, ...]  # how code after the loop refers to it
+
+
+@dataclass(eq=False)
+class Loop:
+    """Alike layers: `prefix.first`, `prefix.first + 1` …, `width` of them a turn; or a module called repeatedly."""
+
+    prefix: str
+    indices: tuple[int, ...]  # of the first layer of each turn; ANYWHERE where every turn is of the same modules
+    template: int  # the index whose steps are the body
+    steps: list[Step]
+    width: int = 1
+    carried: list[Carried] = field(default_factory=list)
+    collected: list[Collected] = field(default_factory=list)
+    body: list[Statement] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The layers whose steps are the body."""
+        count = 0 if self.template == ANYWHERE else self.width
+        return tuple(join(self.prefix, str(self.template + at)) for at in range(count))
+
+
+Item = Statement | Loop
+
+
+@dataclass(eq=False)
+class Target:
+    """What becomes of a node's result."""
+
+    whole: Variable | None = None  # the result, or the part of it at `path`
+    path: Path = ()
+    pattern: list[object] | None = None  # variables to unpack it into, nested; None for parts nobody reads
+    sides: list[tuple[Variable, Ref]] = field(default_factory=list)  # results that come otherwise
+    hoisted: list[tuple[int, int, Variable]] = field(default_factory=list)  # (args or kwargs, label, variable)
+
+
+def statements(items: list[Item]) -> Iterator[Statement]:
+    """All statements, those inside loops included."""
+    for item in items:
+        if isinstance(item, Loop):
+            yield from item.body
+        else:
+            yield item

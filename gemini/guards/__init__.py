@@ -1,0 +1,1 @@
+"""Guards: is this call still the one that was planned for?"""

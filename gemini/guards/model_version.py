@@ -1,0 +1,214 @@
+"""The roster: the modules and parameters of a model, as long as it has the same ones, and the state that they are in.
+
+To walk through a model takes long in Python, and a step needs to several times. That nothing has changed is seen in a
+few loops in C: every module has the very attributes, hooks, children and tensors that it had. It is looked at once a
+call. Whoever needs to know the same later, or looks for something that follows from it, goes by the state: it is
+another object as soon as anything has changed.
+
+Half of what a module holds are tables for hooks. Every hook that is added anywhere gets a number from torch: as long
+as it has given none, models without hooks have none, and their tables need not be looked at.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain
+from operator import attrgetter, is_, itemgetter, methodcaller
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from gemini.guards.functional_call import has_swapped
+from gemini.guards.tensor_guards import Facts
+from gemini.pipe.identity_guard import Sameness
+from gemini.planner.hook_precondition import hooks_inside
+from gemini.runtime.deferred.contract import MISSING
+
+_TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
+_HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)
+# Attributes that every module has, on which no call depends; hooks are looked at apart.
+_IDLE = frozenset(vars(nn.Module())) - {"training", "_parameters", "_buffers", "_modules"}
+_OF_MODULES = frozenset(vars(nn.Module()))
+_PLAIN = ("_modules", "_parameters", "_buffers")
+_WALKS = ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters", "_named_members")
+Holds = Callable[[Any], bool]
+_usual: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()  # classes
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which hooks were seen
+
+
+def _walks_as_usual(module: nn.Module) -> bool:
+    """Whether it says of its modules and parameters what all modules say: others may say something else every time."""
+    cls = type(module)
+    if cls not in _usual:
+        _usual[cls] = all(getattr(cls, name) is getattr(nn.Module, name) for name in _WALKS)
+    own = vars(module)
+    has_tables = all(isinstance(own.get(name), dict) for name in _PLAIN)  # scripted modules have something like them
+    return has_tables and _usual[cls] and own.keys().isdisjoint(_WALKS)
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether something put off may come to be in it while it stays the very object."""
+    if isinstance(value, tuple):
+        return any(map(_may_hold, value))
+    return isinstance(value, (list, dict, torch.Tensor))
+
+
+class _Attributes:
+    """Those of all modules but what nothing depends on; modules with the same names are looked at together."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._spaces = [module.__dict__ for module in modules]
+        self._sizes = [*map(len, self._spaces)]
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for space in self._spaces:
+            alike.setdefault(tuple(name for name in space if name not in _IDLE), []).append(space)
+        self._names = [*alike]
+        self._read = [(itemgetter(*names), spaces) for names, spaces in alike.items()]
+        self._values = [*self._now()]
+        self._filled = [
+            (space, name)
+            for space in self._spaces
+            for name, value in space.items()
+            if _may_hold(value) and name not in _OF_MODULES
+        ]
+
+    def _now(self) -> Iterator[Any]:
+        return chain.from_iterable(chain.from_iterable(map(read, spaces) for read, spaces in self._read))
+
+    def are_same(self) -> bool:
+        """Whether all are the very objects that they were."""
+        try:
+            return [*map(len, self._spaces)] == self._sizes and all(map(is_, self._now(), self._values))
+        except KeyError:
+            return False
+
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """Attributes that are others now, or have something put off in them: where, their name, what they were; None
+        where nothing has changed."""
+        are_same = self.are_same()
+        found = [(space, name, space[name]) for space, name in self._filled if is_put_off(space.get(name))]
+        if are_same and not found:
+            return None
+        if not are_same:
+            was = iter(self._values)
+            for names, (_, spaces) in zip(self._names, self._read, strict=True):
+                for space in spaces:
+                    before = dict(zip(names, was, strict=False))
+                    found += [
+                        (space, name, before.get(name, MISSING))
+                        for name, value in space.items()
+                        if name not in _IDLE and value is not before.get(name, MISSING) and not is_ours(value)
+                    ]
+                    found += [(space, name, value) for name, value in before.items() if name not in space]
+        return found
+
+
+class _Hooks:
+    """Those of all modules."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules, self._tables = modules, [*map(_HOOKS, modules)]
+        self._inside = Sameness(chain.from_iterable(self._tables))
+        if any(chain.from_iterable(self._tables)):
+            _hooked.add(modules[0])
+        self._has_had = modules[0] in _hooked  # tables that were put aside may be put back
+        self._given = RemovableHandle.next_id
+
+    def are_same(self) -> bool:
+        """Whether there are the very ones that there were."""
+        if self._given == RemovableHandle.next_id and not self._has_had:
+            return True
+        now = chain.from_iterable(map(_HOOKS, self._modules))
+        found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.holds()
+        if found:
+            self._given = RemovableHandle.next_id
+        return found
+
+
+class State:
+    """A model as it is at one time."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = {*map(id, modules)}
+        self._of_classes, self._classes = modules, [*map(type, modules)]
+        self._attributes, self._hooks = _Attributes(modules), _Hooks(modules)
+        buffers = [module._buffers for module in modules]
+        self._tables = Sameness([*chain.from_iterable(map(_TABLES, modules)), *buffers])
+        held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
+        self._facts = Facts([tensor for tensor in held if tensor is not None])
+        self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
+        self.found: dict[Hashable, Any] = {}  # the kinds of single calls
+        self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
+
+    def holds(self) -> bool:
+        """Whether the model is in it still."""
+        return (
+            self._attributes.are_same()
+            and self._tables.holds()
+            and self._hooks.are_same()
+            and self._facts.hold()
+            and all(map(is_, map(type, self._of_classes), self._classes))
+        )
+
+    def then(self, is_put_off: Holds, is_ours: Holds) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """Attributes that the program has changed, or put something into which is put off, and what they were in this
+        state; not what `is_ours`. None where all are, to the object, what they were: modes of modules, too."""
+        return self._attributes.then(is_put_off, is_ours)
+
+    def covers(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether nothing but this can change in these modules; frames of generated code never do."""
+        others = [type(one) for one in modules if id(one) not in self._modules]
+        return all(one in _FRAMES or one.__module__.startswith("gemini") for one in others)
+
+
+class Roster:
+    """Of one model, at one time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules = list(model.modules())
+        self.parameters = list(model.parameters())
+        self.identities = tuple(map(id, self.parameters))
+        self._has_swapped = has_swapped(self.parameters)
+        tables = self._tables()
+        self._sizes, self._held = [*map(len, tables)], [*chain.from_iterable(map(_VALUES, tables))]
+        self.state = State(self.modules) if all(map(_walks_as_usual, self.modules)) else None
+
+    def _tables(self) -> list[dict[str, Any]]:
+        return [*chain.from_iterable(map(_TABLES, self.modules))]
+
+    def has_swapped(self) -> bool:
+        """Whether somebody has put in these parameters for one call."""
+        self._has_swapped = self._has_swapped and has_swapped(self.parameters)  # or for longer
+        return self._has_swapped
+
+    def hooks(self) -> str:
+        """Which hooks hang on modules inside, '' if none do: some may have come after all plans were made."""
+        if self.state is None:
+            return hooks_inside(self.model)
+        if self.state.hooks is None:
+            self.state.hooks = hooks_inside(self.model)
+        return self.state.hooks
+
+    def is_current(self) -> bool:
+        """Whether the model still has these, in this order; if so, its state is the one that it is in."""
+        if self.state is None:
+            return False
+        if self.state.holds():
+            return True
+        tables = self._tables()
+        has_same = [*map(len, tables)] == self._sizes and all(
+            map(is_, chain.from_iterable(map(_VALUES, tables)), self._held)
+        )
+        if has_same:
+            self.state = State(self.modules)
+        return has_same
+
+
+def roster_of(model: nn.Module, last: Roster | None) -> Roster:
+    """The roster of a model; the last one, where that is still right."""
+    return last if last is not None and last.model is model and last.is_current() else Roster(model)

@@ -1,0 +1,178 @@
+"""Snapshots: the Python state of a module, to notice that it has changed.
+
+A worker has a copy of every module it runs. The copy is as good as the original as long as nothing but tensors with a
+home changes: attributes, containers in attributes, configurations, loose tensors, buffers put in the place of others.
+Both sides look before or after every call, so looking must be cheap: nearly all of it is one comparison of dictionaries
+a module, which for unchanged values compares identities.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Iterator
+from itertools import chain
+from operator import is_, methodcaller, ne
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.ir.encode import walk
+from gemini.snapshot.attribute_values import copied, is_same, reached, tensors_in
+
+_CONTAINERS = (list, dict, set)
+_SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_KEYS, _VALUES = methodcaller("keys"), methodcaller("values")  # scripted modules have tables like dictionaries
+_EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
+
+
+class Snapshot:
+    """What a module and the modules in it were like."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.root = module
+        self.take()
+
+    def take(self) -> None:
+        """Remember how it is now."""
+        self.modules = list(self.root.modules())
+        self.states = [
+            (vars(module), dict(vars(module)), module._buffers, dict(module._buffers), module._parameters,
+             dict(module._parameters), module._modules, dict(module._modules))
+            for module in self.modules
+        ]  # fmt: skip
+        # The same in a row, for the usual case: nothing has changed, and a loop in C says so.
+        self._classes = [*map(type, self.modules)]
+        self._own = [own for own, *_ in self.states]
+        self._before = [before for _, before, *_ in self.states]
+        self._tables = [table for state in self.states for table in (state[2], state[4], state[6])]
+        self._lengths, self._names = [*map(len, self._tables)], [*chain.from_iterable(map(_KEYS, self._tables))]
+        self._tensors = [*chain.from_iterable(map(_VALUES, self._tables))]
+        values = [value for own, *_ in self.states for value in own.values()]
+        internal = {id(part) for module in self.modules for part in _internal(module)}
+        held = [(name, value) for own, *_ in self.states for name, value in own.items() if id(value) not in internal]
+        inside = {id(live): live for name, value in held if name not in _EVERY for live in reached(value)}
+        self._inside = [(live, copied(live)) for live in inside.values()]
+        self._hooks = [value for name, value in held if _is_container(value) and name in _EVERY]
+        self._hooked = [*map(len, self._hooks)]
+        registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())} | internal
+        self._holders = [
+            (own, key)
+            for own, *_ in self.states
+            for key, value in own.items()
+            if any(id(one) not in registered for one in _loose(value, internal))
+        ]
+        self._found = [*self._loose_now()]
+        self.loose = [
+            (tensor, tensor._version, tensor.requires_grad)
+            for tensor in (*self._found, *(one for _, saved in self._inside for one in tensors_in(saved)))
+            if not tensor.is_inference() and id(tensor) not in registered
+        ]
+        self.sources = [(value, source_state(value)) for value in values if is_source(value)]
+        self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
+
+    def changed(self, are_alike: bool = False) -> str:
+        """What is different now, in words; '' if nothing is. Training flags do not count.
+
+        `are_alike`: attributes, parameters, buffers and hooks are known to be what they were.
+        """
+        if not are_alike and [*map(len, self._hooks)] != self._hooked:
+            return "it has other hooks"
+        if not are_alike and [*map(type, self.modules)] != self._classes:
+            return "a module is of another class"
+        if not are_alike and not self._are_modules_alike():
+            for module, state in zip(self.modules, self.states, strict=True):
+                own, before, buffers, held, parameters, named, children, parts = state
+                if not _equal(own, before) and not _only_training(own, before):
+                    return f"attributes of a {type(module).__name__} have changed"
+                if not _identical(buffers, held) or not _identical(parameters, named):
+                    return f"a {type(module).__name__} has other tensors"
+                if not _identical(children, parts):
+                    return f"a {type(module).__name__} has other modules in it"
+        if (self._holders or self.loose) and not self._are_loose_alike():
+            return "a tensor in an attribute has changed"
+        if self.sources and any(source_state(value) != state for value, state in self.sources):
+            return "a generator in an attribute has been drawn from"
+        if self.objects and not all(_equal(own, before) for own, before in self.objects):
+            return "an object in an attribute has changed"
+        if self._inside and not all(is_same(live, before) for live, before in self._inside):
+            return "what an attribute holds has changed"
+        return ""
+
+    def _loose_now(self) -> Iterator[torch.Tensor]:
+        return chain.from_iterable(_loose(own.get(key)) for own, key in self._holders)
+
+    def _are_loose_alike(self) -> bool:
+        """Whether tensors in attributes are the very ones, for equal ones are not; unwritten, and trained or not."""
+        now = [*self._loose_now()]
+        if len(now) != len(self._found) or not all(map(is_, now, self._found)):
+            return False
+        return all(one._version == version and one.requires_grad == learns for one, version, learns in self.loose)
+
+    def _are_modules_alike(self) -> bool:
+        """Whether attributes, parameters and buffers are what they were, for certain."""
+        try:
+            if any(map(ne, self._own, self._before)):
+                return False
+        except Exception:  # see _equal
+            return False
+        if [*map(len, self._tables)] != self._lengths or [
+            *chain.from_iterable(map(_KEYS, self._tables))
+        ] != self._names:
+            return False
+        return all(map(is_, chain.from_iterable(map(_VALUES, self._tables)), self._tensors))
+
+
+def is_source(value: Any) -> bool:
+    """Whether a value is a generator of random numbers."""
+    return isinstance(value, _SOURCES)
+
+
+def source_state(value: Any) -> Any:
+    """The state of a generator, comparable."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(legacy=False))
+
+
+def _internal(module: nn.Module) -> list[Any]:
+    """The dictionaries that every module has."""
+    return [module._parameters, module._buffers, module._modules]
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS)
+
+
+def _is_object(value: Any) -> bool:
+    return not isinstance(value, (*_PLAIN, *_CONTAINERS)) and not callable(value) and hasattr(value, "__dict__")
+
+
+def _loose(value: Any, internal: Container[int] = ()) -> list[torch.Tensor]:
+    """The tensors that an attribute holds, itself or in containers."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if not isinstance(value, (list, tuple, dict)) or not value or id(value) in internal:
+        return []
+    return [leaf for _, leaf in walk(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _equal(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    try:
+        return now == before
+    except Exception:  # values that cannot be compared were not the same object
+        return False
+
+
+def _only_training(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    if now.keys() != before.keys() or now.get("training") == before.get("training"):
+        return False
+    return _equal({**now, "training": None}, {**before, "training": None})
+
+
+def _identical(now: dict[str, Any], before: dict[str, Any]) -> bool:
+    return len(now) == len(before) and all(now.get(key) is value for key, value in before.items())

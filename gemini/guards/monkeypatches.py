@@ -1,0 +1,211 @@
+"""Replaced: functions and methods of libraries that the program has put others in the place of.
+
+Workers import torch and libraries as they are, and would call what was there before. So a model whose code comes to one
+of these runs in the program's process: to a name of torch that computes, a method of one of its modules' classes or
+another attribute (`LlamaAttention.is_causal`), a function that its code reaches by names
+(`modeling_gpt2.eager_attention_forward`), or one in a table that it reaches so
+(`AttentionInterface.register("mine", mine)`). What classes have where the program never ran, a worker says.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.guards.bytecode import functions_of, stored_in
+from gemini.guards.dict_versions import writes_of
+from gemini.guards.library_classes import OPAQUE, portable
+from gemini.guards.reachable_code import reached
+from gemini.runtime.transport.serialization import is_the_users
+
+_OWN = ("torch", "typing_extensions")  # whose functions are torch's, or do as they do
+_COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+_DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType, types.MemberDescriptorType)
+_OPS = frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__))  # of the names of torch itself
+_IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor: not called in a forward
+
+
+class _Names:
+    """Names of a module or class, as they were when they were last looked at."""
+
+    def __init__(
+        self, name: str, space: Mapping[str, Any], root: str = "torch", keys: Collection[str] | None = None
+    ) -> None:
+        self.name, self._space, self._root, self._keys = name, space, root, keys
+        self._first, self._last = dict(space), [_NEVER]
+        self._writes, self._written = writes_of(space), -1  # as often as when it was last looked at
+        self._found = ""
+
+    def replaced(self) -> str:
+        """One that the program has replaced; '' where it has none."""
+        if self._writes is None or self._written != (written := self._writes.number()):
+            values = [*self._space.values()] if self._keys is None else [*map(self._space.get, self._keys)]
+            if not _same(values, self._last):
+                self._last, self._found = values, self._foreign()
+            self._written = -1 if self._writes is None else written
+        return f"{self.name}.{self._found}" if self._found else ""
+
+    def _foreign(self) -> str:
+        keys = [*self._space] if self._keys is None else self._space.keys() & self._keys
+        return next((key for key in keys if self._is_foreign(key, self._space[key])), "")
+
+    def _is_foreign(self, name: str, value: Any) -> bool:
+        if (self._root == self.name == "torch" and name not in _OPS) or name in _IDLE:
+            return False
+        author = _author(value)
+        if author is None or _root(author) == "gemini":  # which computes the same
+            return False
+        if is_the_users(author) or (self._root == "torch" and isinstance(value, functools.partial)):  # torch has none
+            return True
+        first = self._first.get(name, value)
+        if first is not value and _root(_author(first) or "") != "gemini":
+            return True
+        if _root(author) in (self._root, *_OWN) or _root(author) in sys.stdlib_module_names:
+            return self._root == "torch" and _is_another(name, value)
+        return str(value.__qualname__) not in (f"{self.name}.{name}", name)  # decorators leave names as they were
+
+
+class _Members(_Names):
+    """Those of a class: what is no function counts as well."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(kind.__qualname__, vars(kind), _root(kind.__module__))
+        self.kind = kind
+        self._fresh: Mapping[str, Any] | None = None  # as workers have them
+
+    def learn(self, fresh: Mapping[str, Any]) -> None:
+        """What it has where the program never ran."""
+        self._fresh, self._last, self._written = fresh, [_NEVER], -1
+
+    def _foreign(self) -> str:
+        missing = (key for key in self._fresh or () if key not in self._space and key[:2] != "__")
+        return super()._foreign() or next(missing, "")
+
+    def _is_foreign(self, name: str, value: Any) -> bool:
+        author = _author(value)
+        if author is not None or name[:2] == "__" or isinstance(value, _DESCRIPTORS):
+            return super()._is_foreign(name, value)
+        now, before = value, self._first.get(name, _NEVER)
+        if self._fresh is not None and (portable(value) != OPAQUE or self._fresh.get(name) != OPAQUE):
+            now, before = portable(value), self._fresh.get(name, _NEVER)
+        is_same = now is before or (type(now) is type(before) and _equal(now, before))
+        return not is_same and not _stores(self.kind, name)
+
+
+class _Additions(_Members):
+    """What is added to the class of all modules: all of it would take long to look at."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Module)
+        self._size = 0
+
+    def replaced(self) -> str:
+        """One that the program has added; '' where it has none."""
+        if len(self._space) != self._size:
+            self._size, self._found = len(self._space), self._foreign()
+        return f"{self.name}.{self._found}" if self._found else ""
+
+    def learn(self, fresh: Mapping[str, Any]) -> None:
+        """What it has where the program never ran."""
+        super().learn(fresh)
+        self._size = 0
+
+    def _is_foreign(self, name: str, value: Any) -> bool:
+        if name in (self._first if self._fresh is None else self._fresh):
+            return False
+        author = _author(value)
+        return is_the_users(author) if author is not None else super()._is_foreign(name, value)
+
+
+class Methods:
+    """Those of the classes that workers import, of a model's modules, and the functions that they reach."""
+
+    def __init__(self, model: nn.Module) -> None:
+        kinds = {kind: None for part in model.modules() for kind in type(part).__mro__}
+        found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_the_users(kind.__module__)]
+        self._members = [_Additions(), *map(_Members, found)]
+        self._names: list[_Names] = [*self._members]
+        reach = reached(kinds)
+        for name, keys in reach.found.items():
+            self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
+        self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Classes, by module and name, of which it is good to know what they have in a worker."""
+        return [(one.kind.__module__, one.kind.__qualname__) for one in self._members]
+
+    def learn(self, described: Sequence[Mapping[str, Any] | None]) -> None:
+        """What they have there; None for one that is not found there."""
+        for one, fresh in zip(self._members, described, strict=True):
+            if fresh is not None:
+                one.learn(fresh)
+
+    def obstacle(self) -> str:
+        """Why they cannot run elsewhere, as the program has replaced one; '' where it has none."""
+        found = next(filter(None, map(_Names.replaced, self._names)), "")
+        return f"the program has replaced {found}" if found else ""
+
+
+def replaced() -> str:
+    """A function of torch that the program has replaced, by name; '' where there is none."""
+    return next(filter(None, map(_Names.replaced, _TORCH)), "")
+
+
+def _author(value: Any) -> str | None:
+    """The module that a function is written in; None for what is none."""
+    if isinstance(value, functools.partial):
+        return _author(value.func)
+    if isinstance(value, types.MethodType):
+        return _author(value.__func__)
+    if isinstance(value, types.FunctionType):
+        return str(value.__globals__.get("__name__", ""))
+    if isinstance(value, _COMPILED):
+        return "torch"
+    return type(value).__module__ if callable(value) and is_the_users(type(value).__module__) else None
+
+
+def _is_another(name: str, value: Any) -> bool:
+    """Whether a function of torch is one that torch has under another name (`F.gelu = torch.relu`)."""
+    own = getattr(value, "__name__", name)
+    if name.startswith("_") or own.replace("_", "").endswith(name.replace("_", "")):  # `torch.linalg.linalg_inv`
+        return False
+    return any(vars(space).get(own) is value for space in (torch, torch.nn.functional))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # what cannot be compared
+        return False
+
+
+def _stores(kind: type, name: str) -> bool:
+    """Whether code of a library's class sets an attribute of this name, of the class: then that is its own affair."""
+    functions = (one for base in kind.__mro__ for member in vars(base).values() for one in functions_of(member))
+    return any(name in stored_in(one.__code__) for one in functions if not is_the_users(one.__module__))
+
+
+def _same(values: list[Any], others: list[Any]) -> bool:
+    """Whether both have the same objects: lists compare these first, and fast."""
+    try:
+        return values == others
+    except Exception:  # others that cannot be compared
+        return False
+
+
+def _root(name: str) -> str:
+    return name.partition(".")[0]
+
+
+_NEVER = object()
+_TORCH = [
+    _Names(one.__name__, vars(one))
+    for one in (torch.nn.functional, torch, torch.linalg, torch.fft, torch.special)
+]  # fmt: skip
+_TORCH.append(_Names("torch.Tensor", vars(torch.Tensor)))

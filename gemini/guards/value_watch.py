@@ -1,0 +1,325 @@
+"""Readings: values that code reads, as they were when it was first seen, and whether they still are.
+
+A value has a place, a key in a table: the globals of a module, the attributes of an object or a class, the variables
+around a function. There may be many and they are looked at in every step, so they lie in rows, and loops in C say that
+nothing has changed; only where something has, each is asked by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextvars import ContextVar
+from operator import attrgetter, contains, eq, getitem, is_
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from gemini.snapshot.attribute_values import Slots, slots_of
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+CONTAINERS = (list, tuple, dict, set, frozenset)
+MISSING: Any = object()
+NOW: Any = object()
+GONE: Any = object()
+_LARGEST = (types.FunctionType, type, torch.Tensor, nn.Module)  # may hold models, or be large
+_CODE, _VERSION = attrgetter("__code__", "__defaults__", "__kwdefaults__"), attrgetter("_version")
+_GET = weakref.ref.__call__
+_PATIENCE = 3  # times that a dictionary may grow: then it is no cache, but a record that the program wants
+_LARGE = 1000  # entries of a container that are still looked at every time
+_INNER = 200  # of containers inside it
+_BYTES = 1 << 16  # of an array
+_news = [0]  # how often an entry has changed or grown
+
+
+def itself(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """A table."""
+    return table
+
+
+def cells(function: types.FunctionType) -> dict[str, Any]:
+    """The variables around a function that have a value."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    return found
+
+
+def environment(_: Any) -> dict[str, Any]:
+    """All variables of the environment, as one value."""
+    return {"": dict(os.environ)}
+
+
+def members(owner: Any) -> Mapping[str, Any]:
+    """The attributes of an object, where it has any."""
+    try:
+        found: Mapping[str, Any] = vars(owner)
+    except Exception:  # which its class may raise, too
+        return {}
+    return found
+
+
+def slots(owner: Any) -> dict[str, Any]:
+    """The slots of an object that are set."""
+    return {} if isinstance(owner, type) else Slots(owner, slots_of(type(owner))).values()
+
+
+class Place(NamedTuple):
+    """Where a value is read: a key in what a function reads of an owner."""
+
+    owner: Any
+    key: Any
+    read: Callable[[Any], Mapping[Any, Any]] = itself
+
+
+class Entry:
+    """One value. It keeps neither large values nor classes and functions alive, nor what these have."""
+
+    def __init__(self, name: str, place: Place, value: Any = NOW) -> None:
+        self.name, self.key, self.read = name, place.key, place.read
+        found = loosely(place.owner)
+        self.is_loose, self.owner = found is not None, place.owner if found is None else found
+        self._is_new = value is NOW  # and nobody has looked at it since
+        self.is_changed = False  # once and for all: workers may have seen either
+        self.growths = 0  # times that a dictionary had more entries: a cache has all it needs after some calls
+        self._take(self.now() if value is NOW else value)
+
+    def _take(self, value: Any) -> None:
+        found = loosely(value)
+        self._is_loose, self._value = found is not None, value if found is None else found
+        self.copied, self.inside = _copied(value), _inside(value)
+
+    def now(self) -> Any:
+        """What it is now; GONE where its owner is, and with it all code that could read it."""
+        owner = self.owner() if self.is_loose else self.owner
+        return GONE if owner is None else self.read(owner).get(self.key, MISSING)
+
+    def lasting_table(self, lasting: Container[int]) -> Mapping[Any, Any] | None:
+        """The table that it is in, where that can be kept: globals, classes of modules, objects (by number)."""
+        owner: Any = self.owner() if self.is_loose else self.owner
+        if self.read is itself:
+            return self.read(owner)
+        return vars(owner) if self.read is vars and (_is_of_module(owner) or id(owner) in lasting) else None
+
+    @property
+    def value(self) -> Any:
+        """What it was; GONE where that is."""
+        found = self._value() if self._is_loose else self._value
+        return GONE if found is None and self._is_loose else found
+
+    @property
+    def is_unset(self) -> bool:
+        """Whether there is nothing yet."""
+        return _is_unset(self.value)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has weights."""
+        value = self.value
+        if isinstance(value, nn.Module):
+            return any(one.requires_grad for one in value.parameters())
+        return isinstance(value, torch.Tensor) and value.requires_grad
+
+    def has_changed(self) -> bool:
+        """Whether the program has put another value there, or changed this one."""
+        if not self.is_changed:
+            now, before = self.now(), self.value
+            is_new, self._is_new = self._is_new, False
+            if now is GONE:
+                return False
+            if is_new and _is_unset(before) and not _is_unset(now):  # by the first call, before anything was sent
+                self._grow(now)
+            elif now is before and self._has_grown(now):
+                kept = _inside({key: now[key] for key in self.copied})
+                self.is_changed = self.growths >= _PATIENCE or not _equal(kept, self.inside)
+                self._grow(now)
+            elif now is before:
+                is_same = self.copied is None or _equal(_copied(now), self.copied)
+                self.is_changed = not is_same or not _equal(_inside(now), self.inside)
+            else:
+                is_plain = isinstance(now, (*PLAIN, *CONTAINERS)) and type(now) is type(before)
+                self.is_changed = not is_plain or not _equal(now, before)
+            _news[0] += self.is_changed
+        return self.is_changed
+
+    def _grow(self, now: Any) -> None:
+        self.growths += 1
+        _news[0] += 1
+        self._take(now)
+
+    def _has_grown(self, now: Any) -> bool:
+        """Whether a dictionary has what it had, and more."""
+        before = self.copied
+        if not isinstance(now, dict) or not isinstance(before, dict) or not len(before) < len(now) < _LARGE:
+            return False
+        return all(now.get(key, MISSING) is value for key, value in before.items())
+
+
+class Look:
+    """Entries that have not changed, as they are now.
+
+    Most are functions, classes and objects of modules, and what these have: they are in one row, and kept.
+    """
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._news = _news[0]
+        present: list[tuple[Any, Any, Any]] = []  # tables, keys, values
+        absent: list[tuple[Any, Any]] = []
+        lasting: set[int] = set()
+        self._kept: list[Any] = []  # functions
+        self._functions: list[Any] = []  # others, and tensors, loosely
+        self._tensors: list[Any] = []
+        self._containers: list[Any] = []
+        self._others: list[Entry] = []  # that must be asked
+        rows: dict[tuple[Any, ...], list[tuple[Entry, Any]]] = {}
+        for entry in entries:
+            value = entry.now()
+            if value is GONE:
+                continue
+            self._sort(entry, value)
+            table = entry.lasting_table(lasting)
+            if table is not None and value is MISSING:
+                absent.append((table, entry.key))
+            elif table is not None and (_is_of_module(value) or not isinstance(value, _LARGEST)):
+                present.append((table, entry.key, value))
+                lasting.add(id(value))
+            else:
+                kind = entry.read, entry.is_loose, value is MISSING, loosely(value) is None
+                rows.setdefault(kind, []).append((entry, value))
+        self._tables, self._keys, self._values = ([one[at] for one in present] for at in range(3))
+        self._without, self._missing = ([one[at] for one in absent] for at in range(2))
+        self._rows = [*map(_Row, rows.values())]
+        self._kept_codes, self._codes = [*map(_CODE, self._kept)], [*map(_CODE, map(_GET, self._functions))]
+        self._versions = [*map(_VERSION, map(_GET, self._tensors))]
+        self._copies = [*map(_copied, self._containers)]
+
+    def _sort(self, entry: Entry, value: Any) -> None:
+        """Have a value where it is looked into."""
+        if isinstance(value, types.FunctionType):
+            self._kept.append(value) if _is_of_module(value) else self._functions.append(weakref.ref(value))
+        elif isinstance(value, torch.Tensor):
+            if not value.is_inference():
+                self._tensors.append(weakref.ref(value))
+        elif _inside(value) is not None or isinstance(value, (nn.Module, ContextVar)):
+            self._others.append(entry)
+        elif _copied(value) is not None:
+            self._containers.append(value)
+
+    def holds(self) -> bool:
+        """Whether all are as they were."""
+        try:
+            return (
+                self._news == _news[0]
+                and all(map(is_, map(getitem, self._tables, self._keys), self._values))
+                and not any(map(contains, self._without, self._missing))
+                and [*map(_CODE, self._kept)] == self._kept_codes
+                and (not self._rows or all(map(_Row.holds, self._rows)))
+                and (not self._functions or [*map(_CODE, map(_GET, self._functions))] == self._codes)
+                and (not self._tensors or [*map(_VERSION, map(_GET, self._tensors))] == self._versions)
+                and (not self._containers or all(map(eq, self._containers, self._copies)))
+                and (not self._others or not any(map(Entry.has_changed, self._others)))
+            )
+        except Exception:  # something is gone, or cannot be compared
+            return False
+
+
+class _Row:
+    """Entries of one kind: they are read in the same way, from owners that are kept or are not, and so their values."""
+
+    def __init__(self, found: list[tuple[Entry, Any]]) -> None:
+        self._owners, self._keys = [entry.owner for entry, _ in found], [entry.key for entry, _ in found]
+        first, value = found[0]
+        self._read, self._is_loose = first.read, first.is_loose
+        self._is_missing, self._are_loose = value is MISSING, loosely(value) is not None
+        values = [one for _, one in found]
+        self._values = [*map(weakref.ref, values)] if self._are_loose else values
+
+    def holds(self) -> bool:
+        owners: Iterable[Any] = map(_GET, self._owners) if self._is_loose else self._owners
+        tables = owners if self._read is itself else map(self._read, owners)
+        if self._is_missing:
+            return not any(map(contains, tables, self._keys))
+        values: Iterable[Any] = map(_GET, self._values) if self._are_loose else self._values
+        return all(map(is_, map(getitem, tables, self._keys), values))
+
+
+def loosely(value: Any, end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
+    """What does not keep a value alive, which may be large or hold models; None where it is to be kept."""
+    if isinstance(value, (*PLAIN, *CONTAINERS)):
+        return None
+    try:
+        return weakref.ref(value, end)
+    except TypeError:
+        return None
+
+
+def _is_of_module(value: Any) -> bool:
+    """Whether a module has a function or class, which holds nothing of a call that made it."""
+    if not isinstance(value, (type, types.FunctionType)) or "<locals>" in value.__qualname__:
+        return False
+    return isinstance(value, type) or value.__code__.co_freevars in ((), ("__class__",))
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or value is MISSING
+
+
+def _inside(value: Any) -> Any:
+    """What an array holds, or the containers and arrays in a container; None where there are none."""
+    if isinstance(value, (np.ndarray, deque)):
+        return _contents(value, [_LARGE])
+    if not isinstance(value, (list, tuple, dict)) or len(value) >= _LARGE:
+        return None
+    room = [_INNER]
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    holders = (list, tuple, dict, set, deque, np.ndarray, torch.Tensor)
+    return {key: _contents(part, room) for key, part in parts if isinstance(part, holders)} or None
+
+
+def _contents(value: Any, room: list[int]) -> Any:
+    """What can be compared later, and keeps nothing: of a tensor its version, of other objects their identity."""
+    room[0] -= 1
+    if room[0] < 0:
+        return None
+    if isinstance(value, torch.Tensor):
+        return id(value), _copied(value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.dtype, value.tobytes()) if value.nbytes <= _BYTES else id(value)
+    if isinstance(value, dict):
+        return {key: _contents(part, room) for key, part in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return [_contents(part, room) for part in value]
+    if isinstance(value, set):
+        return value.copy()
+    return value if isinstance(value, PLAIN) else id(value)
+
+
+def _copied(value: Any) -> Any:
+    """What shows that a value has been changed in place; None where nothing does."""
+    if isinstance(value, torch.Tensor):
+        return None if value.is_inference() else value._version
+    if isinstance(value, ContextVar):
+        return (value.get(None),)
+    if isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+        return [one.training for one in value.modules()], [(id(one), one._version) for one in tensors]
+    if isinstance(value, types.FunctionType):  # as tools that load code again change it
+        return value.__code__, value.__defaults__, value.__kwdefaults__
+    if isinstance(value, (list, dict, set)) and len(value) < _LARGE:
+        return value.copy()
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # values that cannot be compared
+        return False

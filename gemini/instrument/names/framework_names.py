@@ -1,0 +1,62 @@
+"""What Gemini knows of the frameworks' names without importing them.
+
+Two facts: which names a star import of a framework's module binds, and which public name an object has that is
+reached by the module it is defined in (``torch.nn.modules.linear.Linear`` is ``torch.nn.Linear``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+_ROOTS = frozenset(["torch", "tensorflow", "keras", "numpy", "builtins"])
+
+# Where things are defined → the public module that has them under the same name.
+_PUBLIC = {
+    "torch._tensor.": "torch",
+    "torch.functional.": "torch",
+    "torch.amp.": "torch.amp",
+    "torch.autograd.": "torch.autograd",
+    "torch.cuda.amp.": "torch.cuda.amp",
+    "torch.nn.modules.": "torch.nn",
+    "torch.nn.parallel.": "torch.nn.parallel",
+    "torch.nn.parameter.": "torch.nn",
+    "torch.optim.": "torch.optim",
+    "torch.utils.data.": "torch.utils.data",
+}
+_PREFIXES = ("torch.nn.functional.", *_PUBLIC)
+
+
+def is_framework(qualified: str) -> bool:
+    """Whether a name lies in a module known here, which is then never looked up as a file."""
+    return qualified.partition(".")[0] in _ROOTS
+
+
+@cache
+def star(module: str) -> frozenset[str] | None:
+    """The names that ``from module import *`` binds; None where the module is not known here."""
+    from gemini.instrument.names.torch_exports import STAR
+
+    return frozenset(STAR[module].split()) if module in STAR else None
+
+
+@cache
+def canonical(qualified: str) -> str:
+    """The public name of what `qualified` names."""
+    if not qualified.startswith(_PREFIXES):
+        return qualified
+    module, _, name = qualified.rpartition(".")
+    if module == "torch.nn.functional":
+        return _IMPORTED.get(name, qualified)
+    if not name[:1].isupper() and name not in _FUNCTIONS and module != "torch.functional":
+        return qualified
+    for prefix, public in _PUBLIC.items():
+        if qualified.startswith(prefix) and name in (star(public) or ()):
+            return f"{public}.{name}"
+    return qualified
+
+
+# What ``from torch.nn.functional import *`` brings along, as that module has no ``__all__``.
+_IMPORTED = {name: name for name in ("dataclasses", "importlib", "math", "torch", "warnings")}
+_IMPORTED |= {"np": "numpy", "grad": "torch.nn.grad", "Tensor": "torch.Tensor"}
+# Functions that are reached through the module that defines them; other lower-case names may be submodules.
+_FUNCTIONS = frozenset(["autocast", "custom_fwd", "custom_bwd", "random_split", "default_collate", "default_convert"])

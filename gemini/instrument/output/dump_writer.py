@@ -1,0 +1,190 @@
+"""The round trip: the program's instrumented sources as a folder that plain `python` runs.
+
+    program                        folder
+    train.py                       train.py
+    models/__init__.py             models/__init__.py      modules lie where their names say, so that imports
+    models/net.py                  models/net.py           find them before the originals
+    models/weights.json            models/weights.json     a link: data of packages stays where it is
+    (-m tool.train)                __main__.py             starts the module:  python FOLDER
+
+The folder is made beside its final place and renamed when it is whole. One that is already there is replaced only
+if it is empty or an earlier dump (it has the marker file).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+
+from gemini.errors import ArtifactError
+from gemini.instrument.output.dump_header import annotated, verbatim
+from gemini.instrument.pass_manager.instrumented_file import Instrumented
+from gemini.instrument.pass_manager.manager import PassManager
+from gemini.instrument.program.package_data import links_of, rest_of
+from gemini.instrument.text.parser import parser_warnings_muted
+from gemini.instrument.text.source_file import SourceFile
+from gemini.launcher.script_api.dump_imports import MARKER
+
+_RUNNER = """\
+# Written by Gemini: starts the dumped module as `python -m {module}` starts the original.
+import runpy
+
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """One file of a dump: its place in the folder, its bytes, and what became of it (None: copied as it is)."""
+
+    place: PurePath
+    data: bytes
+    done: Instrumented | None = None
+    origin: str = ""
+
+
+@dataclass
+class Dump:
+    """The files of a dump and the links to what they need beside them."""
+
+    files: list[Dumped] = field(default_factory=list)
+    links: dict[PurePath, Path] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)  # name → place
+    start: str = ""  # what to give `python`, inside of the folder
+
+    @property
+    def changed(self) -> int:
+        """How many files some pass changed."""
+        return sum(1 for file in self.files if file.done is not None and file.done.changed)
+
+    def patches(self) -> list[tuple[str, Instrumented]]:
+        """(shown path, file) of what was instrumented, for `diff.unified`."""
+        return [(file.place.as_posix(), file.done) for file in self.files if file.done is not None]
+
+
+def make(sources: Sequence[SourceFile], manager: PassManager, *, module: str = "", argv0: str = "") -> Dump:
+    """The dump of a program: its own sources, the script first; `module` is what ``-m`` starts, if not a script."""
+    script = None if module else sources[0]
+    own = [*sources, *rest_of(sources)]
+    prefer = any("sys.path" in _text(source) or "addsitedir" in _text(source) for source in own)
+    dump = Dump(start="" if script is None else os.path.basename(script.path))
+    places: set[PurePath] = set()
+    for source in own:
+        main = source is script
+        place = PurePath(dump.start) if main else place_of(source)
+        if not main:
+            dump.modules[source.module] = place.as_posix()
+        if place not in places:  # the script may be imported by one of its own modules
+            places.add(place)
+            dump.files.append(_dumped(source, place, manager, argv0=argv0 if main else "", prefer=prefer and main))
+    dump.links = {place: path for place, path in links_of(own).items() if place not in places}
+    if module:
+        dump.files.append(Dumped(PurePath("__main__.py"), _RUNNER.format(module=module).encode()))
+    return dump
+
+
+def place_of(source: SourceFile) -> PurePath:
+    """Where a module lies in a dump: where its name says."""
+    *folders, last = source.module.split(".")
+    suffix = os.path.splitext(source.path)[1] or ".py"
+    if source.is_package:
+        return PurePath(*folders, last, f"__init__{suffix}")
+    return PurePath(*folders, f"{last}{suffix}")
+
+
+def _dumped(source: SourceFile, place: PurePath, manager: PassManager, *, argv0: str, prefer: bool) -> Dumped:
+    try:
+        with parser_warnings_muted():
+            done = manager.run(source)
+            data = annotated(done, file=os.path.abspath(source.path), argv0=argv0, prefer=prefer)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Dumped(place, verbatim(source, f"not instrumented: {type(error).__name__}"), None, source.path)
+    return Dumped(place, data, done, source.path)
+
+
+def _text(source: SourceFile) -> str:
+    try:
+        return source.text
+    except (SyntaxError, ValueError):
+        return ""
+
+
+def write(dump: Dump, folder: Path) -> None:
+    """Write `dump` as `folder`, whole or not at all."""
+    target = Path(os.path.realpath(folder))
+    check_folder(folder)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _fill(dump, draft)
+            _publish(draft, target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write the dump {folder}: {error.strerror or error}\n    → name a folder that can be written"
+        ) from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raise unless `folder` is absent, empty or an earlier dump."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        file = next((one for one in (folder, *folder.parents) if one.is_file()), folder)
+        raise ArtifactError(f"{file} is a file\n    → name a folder for the dump, new or empty") from None
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot read the folder {folder}: {error.strerror or error}\n    → name another folder for the dump"
+        ) from error
+    if names and MARKER not in names:
+        raise ArtifactError(
+            f"{folder} is not empty and not an earlier dump (it has no {MARKER})\n    → name a new or empty folder"
+        )
+
+
+def _fill(dump: Dump, draft: Path) -> None:
+    draft.chmod(0o777 & ~_umask())  # temporary folders are private; this one is the user's
+    for file in dump.files:
+        path = draft / file.place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+        if file.origin:
+            path.chmod((os.stat(file.origin).st_mode & 0o777) | 0o600)
+    for place, origin in dump.links.items():
+        link = draft / place
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(link):
+            link.symlink_to(origin)
+    marker = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
+    (draft / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _publish(draft: Path, target: Path) -> None:
+    """Put the finished folder in its place; an earlier dump goes only when the new one is there."""
+    if not target.exists() or not os.listdir(target):
+        os.replace(draft, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    os.replace(target, old / "old")
+    try:
+        os.replace(draft, target)
+    except OSError:
+        os.replace(old / "old", target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

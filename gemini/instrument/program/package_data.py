@@ -1,0 +1,104 @@
+"""What a program's files need beside them, though no import in their source says so.
+
+A package may import its own modules by computed names, list its folder, or read data in it: of every package of the
+program, all modules belong to a dump, and everything else in its folder is linked. A program that imports by computed
+names may mean any file beside its script.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+
+from gemini.instrument.text.source_file import SourceFile
+from gemini.launcher.script_api.dump_imports import MARKER
+
+_MOST = 5000  # files of one package; more is a folder of something else
+_SOURCE = (".py",)
+_COMPILED = (".so", ".pyd")
+_COMPUTED = ("import_module", "__import__", "run_module", "run_path", "iter_modules")
+
+
+def rest_of(sources: Sequence[SourceFile]) -> list[SourceFile]:
+    """The modules of the program's packages that `sources` lacks, and the script's neighbours if they may be meant."""
+    known = {os.path.realpath(source.path) for source in sources}
+    found: dict[str, SourceFile] = {}
+    for name, folder in package_folders(sources).items():
+        for path in _files(folder):
+            if path.suffix in _SOURCE and os.path.realpath(path) not in known:
+                module = _module_name(name, folder, path)
+                if module and module not in found:
+                    found[module] = _read(path, module)
+    for path in _neighbours(sources):
+        if path.suffix in _SOURCE and path.stem.isidentifier() and os.path.realpath(path) not in known:
+            found.setdefault(path.stem, _read(path, path.stem))
+    return [source for source in found.values() if source.data or source.is_package]
+
+
+def links_of(sources: Sequence[SourceFile]) -> dict[PurePath, Path]:
+    """Where a dump needs links, and to what: the other files of packages, and compiled modules beside the script."""
+    links: dict[PurePath, Path] = {}
+    for name, folder in package_folders(sources).items():
+        for path in _files(folder):
+            if path.suffix not in _SOURCE:
+                links[PurePath(*name.split("."), path.relative_to(folder))] = path.absolute()
+    script = Path(sources[0].path).parent
+    for path in sorted(script.glob("*")) if script.is_dir() else ():
+        if path.suffix in _COMPILED:
+            links[PurePath(path.name)] = path.absolute()
+    return links
+
+
+def package_folders(sources: Sequence[SourceFile]) -> dict[str, Path]:
+    """The top-level packages of the program and their folders, those without an ``__init__`` included."""
+    found: dict[str, Path] = {}
+    for source in sources:
+        name = source.module.partition(".")[0]
+        depth = source.module.count(".") + source.is_package
+        if depth and name != "__main__":
+            folder = Path(source.path).parent
+            for _ in range(depth - 1):
+                folder = folder.parent
+            found.setdefault(name, folder)
+    return found
+
+
+def _neighbours(sources: Sequence[SourceFile]) -> list[Path]:
+    if not any(word.encode() in source.data for source in sources for word in _COMPUTED):
+        return []
+    folder = Path(sources[0].path).parent
+    return sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files below `folder`, without hidden ones and compiled caches; none where there are too many."""
+    found: list[Path] = []
+    for path in _walk(folder):
+        found.append(path)
+        if len(found) > _MOST:
+            return []
+    return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        if "pyvenv.cfg" in files or MARKER in files:  # an environment, or a dump, that lies inside
+            folders.clear()
+            continue
+        yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
+
+
+def _module_name(package: str, folder: Path, path: Path) -> str:
+    parts = [package, *path.relative_to(folder).with_suffix("").parts]
+    if parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
+
+
+def _read(path: Path, module: str) -> SourceFile:
+    try:
+        return SourceFile.read(path, module)
+    except OSError:
+        return SourceFile(os.fspath(path), b"", module)

@@ -1,0 +1,189 @@
+"""The graph: a captured model as data, with the operations a user calls on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Mapping as MappingType
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from torch import nn
+
+from gemini.capture.call_binding import bind
+from gemini.capture.guard_outcomes import Foresight
+from gemini.capture.specialize import Validity, Variants
+from gemini.errors import CaptureError
+from gemini.ir.encode import follow
+from gemini.ir.equivalence import layer_classes, node_classes
+from gemini.ir.interpreter import Execution, last_uses
+from gemini.ir.node import Guard, Node, TensorMeta
+from gemini.ir.pytree import Form, Path, Ref, leaves
+
+Stages = MappingType[int, int] | SequenceType[int]  # the stage of each node
+
+
+@dataclass
+class Graph:
+    """A model as nodes in execution order.
+
+    `blocks` and `calls` are the regions kept whole because they could not be followed, with the reason of each;
+    `checked` says on which batches the graph was compared with the model. `awaited` is the state, as texts, that a
+    loaded graph was captured in, while its model is not in it.
+    """
+
+    model_name: str
+    nodes: list[Node]
+    guards: list[Guard]
+    inputs: dict[int, Path]
+    result: Form
+    blocks: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, str] = field(default_factory=dict)
+    checked: dict[str, str] = field(default_factory=dict)
+    batch_size: int | None = None
+    rolled: int = 0  # of a micro-batch: how many of it make the batch that it was compared with (`rolling`)
+    wholes: tuple[int, ...] = ()  # the guards that must hold on that batch, too
+    pins: tuple[int, ...] = ()  # and the inputs whose contents must be the captured ones
+    settings: dict[str, Any] = field(default_factory=dict)
+    model: nn.Module | None = None
+    validity: Validity | None = None
+    variants: Variants | None = None
+    awaited: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        self._foresight: Foresight | None = None
+        self._liveness: dict[int, list[int]] | None = None
+        self._guards_at: dict[int, list[Guard]] | None = None
+
+    # ── structure ──────────────────────────────────────────────────────────────────────────────────────────────
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __getitem__(self, key: int | str) -> Node:
+        if isinstance(key, int):
+            return self.nodes[key]
+        found = [node for node in self.nodes if node.name == key]
+        if not found:
+            raise CaptureError(f"the graph of {self.model_name} has no node {key!r}")
+        return found[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model could not be cut at all."""
+        return "" in self.blocks
+
+    @property
+    def compute_nodes(self) -> list[Node]:
+        """The nodes that do something: all but inputs and tensors the model holds."""
+        return [node for node in self.nodes if not node.is_source]
+
+    def meta(self, ref: Ref) -> TensorMeta:
+        """What is known about a value."""
+        return self.nodes[ref.node].outputs[ref.source, ref.path]
+
+    def edges(self) -> Iterator[tuple[int, int, Ref]]:
+        """(producer, consumer, value) for every tensor a node reads."""
+        for node in self.nodes:
+            for ref in dict.fromkeys(node.inputs()):
+                yield ref.node, node.id, ref
+
+    def outputs(self) -> list[Ref]:
+        """The tensors of the model's output, each once; not those of which it returns only a size."""
+        return list(dict.fromkeys(leaf for leaf in leaves(self.result) if isinstance(leaf, Ref)))
+
+    def liveness(self) -> dict[int, list[int]]:
+        """For every node, the nodes whose results are dropped after it."""
+        if self._liveness is None:
+            self._liveness = last_uses(self)
+        return self._liveness
+
+    def guards_at(self) -> dict[int, list[Guard]]:
+        """The guards by position."""
+        if self._guards_at is None:
+            self._guards_at = {}
+            for guard in self.guards:
+                self._guards_at.setdefault(guard.position, []).append(guard)
+        return self._guards_at
+
+    def foresight(self) -> Foresight:
+        """The guards on contents that can be checked before a run."""
+        if self._foresight is None:
+            self._foresight = Foresight(self)
+        return self._foresight
+
+    # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def execute(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Run this very graph; raises where a guard breaks."""
+        model = self.bound_model()
+        return Execution(self, model, bind(model, args, kwargs or {})).run()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run in place of the model: this graph, or the variant of it that fits the call; else one is captured."""
+        if self.is_whole:
+            return self.bound_model()(*args, **kwargs)
+        if self.variants is None:
+            return self.execute(args, kwargs)
+        return self.variants.run(args, kwargs)
+
+    def accepts(self, bound: dict[str, Any]) -> bool:
+        """Whether a call, bound by name, may run by this graph; guards on contents are checked during the run."""
+        if self.rolled and not self._is_of_captured_size(bound):
+            return False
+        return self.validity is None or self.validity.accepts(self.bound_model(), bound)
+
+    def _is_of_captured_size(self, bound: dict[str, Any]) -> bool:
+        """Whether a call has as many samples as the captured one, which is all that a rolled graph knows."""
+        given = [(follow(bound, path), next(iter(self.nodes[at].outputs.values()))) for at, path in self.inputs.items()]
+        return all(tuple(tensor.shape) == meta.shape for tensor, meta in given)
+
+    def save(self, path: str | FilePath) -> None:
+        """Write the graph as JSON (and safetensors, where it holds arrays)."""
+        from gemini.ir.serialize import save_graph
+
+        save_graph(self, path)
+
+    @staticmethod
+    def load(path: str | FilePath, model: nn.Module | None = None) -> Graph:
+        """Read a graph; give the model it was captured from to run it."""
+        from gemini.capture.entry import with_variants
+        from gemini.ir.serialize import load_graph
+
+        graph = load_graph(path, model)
+        return graph if model is None else with_variants(graph, model)
+
+    def draw(
+        self,
+        path: str | FilePath,
+        stages: MappingType[int, int] | SequenceType[int] | None = None,
+        fold: int | None = None,
+    ) -> None:
+        """Draw the graph, clustered by scope and coloured by stage, to an svg, pdf, png or dot file."""
+        from gemini.ir.graph_picture import draw_graph
+
+        draw_graph(self, path, stages, fold)
+
+    def summary(self) -> str:
+        """What the graph holds, where it is coarse and why, what was checked."""
+        from gemini.ir.graph_summary import summarize
+
+        return summarize(self)
+
+    def classes(self) -> dict[str, list[int]]:
+        """Alike nodes together: signature → node ids."""
+        return node_classes(self)
+
+    def layers(self) -> list[list[str]]:
+        """Groups of alike layers, by scope."""
+        return layer_classes(self)
+
+    def bound_model(self) -> nn.Module:
+        """The model whose weights and modules the graph uses."""
+        if self.model is None:
+            raise CaptureError(
+                f"this graph of {self.model_name} has no model to run with\n    → Graph.load(path, model=model)"
+            )
+        return self.model

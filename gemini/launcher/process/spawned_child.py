@@ -1,0 +1,38 @@
+"""What a process of multiprocessing's runs first; executed as text, with two names given.
+
+If anything about it fails, the process goes on as it would under plain `python`.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gemini.launcher.process.launch_session import Session
+
+
+def enter(session: Session, place: str) -> None:
+    """Load Gemini from the folder it has in the process that started this one, and install the hook."""
+    import sys
+
+    if "gemini.launcher.process.launch_session" in sys.modules:
+        from gemini.launcher.process.launch_session import current
+
+        if current() is not None:  # forked by a server that has been here
+            return
+    if "gemini" not in sys.modules:
+        folder = place.rpartition("/instrument/")[0]
+        external = sys.modules["_frozen_importlib_external"]
+        spec = external.spec_from_file_location("gemini", folder + "/__init__.py", submodule_search_locations=[folder])
+        sys.modules["_frozen_importlib"]._load(spec)
+    from gemini.launcher.process.bootstrap import begin_child
+
+    begin_child(session)
+
+
+if "SESSION" in globals():
+    try:
+        enter(globals()["SESSION"], globals()["PLACE"])
+    except Exception as fault:
+        import sys
+
+        sys.stderr.write(f"gemini_python: {type(fault).__name__}: {fault}; a process runs under plain python\n")

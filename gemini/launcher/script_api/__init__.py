@@ -1,0 +1,55 @@
+"""What instrumented source calls at run time, under the name `__gemini__`.
+
+    import gemini.managed as __gemini__        inserted once a file, by the passes that need it
+
+    device placement    __gemini__.device("cuda:0")      the device itself where it exists, else the managed one
+                        __gemini__.on(x).cuda()          the same for methods, when x is torch's
+                        __gemini__.stand_in(torch.cuda.synchronize)()
+    training sites      __gemini__.model(net), .optimizer(opt), .loss(loss), .step(opt): each returns its
+                        argument, and notes where the script has it
+                        __gemini__.called(net).forward(x): a call of the module
+
+The passes stay thin because these functions decide with the real objects in hand. None of them imports a
+framework: without torch in `sys.modules` everything passes through unchanged.
+"""
+
+from gemini.launcher.script_api.cuda_stubs import stand_in, tensor_type
+from gemini.launcher.script_api.device_methods import on
+from gemini.launcher.script_api.dump_imports import prefer
+from gemini.launcher.script_api.forward_calls import called
+from gemini.launcher.script_api.script_devices import (
+    backend,
+    device,
+    device_ids,
+    device_type,
+    keywords,
+    map_location,
+    pin_memory,
+    set_managed_device,
+)
+from gemini.launcher.script_api.site_marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
+
+__all__ = [
+    "Site",
+    "backend",
+    "called",
+    "device",
+    "device_ids",
+    "device_type",
+    "forget",
+    "keywords",
+    "loss",
+    "map_location",
+    "marked",
+    "model",
+    "on",
+    "optimizer",
+    "pin_memory",
+    "prefer",
+    "set_managed_device",
+    "sites",
+    "stand_in",
+    "step",
+    "tensor_type",
+    "watch",
+]

@@ -1,0 +1,152 @@
+"""The detached step: every value that crosses between stages is copied, as if it had gone through a wire.
+
+Forward, a stage gets copies without history. Backward runs stage by stage in reverse: a stage is given the gradients
+of what it sent, and what arrives at its own inputs is sent back. It is what workers do, in one process.
+
+    forward    stage 0 ──copy──► stage 1 ──copy──► stage 2 ──copy──► loss
+    backward   stage 0 ◄──grad── stage 1 ◄──grad── stage 2 ◄──grad──
+
+Numbers equal the eager run bit by bit, so sums must be taken in its order: last reader first. The gradient of a value
+that several stages read therefore goes through its readers from the last to the first, each adding its own; so does the
+gradient of a parameter that several stages use, whose hooks run once, on the sum.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gemini.ir.pytree import Ref
+from gemini.pipe.tied_parameters import SharedParameters
+from gemini.pipe.value_routes import Caller, Wiring, returned
+
+if TYPE_CHECKING:
+    from gemini.codegen.stage_interface import Interface, Port
+
+
+class Step(NamedTuple):
+    """What a step gave: the model's output, and the loss where one was computed."""
+
+    output: Any
+    loss: torch.Tensor | None
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same contents at the same strides in memory of its own, without history."""
+    with torch.no_grad():
+        plain = tensor.detach()
+        made = plain.clone()
+        if plain.layout is not torch.strided or made.stride() == plain.stride() or not plain.numel():
+            return made
+        # Expanded, overlapping or with gaps: take the span of memory it looks at, and look at the copy likewise.
+        span = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride(), strict=True))
+        memory = plain.as_strided((span,), (1,), plain.storage_offset()).clone()
+        empty = torch.empty(0, dtype=plain.dtype, device=plain.device)
+        return empty.set_(memory.untyped_storage(), 0, plain.shape, plain.stride())
+
+
+class _Arrival(torch.autograd.Function):  # type: ignore[misc]
+    """The end of a wire: brings a copy of a value forward; backward, keeps the gradient for being sent back."""
+
+    @staticmethod
+    def forward(ctx: Any, _anchor: torch.Tensor, value: torch.Tensor, key: Any, inbox: dict[Any, Any]) -> torch.Tensor:
+        ctx.key, ctx.inbox = key, inbox
+        ctx.set_materialize_grads(False)
+        return copied(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        if gradients[0] is not None:
+            ctx.inbox[ctx.key] = copied(gradients[0])
+        return None, None, None, None
+
+
+class Detached:
+    """One step over detached stages: `forward`, then `backward` of the loss."""
+
+    def __init__(self, wiring: Wiring, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]) -> None:
+        self.wiring, self.stages = wiring, tuple(stages)
+        self.caller = Caller(wiring, model, bound)
+        self.gradients: dict[Any, torch.Tensor] = {}  # by value; of all readers that are done
+        self.made: dict[str, Any] = {}  # what the call and the stages sent
+        self.got: list[dict[str, Any]] = []  # what each stage received
+        self.delivered: dict[Any, Any] = {}  # what the caller received
+        self.passed: dict[Ref, torch.Tensor] = {}  # arguments that are part of the output
+        self._anchor = torch.empty(0, requires_grad=True)
+
+    # ── forward ────────────────────────────────────────────────────────────────────────────────────────────────
+    def forward(self) -> Any:
+        """Run all stages; the output is a copy too, which takes part in autograd."""
+        self.made = {port.name: self.caller.read_port(port) for port in self.wiring.from_call}
+        for interface, stage in zip(self.wiring.interfaces, self.stages, strict=True):
+            got = {port.name: self._send(port.value, self.made[port.name]) for port in interface.inputs}
+            versions = {name: getattr(value, "_version", 0) for name, value in got.items()}
+            self.got.append(got)
+            self.made.update(returned(interface, stage(*got.values())))
+            self._write_back(interface, got, versions)
+        return self.caller.output(lambda port: self._deliver(port.value, self.made[port.name]), self._pass_on)
+
+    def _send(self, key: Any, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value)
+        if value.requires_grad and torch.is_grad_enabled():
+            return _Arrival.apply(self._anchor, value.detach(), key, self.gradients)
+        if torch.is_inference_mode_enabled():
+            with torch.inference_mode(False):  # or nobody would count what is written to it
+                return copied(value)
+        return copied(value)
+
+    def _deliver(self, key: Any, value: Any) -> Any:
+        """Send a value to the caller: one copy, however often the output holds it."""
+        if key not in self.delivered:
+            self.delivered[key] = self._send(key, value)
+        return self.delivered[key]
+
+    def _pass_on(self, ref: Ref, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            self.passed[ref] = value
+            return self._deliver(ref, value)
+        return value
+
+    def _write_back(self, interface: Interface, got: dict[str, Any], versions: dict[str, int]) -> None:
+        """Bring what the model wrote into its arguments to the caller."""
+        for port in interface.inputs:
+            if port.source is None and getattr(got[port.name], "_version", 0) != versions[port.name]:
+                with torch.no_grad():
+                    self.made[port.name].copy_(got[port.name])
+
+    # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run the loss's backward, then that of the stages in reverse, with the gradients that arrive."""
+        with SharedParameters(self.stages) as shared:
+            loss.backward()
+            for at in reversed(range(len(self.stages))):
+                self._backward_of(self.wiring.interfaces[at], self.got.pop(), shared)
+        arguments = {port.value: self.made[port.name] for port in self.wiring.from_call if isinstance(port.value, Ref)}
+        arguments.update(self.passed)
+        found = [(value, self.gradients.get(ref)) for ref, value in arguments.items()]
+        _run_backward([(value, gradient) for value, gradient in found if gradient is not None])
+
+    def _backward_of(self, interface: Interface, got: dict[str, Any], shared: SharedParameters) -> None:
+        roots = [self._root(port, self.made.pop(port.name)) for port in interface.outputs]
+        live = [root for root in roots if root is not None]
+        if not live:
+            return  # nothing that this stage made matters to the loss
+        later = [self._root(port, got[port.name]) for port in interface.inputs]
+        live += [root for root in later if root is not None]
+        _run_backward(live + shared.parts(interface.stage))
+
+    def _root(self, port: Port, value: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        gradient = self.gradients.get(port.value) if isinstance(port.value, Ref) else None
+        if gradient is None or not isinstance(value, torch.Tensor) or not value.requires_grad:
+            return None
+        return value, gradient
+
+
+def _run_backward(roots: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    if roots:
+        torch.autograd.backward([value for value, _ in roots], [gradient for _, gradient in roots])

@@ -1,0 +1,119 @@
+"""Loading: a saved folder and its model become a `Piped` again.
+
+Nothing is executed before its hash has been compared with the manifest, and what is executed are the very bytes that
+were compared. Files that do not match are named, all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gemini.capture.entry import with_variants
+from gemini.capture.python_state import differing, fingerprint, readable
+from gemini.codegen import StageCode, generate, interfaces
+from gemini.errors import ArtifactError
+from gemini.ir.graph import Graph
+from gemini.ir.serialize import load_graph
+from gemini.partition.assignment import Partition
+from gemini.pipe.manifest import ARRAYS, GRAPH, PARTITION, PROFILE, versions
+from gemini.pipe.piped_model import Piped
+from gemini.pipe.stage_folder import Contents, read_folder
+from gemini.profiling.profile_result import Profile
+
+if TYPE_CHECKING:
+    from gemini.codegen.stage_interface import Interface
+
+_AGAIN = "Piped.load(folder, model, regenerate=True) generates the stages anew from graph and partition"
+
+
+def load_piped(folder: str | Path, model: nn.Module, *, regenerate: bool = False) -> Piped:
+    """Read a folder that was saved."""
+    path = Path(folder).absolute()
+    if not isinstance(model, nn.Module):
+        raise ArtifactError(f"a saved partition is loaded for a model, not a {type(model).__name__}")
+    contents = read_folder(path)
+    if regenerate:
+        return _regenerated(path, model)
+    if contents.changed:
+        listed = "\n".join(f"  - {line}" for line in contents.changed)
+        raise ArtifactError(f"{path} has changed since it was written:\n{listed}\n    → restore the files, or {_AGAIN}")
+    _tell_versions(path, contents.manifest["made"])
+    graph, partition, profile = _parts(contents.files, path, model)
+    _tell_state(graph)
+    faces = interfaces(graph, partition)
+    return Piped(model, graph, profile, partition, _codes(contents, faces, path), folder=path)
+
+
+def _regenerated(path: Path, model: nn.Module) -> Piped:
+    names = (GRAPH, ARRAYS, PARTITION, PROFILE)
+    files = {name: file.read_bytes() for name in names if (file := path / name).is_file()}
+    missing = [name for name in (GRAPH, PARTITION, PROFILE) if name not in files]
+    if missing:
+        raise ArtifactError(f"{path} cannot be generated anew without {', '.join(missing)}\n    → pipe the model again")
+    graph, partition, profile = _parts(files, path, model)
+    _tell_state(graph)
+    partition.validate(graph)  # it may have been edited on purpose
+    made = Piped(model, graph, profile, partition, generate(graph, partition), folder=path)
+    made.save(path, overwrite=True)
+    return made
+
+
+def _parts(files: dict[str, bytes], path: Path, model: nn.Module) -> tuple[Graph, Partition, Profile]:
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in (GRAPH, ARRAYS):
+            if name in files:
+                (Path(scratch) / name).write_bytes(files[name])
+        graph = with_variants(load_graph(Path(scratch) / GRAPH, model, any_state=True), model)
+    partition = Partition.from_json(_json(files, PARTITION, path))
+    return graph, partition, Profile.from_json(_json(files, PROFILE, path))
+
+
+def _json(files: dict[str, bytes], name: str, path: Path) -> Any:
+    try:
+        return json.loads(files[name])
+    except ValueError as error:
+        raise ArtifactError(f"{path / name} is not JSON: {error}\n    → pipe the model again") from error
+
+
+def _codes(contents: Contents, faces: tuple[Interface, ...], path: Path) -> tuple[StageCode, ...]:
+    """The generated text, if its stages have the interfaces that graph and partition give."""
+    described = contents.manifest["stages"]
+    wanted = [([p.name for p in face.inputs], [p.name for p in face.outputs]) for face in faces]
+    if wanted != [(stage["inputs"], stage["outputs"]) for stage in described]:
+        raise ArtifactError(f"{path} is stale: its stages have other inputs and outputs now\n    → {_AGAIN}")
+    return tuple(
+        StageCode(
+            interface=face,
+            class_name=stage["class"],
+            source=contents.files[stage["file"]].decode(),
+            parameters=tuple(stage["parameters"]),
+            buffers=tuple(stage["buffers"]),
+        )
+        for face, stage in zip(faces, described, strict=True)
+    )
+
+
+def _tell_versions(path: Path, made: dict[str, Any]) -> None:
+    now = versions()
+    other = [f"{name} {made[name]} (now {now[name]})" for name in ("gemini", "torch") if made.get(name) != now[name]]
+    if other:
+        warnings.warn(f"gemini: {path} was made with {', '.join(other)}; {_AGAIN}", UserWarning, stacklevel=4)
+
+
+def _tell_state(graph: Graph) -> None:
+    """A fresh model may come into its state with its first call only, or by `train()`: told, not refused."""
+    if graph.awaited is not None and graph.validity is not None:
+        now = readable(fingerprint(graph.bound_model(), graph.validity.glue))
+        listed = "".join(f"\n  - {line}" for line in list(differing(graph.awaited, now))[:4])
+        warnings.warn(
+            f"gemini: {graph.model_name} is not in the state its stages were made in; calls run uncut until it is:"
+            f"{listed}",
+            UserWarning,
+            stacklevel=5,
+        )

@@ -1,0 +1,245 @@
+"""Proving: a micro-batch of a model, captured, and proven to be one.
+
+Micro-batches may have one sample each. Python that does otherwise with one sample (`if len(x) == 1`, `squeeze()`) is
+captured on several instead; the plan then has fewer micro-batches, of two samples at least.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import Opaque
+from gemini.batch_analysis.batchnorm import couples, own_statistics
+from gemini.batch_analysis.rules.reshape import SQUEEZED
+from gemini.capture.attribute_writes import returning
+from gemini.capture.batch_dim import BatchPlan, knowing, rolling
+from gemini.capture.call_binding import Call, bind
+from gemini.errors import GeminiError
+from gemini.ir.encode import follow
+from gemini.ir.graph import Graph
+from gemini.planner import branch_request
+from gemini.planner.buffer_writes import check_joinable
+from gemini.planner.microbatch_sizes import part_of, piece_sizes
+from gemini.planner.step_plan import MeetingError, UnplannableError
+from gemini.planner.tail_plan import asked_to_gather, freed_for
+from gemini.random_numbers.random_branches import random_guards
+
+if TYPE_CHECKING:
+    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.planner.plan_request import Wish
+
+_TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
+_SEVERAL = 2  # samples of the smallest micro-batch, where one sample will not do
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A micro-batch: what the capture saw of it, and what follows for the whole batch."""
+
+    graph: Graph
+    forms: GraphForms
+    call: tuple[tuple[Any, ...], dict[str, Any]]
+    sizes: list[int]  # of the micro-batches of this batch
+    pieces: float  # like the captured one, which make up the batch
+
+
+def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, wish: Wish) -> Piece:
+    """The smallest micro-batch that the wish asks for; raises UnplannableError."""
+    call = args, kwargs
+    first: Piece | _Failed
+    try:
+        first = _tried(model, call, batch, wish, 1)
+        reason = _one_sample(first, batch.size)
+    except _Failed as failed:
+        first, reason = failed, "few samples are too few"
+    if reason and batch.size >= 2 * _SEVERAL and wish.micro_batches > 1 and not branch_request.is_given():
+        try:
+            second = _tried(model, call, batch, wish, _SEVERAL)
+            if not _obstacle(second, batch.size):
+                return _checked(second, batch)
+        except UnplannableError:
+            pass  # the first says more
+    times = _times(batch.size, wish.micro_batches)
+    if times > 1 and not branch_request.is_given() and _may_loop(first, batch.size):
+        try:
+            looped = _looped(model, call, batch, wish, times)
+            if looped is not None:
+                return _checked(looped, batch)
+        except UnplannableError:
+            pass
+    if isinstance(first, _Failed):
+        raise first
+    return _checked(first, batch)
+
+
+def _looped(
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, wish: Wish, times: int
+) -> Piece | None:
+    """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
+    for opened in (False, True):
+        found = _tried(model, call, batch, wish, batch.size // times, times, opened=opened)
+        if random_guards(found.graph):  # ways through them are not known of loops
+            return None
+        reason = _obstacle(found, batch.size)
+        if not reason:
+            return found
+        if not _is_of_leaf(found, reason):
+            break
+    return None
+
+
+def _is_of_leaf(piece: Piece, reason: str) -> bool:
+    """Whether a reason is about a module without children that is not one of torch.nn."""
+    leaves = [node for node in piece.graph.nodes if node.kind == "module"]
+    own = [node for node in leaves if not _class_of(piece.graph, node.target).__module__.startswith("torch.nn.")]
+    return any(reason.startswith(f"{node.name} (") for node in own)
+
+
+def _class_of(graph: Graph, name: str) -> type:
+    return type(graph.bound_model().get_submodule(name))
+
+
+def _times(samples: int, most: int) -> int:
+    """Into how many equal micro-batches samples can be dealt out."""
+    return next((count for count in range(min(samples, most), 1, -1) if samples % count == 0), 1)
+
+
+def _may_loop(piece: Piece | _Failed, samples: int) -> bool:
+    """Whether a loop over samples, or a branch on their contents, may be what keeps them from being split."""
+    if isinstance(piece, _Failed):
+        return False
+    found, graph = _obstacle(piece, samples), piece.graph
+    reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
+    counts = graph.batch_size is None or any("batch size" in reason or "from data" in reason for reason in reasons)
+    return bool(found) and (counts or "a branch depends" in found or _is_of_leaf(piece, found))
+
+
+class _Failed(UnplannableError):
+    """The model fails on few samples."""
+
+
+def _tried(  # noqa: PLR0917
+    model: nn.Module,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    batch: BatchPlan,
+    wish: Wish,
+    least: int,
+    times: int = 0,
+    *,
+    opened: bool = False,
+) -> Piece:
+    """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
+    from gemini.batch_analysis.graph_analysis import prove_graph
+
+    sizes = piece_sizes(batch.size, min(wish.micro_batches, batch.size // least))
+    few = batch.size if branch_request.is_given() else max(sizes[0], _enough(model, batch, sizes, least))
+    few = least if times else few
+    piece = part_of(*call, batch, 0, few)
+    try:
+        with knowing(batch), rolling(times, opened=opened):
+            graph = _repeatable(model, *piece, wish)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
+        raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
+    # Layers are looked at by running them.
+    with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
+        forms = prove_graph(graph, *piece, least=least)
+    return Piece(graph, forms, piece, sizes, 1.0 if branch_request.is_given() else len(sizes) * sizes[0] / few)
+
+
+def _checked(piece: Piece, batch: BatchPlan) -> Piece:
+    if piece.forms.reason:
+        if not asked_to_gather():
+            raise (MeetingError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
+        piece = replace(piece, forms=freed_for(piece.forms))
+    check_dimensions(piece.graph, piece.call, batch)
+    check_joinable(piece.forms)
+    return piece
+
+
+def _obstacle(piece: Piece, samples: int) -> str:
+    """What keeps so many samples from being split, as far as the model itself tells."""
+    from gemini.batch_analysis.graph_analysis import other_way
+
+    forms = piece.forms
+    kinds = [forms.kind(ref) for ref in piece.graph.outputs()]
+    opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
+    return forms.reason or other_way(forms.interpreter, piece.graph, samples) or opaque
+
+
+def _one_sample(piece: Piece, samples: int) -> str:
+    """What keeps them from being split, and may not do so where a micro-batch has several."""
+    from gemini.batch_analysis.graph_analysis import other_way
+
+    found, graph = _obstacle(piece, samples), piece.graph
+    if not found or piece.forms.least > 1:
+        return ""
+    reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
+    if graph.batch_size is None or any("batch size" in reason for reason in reasons):
+        return found
+    if SQUEEZED in found or (not piece.forms.reason and other_way(piece.forms.interpreter, graph, samples)):
+        return found
+    return ""
+
+
+def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int) -> int:
+    """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
+    if not any(couples(module) for module in model.modules()):
+        return 1 if least == 1 else 2 * least
+    if min(sizes) < 2 and not asked_to_gather():
+        raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
+    return min(batch.size, 4)
+
+
+def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
+    """The graph must have found samples where the call has been cut."""
+    bound = bind(graph.bound_model(), *call)
+    seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
+    for tensor, (dim, factor) in zip(Call(*call).tensors, batch.places(), strict=True):
+        node = seen.get(id(tensor))
+        if node is None:
+            continue
+        meta = next(iter(node.outputs.values()))
+        if (found := meta.batch_dim) != dim:
+            raise UnplannableError(f"whether dimension {dim} or {found} of {node.target} counts samples is not clear")
+        if dim is not None and meta.batch_factor != factor:
+            raise UnplannableError(
+                f"{node.target} has {factor} or {meta.batch_factor} rows a sample: that is not clear"
+            )
+
+
+def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
+    graph = captured(model, args, kwargs, wish)
+    for seed in range(0 if branch_request.is_given() else _TRIES):
+        if graph.batch_size is not None or not random_guards(graph):
+            break
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            graph = captured(model, args, kwargs, wish)
+    return graph
+
+
+def captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+    """The graph of a call, an earlier one of its like if that is kept."""
+    from gemini.cache.graphs import capture_or_reuse
+    from gemini.profiling.profile_cache import default_folder
+
+    folder = None
+    if wish.cache:
+        folder = default_folder().parent / "graphs" if wish.cache is True else Path(wish.cache) / "graphs"
+    settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
+    try:
+        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder)
+    except GeminiError as error:
+        raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
+    if graph.is_whole:
+        raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
+    for ref in graph.outputs():
+        if (ref.source, ref.path) not in graph.nodes[ref.node].outputs:  # an array of NumPy's: it cannot be put off
+            raise UnplannableError(f"{graph.nodes[ref.node].name} computes what is returned, and is no tensor")
+    return returning(graph)

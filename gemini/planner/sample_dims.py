@@ -1,0 +1,22 @@
+"""Samples: which dimension of each input of a call counts them, found by runs of the model on few of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gemini.capture.batch_dim import BatchPlan, find_batch
+from gemini.capture.call_binding import Call
+from gemini.capture.warmup import Settling
+from gemini.snapshot.model_state import Saved
+
+
+def find_samples(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchPlan | None:
+    """The dimensions, and how many samples there are; None where no input counts any. The model is left as it was."""
+    saved = Saved(model, watch=True)
+    try:
+        with saved.watching():
+            return find_batch(model, Call(args, kwargs), Settling(model, saved))
+    finally:
+        saved.restore()

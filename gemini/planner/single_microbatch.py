@@ -1,0 +1,137 @@
+"""Undivided: a batch that may not be split, as one micro-batch by a plan.
+
+Batch normalization in training, a loss that compares samples with each other, Python that counts its samples: whatever
+keeps a batch whole does not keep the model from running in stages. The step is one request to the workers, its loss
+runs where the last stage does, and weights' gradients of one worker are computed while another goes on with backward.
+
+    worker 0   F ───────────── I W
+    worker 1       F L I W
+
+Nothing needs to be proven: every stage sees all samples, and draws the numbers that the model would draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.side_effects import obstacle
+from gemini.capture.attribute_writes import TARGET as ASSIGN
+from gemini.capture.batch_dim import BatchPlan, knowing
+from gemini.capture.call_binding import Call, bind
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import GuardBroken
+from gemini.ir.pytree import Number, Ref, leaves
+from gemini.pipe.rollback import Undo
+from gemini.pipe.value_routes import Caller, returned
+from gemini.planner.microbatch_capture import Piece, captured, check_dimensions
+from gemini.planner.rng_analysis import draws_of_nodes
+from gemini.planner.step_plan import UnplannableError
+from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable, random_guards
+from gemini.random_numbers.random_ops import UnsliceableDraw
+from gemini.random_numbers.rng_recorder import Pattern, patterns
+from gemini.snapshot.model_state import python_randomness, torch_randomness
+
+if TYPE_CHECKING:
+    from gemini.pipe.piped_model import Piped
+    from gemini.planner.plan_request import Wish
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_reason: ContextVar[str] = ContextVar("reason", default="")
+_AS_IT_COMES = Pattern("", (), (), None)  # the whole batch is drawn for at once: nothing is cut
+
+
+@contextmanager
+def undivided(reason: str) -> Iterator[None]:
+    """Inside, plans take a batch as one micro-batch, for a reason that its model does not show."""
+    before = _reason.set(reason)
+    try:
+        yield
+    finally:
+        _reason.reset(before)
+
+
+def asked_why() -> str:
+    """Why a batch is to be one micro-batch; '' where it may be split."""
+    return _reason.get()
+
+
+def whole_batch(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish
+) -> tuple[Piece, BatchPlan]:
+    """All of a batch, captured, and what counts samples in it, where that is known; raises UnplannableError."""
+    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.batch_analysis.propagate import Interpreter
+
+    with knowing(batch) if batch is not None else nullcontext():
+        graph = captured(model, args, kwargs, wish)
+    fault = obstacle(graph) or _fault(graph)
+    if fault:
+        raise UnplannableError(fault)
+    if batch is not None:
+        try:
+            check_dimensions(graph, (args, kwargs), batch)
+        except UnplannableError:
+            batch = None
+    if batch is None or graph.batch_size is None or random_guards(graph):  # what is drawn is known for this size
+        batch = BatchPlan((None,) * len(Call(args, kwargs).tensors), 1)
+    return Piece(graph, GraphForms(graph, Interpreter()), (args, kwargs), [batch.size], 1.0), batch
+
+
+def _fault(graph: Graph) -> str:
+    """What a run leaves behind that would stay in a worker, or cannot be foreseen.
+
+    Other branches on contents are no fault: stages look how they come out, on all samples, as the model does.
+    """
+    model = graph.bound_model()
+    for node in graph.nodes:
+        if node.target == ASSIGN and any(isinstance(leaf, (Ref, Number)) for leaf in leaves(node.args)):
+            return f"{node.name} keeps something of the batch in an attribute"
+        for owner in node.changes if node.target != ASSIGN else ():
+            if not type(model.get_submodule(owner)).__module__.startswith("torch.nn."):
+                return f"{node.name} keeps something of every run ({owner})"
+    return ""
+
+
+def whole_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Branches | None:
+    """The branches on random numbers: the plan is for the way that the generator says now."""
+    if not random_guards(piped.graph):
+        return None
+    try:
+        found = draws_of_nodes(piped, (args, kwargs))
+        made = {at: [*map(Made, patterns(one, 1, one, 1), one)] for at, one in found.items()}
+        return Branches(piped.graph, made)
+    except (UnsliceableDraw, Unforeseeable, GuardBroken) as error:
+        raise UnplannableError(f"a branch on random numbers cannot be foreseen: {error}") from error
+
+
+def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Pattern, ...], ...]:
+    """Which stages draw random numbers, found by running them; nothing of model or generators is left changed."""
+    if not any(node.random for node in piped.graph.nodes):
+        return ((),) * len(piped.stages)
+    bound = bind(piped.model, args, kwargs)
+    undo = Undo(piped._changeable, bound)
+    caller = Caller(piped.wiring, piped.model, bound)
+    found: list[tuple[Pattern, ...]] = []
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
+            for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
+                before, others = torch_randomness(), python_randomness()
+                try:
+                    made = stage(*[values[port.name] for port in interface.inputs])
+                except GuardBroken as broken:
+                    raise UnplannableError(f"a branch does not repeat itself: {broken}") from broken
+                values.update(returned(interface, made))
+                if python_randomness() != others:
+                    raise UnplannableError("it draws from Python's or NumPy's random numbers")
+                found.append((_AS_IT_COMES,) if torch_randomness() != before else ())
+    finally:
+        undo.undo()
+    return tuple(found)

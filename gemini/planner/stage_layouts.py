@@ -1,0 +1,66 @@
+"""Layouts: the ways of laying stages on workers that are worth a schedule.
+
+straight     0 1 2 3               one stage a worker
+looped       0 1 2 3 0 1 2 3       several, each worker in turn: shorter bubbles, more to send
+vee          0 1 2 3 3 2 1 0       two, there and back: the loss is where the model begins
+free         as the partitioner balances best
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemini.errors import PartitionError
+from gemini.ir.graph import Graph
+from gemini.partition import partition
+from gemini.partition.assignment import Partition
+from gemini.partition.partition_options import Options
+from gemini.profiling.profile_result import Profile
+
+Model = tuple[Graph, Profile]
+
+
+def layouts(
+    graph: Graph, profile: Profile, nparts: int, partitioner: str, options: Options, *, most_chunks: int = 2
+) -> Iterator[Partition]:
+    """Partitions to try, the simplest first; those that this model does not admit are left out.
+
+    Raises what the partitioner says where it finds none at all.
+    """
+    seen: set[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = set()
+    failure: PartitionError | None = None
+    for one in _tries((graph, profile), nparts, partitioner, options, most_chunks):
+        if isinstance(one, PartitionError):
+            failure = failure or one
+        elif (one.stages, one.workers) not in seen:
+            seen.add((one.stages, one.workers))
+            yield one
+    if not seen and failure is not None:
+        raise failure
+
+
+def _tries(
+    model: Model, nparts: int, partitioner: str, options: Options, most_chunks: int
+) -> Iterator[Partition | PartitionError]:
+    yield _attempt(model, nparts, partitioner, options)
+    if nparts == 1 or partitioner != "exact":
+        return
+    options = replace(options, rivals=False)  # they have been asked
+    yield _attempt(model, nparts, partitioner, replace(options, mixed=False))
+    for chunks in range(2, most_chunks + 1):
+        yield _attempt(model, nparts, partitioner, replace(options, chunks=chunks))
+    if most_chunks > 1 and not options.workers and not options.pins:
+        found = _attempt(model, 2 * nparts, "exact", replace(options, mixed=False))
+        if isinstance(found, PartitionError) or found.nstages != 2 * nparts:
+            return
+        there = tuple(range(nparts))
+        for seats in ((*there, *there), (*there, *there[::-1])):
+            yield replace(found, nparts=nparts, workers=seats)
+
+
+def _attempt(model: Model, nparts: int, name: str, options: Options) -> Partition | PartitionError:
+    try:
+        return partition(*model, nparts, name, options)
+    except PartitionError as error:
+        return error

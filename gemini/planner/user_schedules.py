@@ -1,0 +1,141 @@
+"""Plans that are given as they are: a schedule that somebody has composed, saved and asks for, or one of the library
+that has replicas of the model.
+
+The plan says how many stages there are and on which worker each lies. The model is cut into so many, and the schedule
+is simulated with the times of the model. A plan in which a micro-batch is several that have nothing to do with each
+other (chimera, `xshape`) has as many *replicas*: stage s of each is the same stage of the model, with the same weights,
+in another worker, and a micro-batch of the plan is one of ours through each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemini.errors import InvalidPlanError, ScheduleError
+from gemini.ir.graph import Graph
+from gemini.partition import partition
+from gemini.partition.analysis.analyse import analyse
+from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.assignment import Partition
+from gemini.partition.partition_options import Options
+from gemini.planner.schedule_choice import Choice, around
+from gemini.planner.stage_memory import StageMemories
+from gemini.planner.worker_memory import with_memory
+from gemini.profiling.profile_result import Profile
+from gemini.schedule.block import FORWARD, Block
+from gemini.schedule.library import library
+from gemini.schedule.schedplan import SchedPlan
+from gemini.schedule.simulate import simulate
+from gemini.schedule.user_plan import asked_plan, replicas
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+
+
+def by_file(
+    graph: Graph, profile: Profile, options: Options, path: Path, *, nworkers: int, micro_batches: int
+) -> Choice:
+    """The model cut as a plan needs it; raises InvalidPlanError where the plan is not for so many micro-batches.
+
+    A batch may have fewer samples than that: it takes the plan's first micro-batches.
+    """
+    plan = asked_plan(path, nworkers, micro_batches)
+    return by_plan(graph, profile, options, plan.first(_in_replicas(plan, path.name, options)), path.name)
+
+
+def by_replicas(graph: Graph, profile: Profile, options: Options, name: str, nworkers: int) -> Choice:
+    """By a schedule of the library with two replicas of the model."""
+    pairs, rest = divmod(options.micro_batches, 2)
+    if rest or nworkers % 2:
+        raise ScheduleError(
+            f"{name} needs even numbers of workers and micro-batches, not {nworkers} and {options.micro_batches}\n"
+            "    → accum_degree and pipeline_degree of even numbers, or schedule='auto'"
+        )
+    return by_plan(graph, profile, options, library(name, nworkers, pairs), name)
+
+
+def _in_replicas(plan: SchedPlan, name: str, options: Options) -> int:
+    """How many micro-batches of a plan a batch is."""
+    count, rest = divmod(options.micro_batches, replicas(plan))
+    if rest:
+        raise ScheduleError(
+            f"{name} takes {replicas(plan)} micro-batches at a time, there are {options.micro_batches}\n"
+            "    → batches of as many samples, or schedule='auto'"
+        )
+    return count
+
+
+def by_plan(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, name: str) -> Choice:
+    """The model cut as a plan needs it, with what is expected of its step."""
+    homes = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
+    stages = (max(homes) + 1) // replicas(plan)
+    cut = partition(graph, profile, stages, "exact", replace(options, workers=(), mixed=False, chunks=1))
+    if cut.nstages != stages:
+        raise InvalidPlanError(
+            f"{name} is a plan for {stages} stages, {graph.model_name} can be cut into {cut.nstages}\n"
+            "    → compose a plan for as many"
+        )
+    made = replace(cut, nparts=plan.ndevs, workers=tuple(homes[stage][0] for stage in range(stages)))
+    found = analyse(graph, profile, made, replace(options, workers=(), schedule="1f1b"))
+    work = {
+        (stage.stage, kind): ms for stage in found.stages for kind, ms in _spans(stage.forward_ms, stage.backward_ms)
+    }
+    took = {block: max(work[(block.stage or 0) % stages, block.btype] / options.micro_batches, 1e-9) for block in plan}
+    ran = simulate(plan, spans=lambda block: took[block], links=options.links).require()
+    timed = ran.executed()
+    judged = replace(found, schedule=name, step_ms=float(ran.makespan) + around(graph), plan=timed)
+    return Choice(made, _with_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), timed)
+
+
+def check_trained(plan: StepPlan) -> None:
+    """Raise InvalidPlanError where stages learn that have no backward in a plan which was given."""
+    backward = {(block.stage or 0) % plan.nstages for block in plan.schedule if block.btype != FORWARD}
+    stages = plan.build().stages
+    wrong = [
+        at for at, stage in enumerate(stages) if at not in backward and any(p.requires_grad for p in stage.parameters())
+    ]
+    if wrong:
+        raise InvalidPlanError(
+            f"{plan.name} has no backward for stages {wrong}, which train parameters\n"
+            "    → freeze these (requires_grad_(False)), or give a plan with their backward"
+        )
+
+
+def _spans(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:
+    half = backward_ms / 2
+    return [(FORWARD, forward_ms), ("backward", backward_ms), ("input_gradient", half), ("weight_gradient", half)]
+
+
+def _with_memory(analysis: Analysis, made: Partition, known: StageMemories) -> Analysis:
+    """With the memory of workers; each has the weights of all stages that it runs, of whichever replica."""
+    plan = analysis.plan
+    assert plan is not None
+    if replicas(plan) == 1:
+        return with_memory(analysis, made, known)
+    unfolded = _unfolded(plan, made.nstages)
+    workers = []
+    for one in analysis.workers:
+        stages = sorted({block.stage or 0 for block in unfolded.device_blocks(one.worker)})
+        held = [analysis.stages[stage].memory for stage in stages]
+        memory = replace(
+            one.memory,
+            weights_mb=sum(part.weights_mb for part in held),
+            gradients_mb=sum(part.gradients_mb for part in held),
+            optimizer_mb=sum(part.optimizer_mb for part in held),
+        )
+        workers.append(replace(one, stages=tuple(stages), memory=memory))
+    judged = with_memory(replace(analysis, workers=tuple(workers), plan=unfolded), made, known)
+    return replace(judged, plan=plan)
+
+
+def _unfolded(plan: SchedPlan, nstages: int) -> SchedPlan:
+    """The blocks of a plan with replicas as those of the model's own stages and micro-batches, at the same times."""
+    count = replicas(plan)
+    found = SchedPlan(plan.ndevs)
+    for block in plan:
+        copy, stage = divmod(block.stage or 0, nstages)
+        twin = Block(block.mid * count + copy, block.span, block.memory, block.btype, stage=stage)
+        found.add_block(twin, plan.device(block), plan.step(block))
+    return found

@@ -1,0 +1,166 @@
+"""Costs in workers: where a node takes another time there than alone in this process.
+
+weight gradients     are added to their sums in place (`runtime.executor.store`): no memory is taken for them, and a
+                     table of words is not gone through for a few of its rows; and apart from those of inputs
+                     (`stored_layers`), but for those of norms and the like, which autograd computes with them
+the loss             follows the last stage, on the outputs of the model; as it is not known yet, one of the most usual
+                     stands for it, a softmax over the last dimension, of pictures over the first after the batch's
+other workers        compute at the same time (`contention`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.autograd_engine import differentiate
+from gemini.ir.graph import Graph
+from gemini.ir.node import Node, TensorMeta
+from gemini.malloc import freed_memory_kept
+from gemini.planner.contention import measure
+from gemini.planner.delayed_gradient_costs import CONVOLUTIONS, USUAL, Backward, around, convolution_backward, quickest
+from gemini.profiling.gradient_flow import tensor_inputs
+from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.profile_result import Profile
+
+_LARGE = 1 << 20  # bytes: below it, memory for weights is not worth a look
+_SCORES = 1 << 16  # bytes: a softmax of less takes microseconds
+_SHORT = 5.0  # ms: what is computed stays in caches, and is not worth probes that take a hundred times as long
+# Their weight gradients come with those of their inputs.
+_AT_ONCE = (
+    nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._NormBase, nn.modules.conv._ConvTransposeNd, nn.PReLU,
+)  # fmt: skip
+Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
+
+
+def as_in_workers(profile: Profile, graph: Graph, workers: int, threads: int) -> Profile:
+    """The profile of a micro-batch on a CPU, with times as workers will have them."""
+    costing = _Costing(graph)
+    with torch.random.fork_rng(devices=[]), freed_memory_kept(costing.sizes(profile)):
+        nodes = tuple(costing.with_loss(costing.stored(cost)) for cost in profile.nodes)
+    found = replace(profile, nodes=nodes)
+    return found if found.forward_ms + found.backward_ms < _SHORT else measure(workers, threads).slowed(found)
+
+
+class _Costing:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.model = graph, graph.bound_model()
+        self.results = {(ref.node, ref.source, ref.path) for ref in graph.outputs()}
+        self.known: dict[Sizes, Backward] = {}
+
+    # ── weight gradients ───────────────────────────────────────────────────────────────────────────────────────
+    def sizes(self, profile: Profile) -> Iterator[int]:
+        """Bytes of large weights, whose gradients take as much."""
+        for cost in profile.nodes:
+            layer = self._layer(cost)
+            if layer is not None and layer.weight.nbytes >= _LARGE:
+                yield layer.weight.nbytes
+
+    def stored(self, cost: NodeCost) -> NodeCost:
+        """With the weight gradient as the store computes it."""
+        layer = self._layer(cost)
+        if layer is None:
+            return replace(cost, weight_share=0.0) if isinstance(self._module(cost), _AT_ONCE) else cost
+        forward, backward = around()
+        found = self._measured(cost, layer)
+        changed = cost.backward_ms * found.ratio + backward
+        return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed, weight_share=found.weight_share)
+
+    def _measured(self, cost: NodeCost, layer: Any) -> Backward:
+        """A backward in parts; products only differ where they are large."""
+        node = self.graph.nodes[cost.id]
+        (meta, *_) = node.outputs.values()
+        shapes = [self.graph.meta(ref).shape for ref in tensor_inputs(node)]
+        if len(shapes) != 1 or isinstance(getattr(layer, "padding", 0), str):
+            return USUAL
+        is_convolution = isinstance(layer, CONVOLUTIONS)
+        if is_convolution and len(shapes[0]) != layer.weight.dim():
+            return USUAL
+        if not is_convolution and layer.weight.nbytes < _LARGE:
+            return USUAL
+        key: Sizes = type(layer), layer.weight.shape, shapes[0], layer.weight.dtype, self._has_input(node)
+        if key not in self.known:
+            rows = meta.numel // max(1, meta.shape[-1])
+            self.known[key] = (
+                convolution_backward(layer, shapes[0], meta.shape, key[-1])
+                if is_convolution
+                else _product_backward(layer, rows, key[-1])
+            )
+        return self.known[key]
+
+    def _layer(self, cost: NodeCost) -> Any:
+        """The layer of a node, if the store takes it."""
+        node, layer = self.graph.nodes[cost.id], self._module(cost)
+        if layer is None or node.checkpoint or (node.region is not None and node.region.autocast):
+            return None
+        known = type(layer) in (nn.Linear, nn.Embedding, *CONVOLUTIONS)
+        return layer if known and layer.weight.requires_grad and cost.backward_ms > 0 and _is_here(layer) else None
+
+    def _module(self, cost: NodeCost) -> Any:
+        """The module that a node calls, if it does."""
+        node = self.graph.nodes[cost.id]
+        if node.kind != "module":
+            return None
+        return self.model.get_submodule(node.target) if node.target else self.model
+
+    def _has_input(self, node: Node) -> bool:
+        metas = [self.graph.nodes[ref.node].outputs.get((ref.source, ref.path)) for ref in tensor_inputs(node)]
+        return any(meta is not None and meta.requires_grad for meta in metas)
+
+    # ── the loss ───────────────────────────────────────────────────────────────────────────────────────────────
+    def with_loss(self, cost: NodeCost) -> NodeCost:
+        """With the loss of what the model returns of this node."""
+        outputs = self.graph.nodes[cost.id].outputs
+        for (source, path), meta in outputs.items():
+            if (cost.id, source, path) in self.results and _is_scored(meta):
+                forward, backward = _softmax_ms(meta)
+                share = cost.weight_share
+                if share is not None:
+                    share *= cost.backward_ms / max(cost.backward_ms + backward, 1e-9)
+                cost = replace(
+                    cost,
+                    forward_ms=cost.forward_ms + forward,
+                    backward_ms=cost.backward_ms + backward,
+                    weight_share=share,
+                )
+        return cost
+
+
+def _is_here(layer: Any) -> bool:
+    return bool(layer.weight.device.type == "cpu")
+
+
+def _is_scored(meta: TensorMeta) -> bool:
+    dtype = getattr(torch, meta.dtype)
+    large = meta.numel * dtype.itemsize >= _SCORES and len(meta.shape) > 1
+    return meta.requires_grad and large and dtype.is_floating_point and meta.device == "cpu"
+
+
+def _softmax_ms(meta: TensorMeta) -> tuple[float, float]:
+    given = torch.zeros(tuple(meta.shape), dtype=getattr(torch, meta.dtype), requires_grad=True)
+    dim = 1 if len(meta.shape) > 3 else -1  # classes of pixels, or of words
+    with torch.enable_grad():
+        made = torch.log_softmax(given, dim)
+        gradient = torch.zeros_like(made)
+        forward = quickest(lambda: torch.log_softmax(given, dim))
+        backward = quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
+    return forward, backward
+
+
+def _product_backward(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> Backward:
+    """A backward with the gradient of its weight added in place."""
+    weight = layer.weight.detach()
+    total = torch.zeros_like(weight)
+    if isinstance(layer, nn.Embedding):
+        at, gradient = torch.arange(rows) % weight.shape[0], weight.new_ones(rows, weight.shape[1])
+        dense = torch.ops.aten.embedding_dense_backward
+        usual = quickest(lambda: dense(gradient, at, weight.shape[0], -1, False))
+        return Backward.of(0.0, quickest(lambda: total.index_add_(0, at, gradient)), usual)
+    gradient, given = weight.new_ones(rows, weight.shape[0]), weight.new_ones(rows, weight.shape[1])
+    back = quickest(lambda: gradient.mm(weight)) if has_input else 0.0
+    usual = quickest(lambda: gradient.t().mm(given))
+    return Backward.of(back, quickest(lambda: total.addmm_(gradient.t(), given)), back + usual)

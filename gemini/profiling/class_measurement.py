@@ -1,0 +1,104 @@
+"""Measurements: all that was found out about one class of equal nodes, before it is assigned to nodes.
+
+They are what the cache stores. Values are named by position, so that one measurement fits every node of its
+class: input 0 is the first tensor the node reads, output 0 the first it makes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.robust_statistics import Reading
+
+MEASURED, ANALYTIC = "measured", "analytic"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a node (MB), beyond its parameters, buffers and inputs.
+
+    `saved_own` is kept for backward and belongs to no input or output; `saved_inputs` and `saved_outputs` are the
+    positions of those kept. `aliases` has, for every output, the position of the input whose memory it shares or -1.
+    """
+
+    forward_peak: float = 0.0
+    backward_peak: float = 0.0
+    saved_own: float = 0.0
+    saved_inputs: tuple[int, ...] = ()
+    saved_outputs: tuple[int, ...] = ()
+    aliases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times, memory and work of a class of nodes. Host times are what the calling thread needs to start the work,
+    where the device runs on its own (CUDA); zero elsewhere."""
+
+    forward: Reading
+    backward: Reading
+    forward_host: Reading
+    backward_host: Reading
+    memory: Memory
+    forward_work: Work
+    backward_work: Work
+    source: str = MEASURED
+    reason: str = ""  # why it is analytic
+
+    @property
+    def device_ms(self) -> float:
+        """The time of the device, forward and backward."""
+        return self.forward.ms + self.backward.ms
+
+    @property
+    def host_ms(self) -> float:
+        """The time of the calling thread, forward and backward."""
+        return self.forward_host.ms + self.backward_host.ms
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Any) -> Measurement:
+        """The measurement of plain data; raises ValueError where it is not one."""
+        try:
+            found = Measurement(
+                Reading(**data["forward"]),
+                Reading(**data["backward"]),
+                Reading(**data["forward_host"]),
+                Reading(**data["backward_host"]),
+                _memory(data["memory"]),
+                _work(data["forward_work"]),
+                _work(data["backward_work"]),
+                data["source"],
+                data["reason"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a measurement: {error}") from error
+        _check(found)
+        return found
+
+
+def _memory(data: dict[str, Any]) -> Memory:
+    lists = {name: tuple(data[name]) for name in ("saved_inputs", "saved_outputs", "aliases")}
+    return Memory(**{**data, **lists})
+
+
+def _work(data: dict[str, Any]) -> Work:
+    return Work(tuple(Kernel(**kernel) for kernel in data["kernels"]))
+
+
+def _check(found: Measurement) -> None:
+    readings = (found.forward, found.backward, found.forward_host, found.backward_host)
+    numbers = [value for reading in readings for value in (reading.ms, reading.noise)]
+    numbers += [found.memory.forward_peak, found.memory.backward_peak, found.memory.saved_own]
+    numbers += [value for work in (found.forward_work, found.backward_work) for value in (work.flops, work.nbytes)]
+    wrong = [x for x in numbers if not isinstance(x, (int, float)) or not math.isfinite(x) or x < 0]
+    if wrong or found.source not in (MEASURED, ANALYTIC):
+        raise ValueError(f"not a measurement: {wrong[0] if wrong else found.source!r}")
+    memory = found.memory
+    if not all(isinstance(x, int) for x in (*memory.saved_inputs, *memory.saved_outputs, *memory.aliases)):
+        raise ValueError("not a measurement: positions that are no integers")

@@ -1,0 +1,122 @@
+"""Signatures: what makes two nodes equal in cost.
+
+Two nodes with one signature are alike by capture's reckoning (the same code on the same sizes) and take the same part
+in backward; so one measurement serves both. A signature is text, the same in every process, so that it also names
+an entry of the cache. Where code is the user's own, its byte code is part of it: another version of the model finds
+no stale entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import types
+from typing import Any
+
+from torch import nn
+
+from gemini.capture.patches import find_call
+from gemini.ir.equivalence import node_signature
+from gemini.ir.graph import Graph
+from gemini.ir.import_paths import Symbol
+from gemini.ir.node import MODULES, Node
+from gemini.ir.pytree import Ref, leaves
+from gemini.profiling.gradient_flow import GradientFlow
+
+_PLAIN = (bool, int, float, str, type(None), tuple, bytes)
+_TORCH = ("torch.", "builtins")
+
+
+def class_of(graph: Graph, node: Node, flow: GradientFlow) -> str:
+    """The signature of a node."""
+    parts = [node.target if node.kind not in MODULES else node.cls, node_signature(graph, node)]
+    parts += [
+        _pattern(node),
+        _held(graph, node),
+        _code_of(graph, node, flow.codes),
+        repr(flow.readers(node)),
+        str(len(node.mutates)),
+    ]
+    return "\n".join(parts)
+
+
+def digest(text: str) -> str:
+    """A short name for a signature."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _pattern(node: Node) -> str:
+    """Which arguments are the same value: `f(x, x)` is not `f(x, y)`."""
+    seen: dict[Ref, int] = {}
+    refs = (leaf for form in (node.args, node.kwargs) for leaf in leaves(form) if isinstance(leaf, Ref))
+    return " ".join(str(seen.setdefault(ref, len(seen))) for ref in refs)
+
+
+def _held(graph: Graph, node: Node) -> str:
+    """Which arguments are parameters or buffers, and the buffers of a module."""
+    kinds = [graph.nodes[ref.node].kind if graph.nodes[ref.node].is_source else "" for ref in node.inputs()]
+    module = _module(graph, node)
+    buffers = [] if module is None else [(name, tuple(b.shape), str(b.dtype)) for name, b in module.named_buffers()]
+    return f"{kinds} {buffers}"
+
+
+def _module(graph: Graph, node: Node) -> nn.Module | None:
+    if node.kind not in MODULES:
+        return None
+    model = graph.bound_model()
+    return model.get_submodule(node.target) if node.target else model
+
+
+def _code_of(graph: Graph, node: Node, known: dict[type, str]) -> str:
+    module = _module(graph, node)
+    if module is not None:
+        return " ".join(dict.fromkeys(_class_code(type(part), known) for part in module.modules()))
+    if node.kind == "function":
+        where, _, qualname = node.target.partition(":")
+        return _class_code(Symbol(where, qualname).resolve(), known)
+    if node.kind == "call":
+        owner, name = find_call(node.target)
+        return _fingerprint([(name, getattr(owner, name))])
+    return ""
+
+
+def _class_code(cls: type, known: dict[type, str]) -> str:
+    """A fingerprint of the code of a class, without what torch and Python bring."""
+    if cls not in known:
+        owners = [owner for owner in cls.__mro__ if not owner.__module__.startswith(_TORCH)]
+        members = [member for owner in owners for member in sorted(vars(owner).items(), key=lambda item: item[0])]
+        known[cls] = _fingerprint(members)
+    return known[cls]
+
+
+def _fingerprint(members: list[tuple[str, Any]]) -> str:
+    """Of functions, and of the functions of their modules that they call by name."""
+    found = hashlib.sha256()
+    waiting, seen = list(members), set()
+    while waiting:
+        name, member = waiting.pop(0)
+        function = getattr(member, "__func__", member)
+        code = getattr(function, "__code__", None)
+        if not isinstance(code, types.CodeType) or code in seen:
+            continue
+        seen.add(code)
+        found.update(name.encode() + _code_text(code))
+        globals_ = getattr(function, "__globals__", {})
+        called = [(other, globals_.get(other)) for other in sorted(_names(code))]
+        waiting += [(other, one) for other, one in called if isinstance(one, types.FunctionType) and _own(one)]
+    return found.hexdigest()[:16] if members else ""
+
+
+def _own(function: types.FunctionType) -> bool:
+    return not (function.__module__ or "").startswith(_TORCH)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    nested = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _code_text(code: types.CodeType) -> bytes:
+    """The byte code with its names and plain constants, that of functions inside it too."""
+    nested = b"".join(_code_text(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    plain = repr([part for part in code.co_consts if isinstance(part, _PLAIN)])
+    return code.co_code + repr(code.co_names).encode() + plain.encode() + nested

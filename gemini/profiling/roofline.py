@@ -1,0 +1,79 @@
+"""The analytic model: times from work and a device description.
+
+A kernel takes as long as the slower of its arithmetic and its memory traffic, plus a fixed time. Calibration fits the
+three shares (of the arithmetic peak, of the bandwidth, the fixed time) to measured nodes; it is a linear fit, since
+which of the two limits a kernel is decided by the description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from gemini.profiling.device_specs import DeviceSpec
+from gemini.profiling.flop_count import Work
+
+_LEAST, _MOST = 0.005, 1.5  # shares of a peak outside this range are not believed
+
+
+def estimate_ms(work: Work, spec: DeviceSpec) -> float:
+    """The time of some work on a device (ms)."""
+    compute, memory, kernels = _parts(work, spec)
+    return compute / spec.compute_efficiency + memory / spec.memory_efficiency + kernels * spec.kernel_us * 1e-3
+
+
+def _parts(work: Work, spec: DeviceSpec) -> tuple[float, float, int]:
+    """Ideal ms of the kernels that arithmetic limits, of those that memory limits, and the number of kernels."""
+    compute = memory = 0.0
+    for kernel in work.kernels:
+        rate = spec.matrix_rate(kernel.dtype) if kernel.matrix else spec.vector_tflops * 1e12
+        arithmetic = kernel.flops / rate * 1e3
+        traffic = kernel.nbytes / (spec.bandwidth_gb * 1e9) * 1e3
+        if arithmetic / spec.compute_efficiency > traffic / spec.memory_efficiency:
+            compute += arithmetic * kernel.count
+        else:
+            memory += traffic * kernel.count
+    return compute, memory, work.count
+
+
+def calibrate(spec: DeviceSpec, measured: Sequence[tuple[Work, float]]) -> DeviceSpec:
+    """The description with shares that fit measured times (ms); as it was where there is nothing to fit."""
+    usable = [(work, ms) for work, ms in measured if ms > 0 and work.count]
+    if not usable:
+        return spec
+    for _ in range(2):  # the shares decide what limits a kernel, so fit once more with the better ones
+        spec = _fit(spec, usable)
+    return spec
+
+
+def _fit(spec: DeviceSpec, measured: list[tuple[Work, float]]) -> DeviceSpec:
+    table = np.array([_parts(work, spec) for work, _ in measured], dtype=float)
+    times = np.array([ms for _, ms in measured])
+    # Between relative and absolute error: large nodes matter more, small ones still count.
+    weights = 1.0 / np.sqrt(times)
+    best, best_error = None, np.inf
+    for size in (3, 2, 1):
+        for columns in combinations(range(3), size):
+            part = table[:, columns]
+            if not part.any():
+                continue
+            found, *_ = np.linalg.lstsq(part * weights[:, None], times * weights, rcond=None)
+            error = float(np.square((part @ found - times) * weights).sum())
+            if (found >= 0).all() and error < best_error:
+                best, best_error = dict(zip(columns, found.tolist(), strict=True)), error
+    if best is None:
+        return spec
+    return replace(
+        spec,
+        compute_efficiency=_share(best.get(0), spec.compute_efficiency),
+        memory_efficiency=_share(best.get(1), spec.memory_efficiency),
+        kernel_us=best.get(2, 0.0) * 1e3 if 2 in best else spec.kernel_us,
+        calibrated=True,
+    )
+
+
+def _share(slowness: float | None, before: float) -> float:
+    return min(_MOST, max(_LEAST, 1 / slowness)) if slowness else before

@@ -1,0 +1,127 @@
+"""Branches on random numbers: which way a step will go, found before it runs.
+
+    for layer in self.layers:
+        if torch.rand(()) < 0.1:      the outcome follows from the state of the generator, and from
+            continue                  everything that is drawn before: masks of dropouts, say
+        x = layer(x)
+
+A graph is one way through such code. The draws of the whole batch are made on the side, in their order, up to the last
+one that decides something; then the generator is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.precompute import closure
+from gemini.capture.finite_checks import asked_of
+from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.graph import Graph
+from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
+from gemini.ir.node import Guard
+from gemini.ir.pytree import expr_refs
+from gemini.random_numbers.random_ops import aten, draw_whole
+from gemini.random_numbers.rng_recorder import Draw, Pattern
+
+
+class Made(NamedTuple):
+    """A draw of a node: how it grows with the batch, and what was called."""
+
+    pattern: Pattern
+    draw: Draw
+
+
+def random_guards(graph: Graph) -> list[Guard]:
+    """The guards whose outcome depends on numbers that are drawn; whether values are finite does not, by and large."""
+    found = []
+    for guard in graph.guards:
+        if asked_of(graph.nodes, guard.expr, guard.expected) is not None:
+            continue
+        read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
+        if any(graph.nodes[at].random for at in closure(graph, read)):
+            found.append(guard)
+    return found
+
+
+def _needed(graph: Graph, guard: Guard) -> set[int]:
+    found: set[int] = set()
+    waiting = [ref.node for ref in expr_refs(guard.expr)]
+    while waiting:
+        at = waiting.pop()
+        if at not in found:
+            found.add(at)
+            waiting += graph.nodes[at].dependencies
+    return found
+
+
+class Unforeseeable(Exception):
+    """A branch whose outcome only a run can tell."""
+
+
+class Branches:
+    """The branches of one graph that depend on random numbers."""
+
+    def __init__(self, graph: Graph, made: Mapping[int, Sequence[Made]]) -> None:
+        self.graph, self.made = graph, made
+        self.guards = random_guards(graph)
+        self.needed = {at for guard in self.guards for at in _needed(graph, guard)}
+        for at in self.needed:
+            node = graph.nodes[at]
+            if not node.is_source and (node.kind != "op" or node.mutates or node.after):
+                raise Unforeseeable(f"a branch on random numbers depends on {node.name} ({self.guards[0].line})")
+        last = max(at for at in self.needed if graph.nodes[at].random)
+        self.order = sorted(self.needed | {at for at in made if at <= last})
+        self._light: dict[tuple[int, int, int], bool] = {}
+
+    def broken(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
+        """The first branch that a call, run now, takes another way; None: it goes the way of the graph."""
+        execution = Execution(self.graph, model, bound)
+        before = torch.get_rng_state()
+        try:
+            with torch.no_grad(), RegionSwitch() as regions:
+                for at in self.order:
+                    node = self.graph.nodes[at]
+                    if at in self.needed:
+                        if node.region is not None and not node.is_source:
+                            regions.to(node.region)
+                        execution.step(node)
+                    else:
+                        self._pass(at, samples)
+                for guard in self.guards:
+                    execution.check((guard,))
+        except GuardBroken as broken:
+            return broken.guard or self.guards[0]
+        except NodeFailed:
+            return self.guards[0]
+        finally:
+            torch.set_rng_state(before)
+        return None
+
+    def _pass(self, node: int, samples: int) -> None:
+        """Leave the generator as the draws of a node would."""
+        for number, (pattern, draw) in enumerate(self.made[node]):
+            key = (node, number, samples)
+            if key not in self._light:
+                self._light[key] = _is_light(pattern, draw, samples)
+            _draw(pattern, draw, 1 if self._light[key] else samples)
+
+
+def _is_light(pattern: Pattern, draw: Draw, samples: int) -> bool:
+    """Whether any number of zeros and ones takes the generator equally far, as with some libraries."""
+    if draw.function is not aten.bernoulli_.float or pattern.dim is None:
+        return False
+    before, states = torch.get_rng_state(), []
+    for count in (1, samples):
+        torch.set_rng_state(before)
+        _draw(pattern, draw, count)
+        states.append(torch.get_rng_state())
+    torch.set_rng_state(before)
+    return bool(torch.equal(*states))
+
+
+def _draw(pattern: Pattern, draw: Draw, samples: int) -> None:
+    draw_whole(draw.function, draw.args, dict(draw.kwargs), pattern.of(samples), pattern.order)

@@ -1,0 +1,120 @@
+"""Recording: which random numbers a piece of code draws, and how their number grows with the batch.
+
+The code runs twice, on batches of different sizes. Draws of both runs are matched one by one; the dimension that has
+grown is the one that counts samples:
+
+    3 samples   bernoulli_ (3, 16, 8)   rand (1,)   bernoulli_ (8, 3, 64)
+    2 samples   bernoulli_ (2, 16, 8)   rand (1,)   bernoulli_ (8, 2, 64)
+                dim 0                   none        dim 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemini.random_numbers.random_ops import UnsliceableDraw, draws, is_fill, order_of, shape_of
+from gemini.random_numbers.rng_patches import at_doors
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One op that drew."""
+
+    name: str
+    shape: tuple[int, ...]
+    order: tuple[int, ...] | None  # dimensions as they lie in memory; None: with gaps
+    by_door: bool = False  # inside one of the functions that are watched anyway
+    function: Any = field(default=None, compare=False)
+    args: tuple[Any, ...] = field(default=(), compare=False)  # empty tensors in the place of its tensors
+    kwargs: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How to draw for the whole batch: `factor` entries a sample in dimension `dim`, or the same for all samples."""
+
+    name: str
+    shape: tuple[int, ...]  # without the batch: its dimension is 0
+    order: tuple[int, ...]
+    dim: int | None
+    factor: int = 0
+
+    by_door: bool = False
+
+    def of(self, samples: int) -> tuple[int, ...]:
+        """The shape for a number of samples."""
+        if self.dim is None:
+            return self.shape
+        return (*self.shape[: self.dim], samples * self.factor, *self.shape[self.dim + 1 :])
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Notes every draw made inside."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would load its compiler."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[Draw] = []
+        self._at_door = False
+
+    @contextmanager
+    def _door(self) -> Iterator[None]:
+        self._at_door = True
+        try:
+            yield
+        finally:
+            self._at_door = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note the draws made inside."""
+        with at_doors(self._door), self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op; look at the generator where it may have drawn."""
+        if not draws(func):
+            return func(*args, **(kwargs or {}))
+        if is_fill(func):
+            given = tuple(one.new_empty(0) if isinstance(one, torch.Tensor) else one for one in args)
+            named = tuple((kwargs or {}).items())
+            shape, order = shape_of(func, args), order_of(func, args)
+            self.draws.append(Draw(str(func), shape, order, self._at_door, func, given, named))
+            return func(*args, **(kwargs or {}))
+        before = torch.get_rng_state()
+        found = func(*args, **(kwargs or {}))
+        if not torch.equal(before, torch.get_rng_state()):
+            raise UnsliceableDraw(f"{func} draws random numbers that depend on contents")
+        return found
+
+
+def patterns(first: Sequence[Draw], samples: int, second: Sequence[Draw], fewer: int) -> list[Pattern]:
+    """How draws grow, from those of two runs on different numbers of samples; raises UnsliceableDraw."""
+    if len(first) != len(second):
+        raise UnsliceableDraw(f"{len(first)} draws for {samples} samples, {len(second)} for {fewer}")
+    return [_pattern(one, samples, other, fewer) for one, other in zip(first, second, strict=True)]
+
+
+def _pattern(one: Draw, samples: int, other: Draw, fewer: int) -> Pattern:
+    if one.name != other.name or len(one.shape) != len(other.shape):
+        raise UnsliceableDraw(f"{one.name} {one.shape} for {samples} samples, {other.name} {other.shape} for {fewer}")
+    if one.order is None:
+        raise UnsliceableDraw(f"{one.name} fills memory with gaps")
+    grown = [dim for dim, (more, less) in enumerate(zip(one.shape, other.shape, strict=True)) if more != less]
+    if not grown:
+        return Pattern(one.name, one.shape, one.order, None, 0, one.by_door)
+    dim = grown[0]
+    factor, rest = divmod(one.shape[dim], samples)
+    if len(grown) > 1 or rest or other.shape[dim] != factor * fewer:
+        raise UnsliceableDraw(f"{one.name} {one.shape} for {samples} samples, {other.shape} for {fewer}")
+    return Pattern(one.name, (*one.shape[:dim], 0, *one.shape[dim + 1 :]), one.order, dim, factor, one.by_door)

@@ -1,0 +1,144 @@
+"""Slicing: a stage run by micro-batches draws what it would draw for the whole batch at once.
+
+The first micro-batch that comes draws for all; the numbers are kept until the last has had its part. So masks equal
+those of one device, and the generator ends where its would:
+
+    whole batch      bernoulli_ (8, 16)  ──►  ▓░▓▓░▓░▓ │ ▓▓░▓▓▓░░ │ …
+    micro-batches                             first       second
+
+A checkpoint runs a part of the stage again in backward, with the generator in the state in which that part began. So
+while a micro-batch runs, the generator is in a state that tells where it is, a *mark*: whoever finds it in that state
+later, and draws, gets the same numbers again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, draws, give, is_fill, shape_of
+from gemini.random_numbers.rng_patches import at_doors
+from gemini.random_numbers.rng_recorder import Pattern
+
+_marks = itertools.count(0x6765_6D69_0000_0000)  # seeds that nobody else takes
+_generator = torch.default_generator
+
+
+class DrawsDiffer(Exception):
+    """A stage does not draw as it did when it was recorded."""
+
+
+class SlicedDraws:
+    """The draws of one stage in one step."""
+
+    def __init__(self, patterns: Sequence[Pattern], samples: int) -> None:
+        self.patterns, self.samples = patterns, samples
+        self._kept: list[torch.Tensor] = []
+        self._next: torch.Tensor | None = None  # the state of the generator for the next draw of the whole batch
+        self._places: dict[int, tuple[tuple[int, int], int]] = {}  # by mark: samples, and number of the draw
+
+    @contextmanager
+    def piece(self, start: int, length: int) -> Iterator[None]:
+        """Inside runs the stage for samples from `start` on; the generator is left after all draws so far."""
+        if not self.patterns or length == self.samples:  # all of the batch: it draws as it comes
+            yield
+            return
+        if self._next is None:
+            self._next = _generator.get_state()
+        mode = _Slicing(self)
+        self.mark((start, length), 0)
+        try:
+            with self._watched(mode):
+                yield
+        finally:
+            last = self._places.get(_generator.initial_seed(), ((0, 0), -1))[1]
+            _generator.set_state(self._next)
+        if last != len(self.patterns):
+            raise DrawsDiffer(f"{last} draws, {len(self.patterns)} were expected")
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside runs the backward of the stage: checkpoints draw again what they drew."""
+        if not self.patterns:
+            yield
+            return
+        before = _generator.get_state()
+        if not self._places:  # it drew as it came, and a checkpoint does again by itself
+            yield
+            if not torch.equal(before, _generator.get_state()):
+                raise DrawsDiffer("random numbers in backward, where nothing was drawn in forward")
+            return
+        try:
+            with self._watched(_Slicing(self)):
+                yield
+        finally:
+            _generator.set_state(before)
+
+    def _watched(self, mode: _Slicing) -> Any:
+        return at_doors(lambda: mode) if all(pattern.by_door for pattern in self.patterns) else mode
+
+    def mark(self, where: tuple[int, int], at: int) -> int:
+        """Have the generator say that draw number `at` for some samples is the next."""
+        seed = next(_marks)
+        self._places[seed] = where, at
+        _generator.manual_seed(seed)
+        return seed
+
+    def draw(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """The part of the draw that is the next, as the generator says."""
+        place = self._places.get(_generator.initial_seed())
+        if place is None:
+            raise DrawsDiffer(f"{function} where nothing was drawn in forward")
+        where, at = place
+        found = self.take(at, where, function, args, kwargs)
+        self.mark(where, at + 1)
+        return found
+
+    def take(self, at: int, where: tuple[int, int], function: Any, args: Any, kwargs: Any) -> Any:
+        """What draw number `at` gives for some samples: the first of them, and how many."""
+        start, length = where
+        if at >= len(self.patterns):
+            raise DrawsDiffer(f"more than the {len(self.patterns)} draws that were expected: {function}")
+        pattern = self.patterns[at]
+        if str(function) != pattern.name or shape_of(function, args) != pattern.of(length):
+            raise DrawsDiffer(
+                f"draw {at} is {function} {shape_of(function, args)}, expected {pattern.name} {pattern.of(length)}"
+            )
+        if at == len(self._kept):
+            assert self._next is not None
+            _generator.set_state(self._next)
+            drawn = draw_whole(function, args, kwargs, pattern.of(self.samples), pattern.order)
+            # Only zeros and ones: a byte is enough.
+            self._kept.append(drawn.to(torch.bool) if function is aten.bernoulli_.float else drawn)
+            self._next = _generator.get_state()
+        elif at > len(self._kept):
+            raise DrawsDiffer(f"draw {at} comes before draw {len(self._kept)}")
+        part = self._kept[at]
+        if pattern.dim is not None:
+            part = part.narrow(pattern.dim, start * pattern.factor, length * pattern.factor)
+        return give(function, args, part.to(args[0].dtype) if function in IN_PLACE else part)
+
+
+class _Slicing(TorchDispatchMode):  # type: ignore[misc]
+    """Hands out slices while a stage runs, forward or again."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to skip it, torch would load its compiler."""
+        return False
+
+    def __init__(self, source: SlicedDraws) -> None:
+        super().__init__()
+        self.source = source
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op; a draw gets its part."""
+        kwargs = kwargs or {}
+        if not draws(func) or not is_fill(func):
+            return func(*args, **kwargs)
+        return self.source.draw(func, args, kwargs)

@@ -1,0 +1,1 @@
+"""Reports of a run: the journal of its steps and traces of what every worker did."""

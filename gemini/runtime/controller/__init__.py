@@ -1,1 +1,0 @@
-"""The controller: the process that runs the user's program and has workers run parts of its model."""

@@ -1,0 +1,133 @@
+"""Backward: from a deferred tensor, the step is run; then torch does the rest with real tensors.
+
+The usual case is one loss: its call, its tape and its backward run overlapped, with that loss as the root. Roots of
+several calls are run one after the other. What asks for more of the graph than its gradients (`create_graph`, gradients
+of deferred tensors, several roots of one call) needs the call to be made eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from gemini.runtime.deferred import pending_queue
+from gemini.runtime.deferred.deferred_tensor import SPECIAL, Deferred, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.pending_call import WAITING, Pending
+from gemini.runtime.tracebacks import shorten
+
+_backward: Any = torch.autograd.backward
+_grad: Any = torch.autograd.grad
+_of_tensor: Any = torch.Tensor.backward
+
+
+def install() -> None:
+    """Have torch's own entry points know deferred tensors."""
+    if torch.autograd.backward is _backward:
+        torch.autograd.backward = backward
+        # Not by `__torch_function__`: modes are out of the way there, and ours could not be taken away.
+        torch.Tensor.backward = _method
+        SPECIAL[_grad] = grad
+
+
+def backward(  # noqa: PLR0917
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """`torch.autograd.backward`, from deferred tensors too."""
+    given = (tensors, grad_tensors, grad_variables, inputs)
+    if any(True for _ in deferred_in(given)):
+        _prepare(tensors, (grad_tensors, grad_variables), inputs, create_graph)
+        tensors, grad_tensors, grad_variables, inputs = replaced(given, real_of)
+    _backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`torch.autograd.grad` of deferred tensors."""
+    calls = {id(one._pending): one._pending for one in deferred_in(inputs) if one._pending is not None}
+    _prepare(outputs, grad_outputs, inputs, create_graph)
+    outputs, inputs, grad_outputs = replaced((outputs, inputs, grad_outputs), real_of)
+    rerun = [one for one in calls.values() if one.has_graph()]
+    if not rerun:
+        return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    total = list(_grad(outputs, inputs, grad_outputs, True, create_graph, allow_unused=True))
+    for pending in rerun:
+        _add_those_through(pending, outputs, inputs, grad_outputs, create_graph, total)
+    return tuple(total)
+
+
+def _add_those_through(  # noqa: PLR0917
+    pending: Pending, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
+) -> None:
+    """Gradients of values of a step that has run already: on through the graph of its rerun, from its root."""
+    root, again = pending.roots()
+    if root is None:
+        return
+    (arrived,) = _grad(outputs, [root], factors, True, create_graph, allow_unused=True)
+    if arrived is not None:
+        found = _grad([again], inputs, [arrived], True, create_graph, allow_unused=True)
+        for at, one in enumerate(found):
+            if one is not None:
+                total[at] = one if total[at] is None else total[at] + one
+
+
+@functools.wraps(_of_tensor)
+def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    pending_queue.tidy()
+    try:
+        if type(self) is Deferred and not args and not kwargs and (pending := _waits_for(self)) is not None:
+            if not pending.run(self._value, is_asked=True):
+                _backward(real_of(self))
+        elif isinstance(self, Deferred):
+            _from_deferred(self, *args, **kwargs)
+        else:
+            _of_tensor(self, *args, **kwargs)
+    except BaseException as error:
+        shorten(error)
+        raise
+
+
+def _waits_for(loss: Deferred) -> Pending | None:
+    """The call that waits for this loss, as nearly always; None: it is anything else."""
+    pending = loss._pending
+    if loss._real is not None or pending is None or pending.state != WAITING:
+        return None
+    return pending if pending.tape.metas[loss._value].is_scalar() else None
+
+
+def _from_deferred(
+    tensor: Deferred, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+
+def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
+    """Make what is named real, in the way in which it is needed."""
+    for one in [*deferred_in(inputs)]:
+        place_of(one)
+    by_call: dict[int, tuple[Pending, list[int]]] = {}
+    for one in deferred_in(roots):
+        pending = one._pending
+        if one._real is None and pending is not None and pending.state == WAITING:
+            by_call.setdefault(id(pending), (pending, []))[1].append(one._value)
+    for pending, values in by_call.values():
+        if create_graph or len(values) > 1 or not pending.tape.metas[values[0]].is_scalar():
+            pending.resolve()
+        else:
+            pending.run(values[0])
+    for one in [*deferred_in((roots, factors))]:
+        real_of(one)

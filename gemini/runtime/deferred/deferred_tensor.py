@@ -1,0 +1,288 @@
+"""A deferred tensor: shape, dtype and device are known, contents are not yet.
+
+To the program it is a tensor. What it does with it is written down (`recording`) until contents are needed:
+
+    pending    ──►  an op is recorded; its results are deferred tensors again
+        │ read, backward, flush
+        ▼
+    real       ──►  the object itself becomes the ordinary tensor it stood for, where torch lets it (see `become`);
+                    else it hands every use on to that tensor
+
+Ops on deferred tensors come to `__torch_function__`. What gets past that (a C++ extension) arrives at
+`__torch_dispatch__`, which works on the real contents; gradients that reach the deferred object are sent on.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini.capture.tensor_writes import put_off
+from gemini.runtime.deferred.tensor_class import Posing
+from gemini.runtime.retained_inputs import is_kept
+
+if TYPE_CHECKING:
+    from gemini.batch_analysis.loss_tape import Meta
+    from gemini.runtime.deferred.pending_call import Pending
+
+
+def _of_tensor(names: str) -> set[Any]:
+    """Attributes (as `.name`) and methods of Tensor, as far as this torch has them."""
+    found = set()
+    for name in names.split():
+        one = getattr(torch.Tensor, name.removeprefix("."), None)
+        if one is not None:
+            found.add(one.__get__ if name.startswith(".") else one)
+    return found
+
+
+# Answered from what is known of it.
+_KNOWN = _of_tensor(
+    ".shape .dtype .device .layout .ndim .requires_grad .is_cuda .is_cpu .is_sparse .is_sparse_csr .is_quantized "
+    ".is_meta .is_nested .is_mkldnn .is_mps .is_xpu .itemsize .nbytes .names size dim numel nelement stride "
+    "element_size is_floating_point is_complex is_signed __len__ ndimension is_contiguous get_device is_inference"
+) | {torch.is_floating_point, torch.is_complex, torch.numel}
+_IS_LEAF = torch.Tensor.is_leaf.__get__
+# Uses of its place in the graph: contents alone will not do.
+_PLACE = _of_tensor(
+    ".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view register_hook retain_grad "
+    "requires_grad_ register_post_accumulate_grad_hook detach_"
+)
+# Those of them that only look: no gradient comes by there for it.
+_LOOKS = _of_tensor(".grad_fn .grad .retains_grad .output_nr ._backward_hooks ._base _is_view")
+_READS = _of_tensor(
+    ".__cuda_array_interface__ item tolist numpy __bool__ __float__ __int__ __index__ __complex__ data_ptr "
+    "__repr__ __format__ __array__ __reduce_ex__ __deepcopy__ __contains__ untyped_storage storage share_memory_ "
+    "is_shared pin_memory is_pinned __dlpack__ storage_offset equal"
+) | {torch.equal}
+
+
+# How torch dispatches ops when nothing is going on.
+CLEAN = functools.partial(
+    torch._C._ForceDispatchKeyGuard,
+    torch._C._dispatch_tls_local_include_set(),
+    torch._C._dispatch_tls_local_exclude_set(),
+)
+
+
+class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
+    """A tensor whose contents are still to be computed."""
+
+    _pending: Pending | None
+    _value: int
+    _real: torch.Tensor | None
+    _held: bool  # code in C++ has this very object: it cannot become another
+    _routed: bool  # gradients that come to it are sent on
+
+    @staticmethod
+    def make(pending: Pending, value: int, meta: Meta) -> Deferred:
+        """The tensor for a value of a pending call's tape."""
+        made: Deferred = torch.Tensor._make_wrapper_subclass(
+            Deferred,
+            meta.shape,
+            strides=meta.strides,
+            dtype=meta.dtype,
+            device=meta.device,
+            requires_grad=meta.requires_grad,
+        )
+        made._pending, made._value, made._real = pending, value, None
+        made._held = made._routed = False
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer, record, or compute on real tensors."""
+        kwargs = kwargs or {}
+        if func in _KNOWN and args and isinstance(args[0], Deferred) and args[0]._real is None:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is _IS_LEAF or func == _IS_LEAF:
+            return _is_leaf(args[0])
+        if special := SPECIAL.get(func):
+            return special(*args, **kwargs)
+        found = list(deferred_in((args, kwargs)))
+        if func in _PLACE:
+            for one in found:
+                place_of(one, only_looks=func in _LOOKS)
+            return on_real(func, args, kwargs)
+        waiting = _waiting(found)
+        if len(waiting) > 1:  # values of steps that have run, as the sums of a metric, need not hold up the next
+            for one in found:
+                if one._real is None and one._pending is not None and one._pending.state != "waiting":
+                    real_of(one)
+            waiting = _waiting(found)
+        if len(waiting) == 1 and func not in _READS and _may_record(types, func):
+            (pending,) = waiting.values()
+            assert pending is not None
+            recorded = pending.record(func, args, kwargs)
+            if recorded is not None:
+                return recorded[0]
+        written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
+        for one in found if written else ():
+            if type(one) is Deferred and one._pending is not None:  # it may have become real with another one
+                one._pending.write(one)
+        for one in found:
+            # What is made of it here will be differentiated, unless it is only looked at.
+            _real_for_graph(one) if func not in _READS else real_of(one)
+        for pending, value in written:
+            pending.show_before_write(value)
+        return on_real(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What did not come to `__torch_function__`: on contents; autograd has the deferred object for an input."""
+        args, kwargs = replaced((args, kwargs or {}), _contents)
+        return func(*args, **kwargs)
+
+
+def _waiting(found: list[Deferred]) -> dict[int, Pending | None]:
+    return {id(one._pending): one._pending for one in found if type(one) is Deferred and one._real is None}
+
+
+# The program may keep them in attributes of a model, as metrics do: who saves its state is not to ask for them.
+put_off.append(lambda tensor: type(tensor) is Deferred and tensor._real is None)
+
+
+def real_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor it stands for, for its contents. No method: names of ours would hide those of Tensor."""
+    if type(tensor) is Deferred and tensor._real is None:
+        assert tensor._pending is not None
+        tensor._pending.read(tensor._value)
+    if type(tensor) is not Deferred:
+        return tensor  # it has become an ordinary one
+    assert tensor._real is not None
+    return tensor._real
+
+
+def _real_for_graph(tensor: Deferred) -> torch.Tensor:
+    is_waiting = type(tensor) is Deferred and tensor._pending is not None and tensor._pending.state == "waiting"
+    return place_of(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else real_of(tensor)
+
+
+def place_of(tensor: torch.Tensor, *, only_looks: bool = False) -> torch.Tensor:
+    """The tensor it stands for, as the one in the graph."""
+    if type(tensor) is Deferred and tensor._pending is not None:
+        tensor._pending.join(tensor, only_looks=only_looks)
+    return real_of(tensor)
+
+
+def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
+    """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
+    is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_kept(real)
+    if for_good and is_free:
+        try:
+            torch._C._swap_tensor_impl(tensor, real)
+        except RuntimeError:  # something in C++ has a hold of it
+            pass
+        else:
+            del tensor._pending, tensor._value, tensor._real, tensor._held, tensor._routed
+            tensor.__class__ = torch.Tensor
+            return tensor
+    tensor._real = real
+    if for_good:
+        tensor._pending = None
+    return real
+
+
+def _contents(tensor: Deferred) -> torch.Tensor:
+    """Contents for code below autograd, which has the deferred object itself for an input."""
+    tensor._held = True
+    with CLEAN():  # here torch has switched off what a call of the model needs
+        real_of(tensor)
+    if type(tensor) is not Deferred:
+        return tensor
+    _route(tensor)
+    assert tensor._real is not None
+    return tensor._real.detach()
+
+
+def _route(tensor: Deferred) -> None:
+    """Send on the gradients that come to the object, which autograd takes for a leaf."""
+    real = tensor._real
+    if tensor._routed or real is None or not real.requires_grad:
+        return
+    tensor._routed = True
+
+    def send_on(leaf: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient, leaf.grad = leaf.grad, None
+        torch.autograd.backward([real], [gradient], retain_graph=True)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        tensor.register_post_accumulate_grad_hook(send_on)
+
+
+# Functions with a way of their own to treat deferred tensors: `backward` adds itself.
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+
+
+_USUAL = (Deferred, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _may_record(types: Any, func: Any) -> bool:
+    if getattr(func, "__name__", "") in ("__set__", "__delete__"):
+        return False
+    if torch._C._are_functorch_transforms_active():
+        return False
+    return all(one in _USUAL for one in types)
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_ASSIGNING = {"__setitem__", *(f"__i{one}__" for one in _OPERATORS)}
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Whether a function writes to one of its arguments, by the rules of names that torch keeps."""
+    name = getattr(func, "__name__", "")
+    by_name = name in _ASSIGNING or (name.endswith("_") and not name.startswith("__"))
+    return by_name or bool(kwargs.get("inplace")) or kwargs.get("out") is not None
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, Deferred) and tensor._real is None:
+        return not tensor.requires_grad
+    return bool(real_of(tensor).is_leaf)
+
+
+def on_real(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function with the real tensors; one that returns a tensor it was given returns the program's object."""
+    objects: dict[int, Deferred] = {}
+
+    def real(one: Deferred) -> torch.Tensor:
+        found = real_of(one)
+        objects[id(found)] = one
+        return found
+
+    args, kwargs = replaced((args, kwargs), real)
+    result = func(*args, **kwargs)
+    return objects.get(id(result), result) if isinstance(result, torch.Tensor) else result
+
+
+def deferred_in(value: Any) -> Iterator[Deferred]:
+    """All deferred tensors in a nest of sequences and dictionaries."""
+    if isinstance(value, Deferred):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from deferred_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from deferred_in(part)
+
+
+def replaced(value: Any, new: Callable[[Deferred], Any]) -> Any:
+    """The nest with other objects in the place of its deferred tensors. A sequence or dictionary without any is the
+    very object: the program sees what a model that is given it does to it."""
+    if isinstance(value, Deferred):
+        return new(value)
+    if not isinstance(value, (list, tuple)) and type(value) is not dict:
+        return value
+    if not any(True for _ in deferred_in(value)):
+        return value
+    if isinstance(value, dict):
+        return {key: replaced(part, new) for key, part in value.items()}
+    parts = [replaced(part, new) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

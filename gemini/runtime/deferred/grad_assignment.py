@@ -1,0 +1,131 @@
+"""Giving parameters their gradients as autograd would, where nobody can tell that it was not.
+
+Accumulation by torch's engine costs a few microseconds a parameter, for what is one assignment where a parameter has no
+gradient yet. Autograd must do it where anything of the program would see it:
+
+    hooks on a parameter               `_backward_hooks`, `_post_accumulate_grad_hooks`
+    hooks on its node of the graph     that node lives, and holds the parameter: torch counts its holders. DDP does so,
+                                       and whoever asks for hooks on several parameters together
+    modes of the program               that see what autograd does, anomaly mode
+    a gradient, or another layout      which is added to, or copied into
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.runtime.grad_fn_names import named
+from gemini.runtime.pool import user_callbacks
+
+_SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
+_BARE = (None, None, None)
+_HOLDERS, _IS_DENSE = torch.Tensor._use_count, torch.Tensor.is_contiguous
+with torch.inference_mode(False), torch.enable_grad():
+    _LEAF = torch.zeros((), device="cpu", requires_grad=True)  # stands for all parameters
+    _FREED = _LEAF.exp()  # backward has been called of it
+    torch.autograd.grad(_FREED, _LEAF)
+
+
+def is_unseen(targets: Sequence[torch.Tensor]) -> bool:
+    """Whether all are parameters without gradients, and nobody sees how they come by one."""
+    return (
+        {*map(type, targets)} == {nn.Parameter}
+        and _are_bare([*map(_SEEN, targets)])
+        and {*map(_HOLDERS, targets)} == {1}
+        and all(map(_IS_DENSE, targets))
+        and not torch.is_anomaly_enabled()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
+    """Neither hooks nor gradients; copied parameters have empty tables of hooks."""
+    is_usual = seen.count(_BARE) == len(seen)
+    return is_usual or all(not hooks and not late and gradient is None for hooks, late, gradient in seen)
+
+
+def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+    """Gradients, which are nobody else's, to such parameters."""
+    if are_dense(found):
+        _set(targets, found)
+        return
+    for target, gradient in zip(targets, found, strict=True):
+        if gradient is not None:
+            is_as_usual = gradient.layout is not torch.strided or gradient.is_contiguous()
+            target.grad = gradient if is_as_usual else gradient.contiguous()
+
+
+class Ahead:
+    """Gradients that parameters have before these are computed: where they will be is known.
+
+    Whoever runs a step is waited for, so nobody looks; unless code of the program runs in between.
+    """
+
+    def __init__(self, targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+        """Dense ones, of parameters that are unseen."""
+        self._targets, self._found, self._counted = targets, found, user_callbacks.counted()
+
+    def give(self) -> None:
+        """Have parameters have them."""
+        _set(self._targets, self._found)
+
+    def is_right(self, found: list[Any]) -> bool:
+        """Whether these are the gradients, and nobody can have seen them."""
+        is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
+        return is_same and self._counted == user_callbacks.counted()
+
+    def take_back(self) -> None:
+        """Parameters are as before, but for what the program has given them itself."""
+        for target, gradient in zip(self._targets, self._found, strict=True):
+            if target.grad is gradient:
+                target.grad = None
+
+
+def _set(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+    deque(map(setattr, targets, repeat("grad"), found), 0)
+
+
+def are_dense(found: list[Any]) -> bool:
+    """Whether all are there, and as new ones would be."""
+    try:
+        return all(map(_IS_DENSE, found))
+    except (TypeError, RuntimeError):  # there is none, or it is sparse
+        return False
+
+
+def spent(root: torch.Tensor, name: str) -> torch.Tensor:
+    """A root in a graph of which backward has been called, made by a node of a name."""
+    function: Any = named(_Spent, name)
+    with in_graph():
+        made: torch.Tensor = super(torch.autograd.Function, function).apply([root], _FREED)
+    return made
+
+
+class _Spent(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, contents: list[torch.Tensor], freed: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return contents.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
+        """On to what is freed: torch itself says so."""
+        return None, gradient
+
+
+def in_graph() -> AbstractContextManager[Any]:
+    """Inside, graphs are made, whatever the program's modes are."""
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.enable_grad())
+    return stack

@@ -1,0 +1,155 @@
+"""Watching the program while calls wait: what it does next may have to come after them.
+
+A TorchFunctionMode sees every torch function that the program calls. Before one that
+
+    draws random numbers                    calls that draw are made first
+    writes to a parameter or a buffer       calls of that model are made with what it holds now
+    reads a buffer that a call writes to    that call is made first
+
+It lies below all modes of the program, which then enter and leave theirs as always, and is there only while calls wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gemini.runtime.deferred import pending_queue
+from gemini.runtime.deferred.call_context import memory_of
+
+DRAWS, WRITES = 1, 2
+_T: Any = torch.Tensor
+_kinds: dict[Any, int] = {_T.requires_grad_: WRITES, _T.requires_grad.__set__: WRITES, _T.data.__set__: WRITES}
+_IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+             "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__idiv__")  # fmt: skip
+# Those of torch in Python that draw; functions in C++ say so themselves.
+_DRAWING = (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax",
+    "fractional_max_pool2d", "fractional_max_pool3d", "fractional_max_pool2d_with_indices",
+    "fractional_max_pool3d_with_indices", "multi_head_attention_forward", "scaled_dot_product_attention", "rrelu",
+    "svd_lowrank", "pca_lowrank", "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_",
+    "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "rnn_tanh", "rnn_relu", "lstm", "gru",
+)  # fmt: skip
+_TRAINING = {"dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2,
+             "feature_alpha_dropout": 2, "rrelu": 3}  # where `training` stands  # fmt: skip
+
+
+class Watching(TorchFunctionMode):  # type: ignore[misc]
+    """Sees what the program does."""
+
+    is_ours = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not pending_queue.is_busy():
+            kind = _kinds.get(func)
+            if kind is None:
+                kind = _kinds[func] = _kind(func)
+            if kind & DRAWS and _does_draw(func, args, kwargs):
+                before_drawing()
+            if kind & WRITES or "out" in kwargs:
+                _before_writing(args, kwargs)
+            _before_reading(args, kwargs)
+        _here.depth += 1
+        try:
+            return func(*args, **kwargs)
+        finally:
+            _here.depth -= 1
+
+
+class _Here(threading.local):
+    depth = 0  # torch has taken the mode away, to call it, and puts it back afterwards
+
+
+_here = _Here()
+_watching = Watching()
+
+
+def watch_program(begin: bool) -> None:
+    """Watch, or do so no more, in this thread."""
+    if _here.depth:
+        return
+    count = torch._C._len_torch_function_stack()
+    if not begin and not count:
+        return
+    at = [torch._C._get_function_stack_at(index) is _watching for index in range(count)]
+    if any(at) == begin:
+        return
+    # Modes of the program are above ours: those that it leaves must be its own.
+    modes = [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
+    for mode in [_watching, *modes] if begin else [mode for mode in modes if mode is not _watching]:
+        torch._C._push_on_torch_function_stack(mode)
+
+
+def before_drawing() -> None:
+    """Somebody draws random numbers, or looks at the generator."""
+    if not pending_queue.is_busy():
+        for one in pending_queue.waiting():
+            if one.work.draws:
+                one.settle()
+
+
+def _before_writing(args: Any, kwargs: Any) -> None:
+    calls = pending_queue.waiting()
+    if not calls:
+        return
+    written = {memory_of(one) for one in _tensors((args, kwargs))}
+    for one in calls:
+        if written & one.guarded():
+            one.secure()
+
+
+def _before_reading(args: Any, kwargs: Any) -> None:
+    calls = [one for one in pending_queue.waiting() if one.work.writes]
+    if not calls:
+        return
+    read = {memory_of(one) for one in _tensors((args, kwargs))}
+    for one in calls:
+        if any(memory_of(buffer) in read for buffer in one.work.model.buffers()):
+            one.settle()
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)
+        if any(type(value) is kind for kind in _PLAIN) and value.layout is torch.strided and not is_wrapped:
+            yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _kind(func: Any) -> int:
+    name = getattr(func, "__name__", "")
+    writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return (DRAWS if name in _DRAWING or _is_random(name) else 0) | (WRITES if writes else 0)
+
+
+def _is_random(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() and not name.startswith("__") else None
+    if packet is None:
+        return False
+    return any(torch.Tag.nondeterministic_seeded in getattr(packet, one).tags for one in packet.overloads())
+
+
+def _does_draw(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether it does this time, as far as its arguments tell."""
+    name = func.__name__
+    if name in _TRAINING:
+        at = _TRAINING[name]
+        return bool(kwargs.get("training", args[at] if len(args) > at else True))
+    if name == "multi_head_attention_forward":
+        return bool(kwargs.get("training", True))
+    if name == "scaled_dot_product_attention":
+        return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    return True

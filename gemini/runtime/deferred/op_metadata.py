@@ -1,0 +1,163 @@
+"""Facts of an op: what its results will look like, without running it.
+
+The op is run once on fake tensors, which have no contents but go through all of torch's rules: promotion, broadcasting,
+autocast, gradient modes, views. What is found is remembered for ops of the same kind on tensors of the same kind, so a
+step costs a look-up an op. An op that needs contents to be known fails there, and is not recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gemini.batch_analysis.loss_tape import Meta, Op
+from gemini.ir.pytree import Form
+from gemini.runtime.deferred.contract import taken_apart
+from gemini.runtime.deferred.recorded_warnings import collecting
+from gemini.runtime.grad_fn_names import node_of
+
+_MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
+_known: dict[Hashable, Facts | None] = {}
+_unknown: Any = object()
+_fake: list[FakeTensorMode] = []
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of an op on tensors of some kind; tensors that it is given go by their place among them."""
+
+    form: Form  # of what it returns; Ref.node is the place among `metas`
+    metas: tuple[Meta, ...]  # of the tensors it returns
+    same: tuple[int | None, ...]  # for each of these, the given one that it is, if any
+    shares: tuple[frozenset[int], ...]  # for each, the given ones whose memory it shares
+    writes: tuple[int, ...]  # the given ones that are written to
+    written: tuple[Meta, ...]  # these, afterwards
+    is_random: bool
+    plain: tuple[Any] | None  # what it returns, where that is no tensor
+    nodes: tuple[str, ...] = ()  # names of what makes the tensors it returns, or writes to
+    warned: list[warnings.WarningMessage] = field(default_factory=list, compare=False)  # by every call of it
+    ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
+
+
+def facts_of(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
+    """Facts of the op that `run` runs on given tensors; None where they cannot be known."""
+    found: Facts | None = _known.get(key, _unknown)
+    if found is _unknown:
+        if len(_known) >= _MOST:
+            _known.clear()
+        try:
+            with _silence():
+                found = _find(run, metas)
+        except Exception:  # whatever it was, the program will see it when the op runs on contents
+            found = None
+        _known[key] = found
+    return found
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Torch logs what fails on fake tensors; the program will see it when it fails on contents."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
+    warned: list[warnings.WarningMessage] = []
+    if not _fake:
+        _fake.append(FakeTensorMode())
+    with torch._C.DisableTorchFunctionSubclass(), _fake[0]:
+        given = [_pretend(meta) for meta in metas]
+        before = [_memory(one) for one in given]
+        with _Watch() as watch:
+            returned = collecting(lambda: run(given), warned)
+        writes = tuple(at for at, one in enumerate(before) if one in watch.written)
+        after = tuple(Meta.of(given[at]) for at in writes)
+        form, found = taken_apart(returned)
+        if not found:
+            if not writes and not _is_plain(returned):
+                return None
+            nodes = tuple(node_of(given[at]) for at in writes)
+            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes, warned)
+        if any(one.layout is not torch.strided or one.device.type == "meta" for one in found):
+            return None
+        places = {id(one): at for at, one in enumerate(given)}
+        memory = [_memory(one) for one in found]
+        shares = tuple(frozenset(at for at, one in enumerate(before) if one == mine) for mine in memory)
+        if len(set(memory)) < len(memory) and not any(shares):  # parts of something new
+            shares = tuple(frozenset({-1}) for _ in memory)
+        same = tuple(places.get(id(one)) for one in found)
+        nodes = tuple(map(node_of, found))
+        made = tuple(map(Meta.of, found))
+        return Facts(form, made, same, shares, writes, after, watch.is_random, None, nodes, warned)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
+
+
+def _pretend(meta: Meta) -> torch.Tensor:
+    if meta.strides is None:
+        made = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
+    else:
+        made = torch.empty_strided(meta.shape, meta.strides, dtype=meta.dtype, device=meta.device)
+    if not meta.requires_grad:
+        return made
+    # No leaf: those may not be written to.
+    with torch.enable_grad():
+        return _Passed.apply(made.requires_grad_())
+
+
+class _Passed(torch.autograd.Function):  # type: ignore[misc]
+    """A tensor of the same kind that is no leaf, and no view."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        """A new one."""
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
+        """Never asked for."""
+        return gradient
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
+    """Sees which memory is written to, and whether random numbers are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: set[int] = set()
+        self.is_random = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        # Its schema says nothing about the running averages.
+        hidden = "batch_norm" in func.__name__ and "backward" not in func.__name__
+        for at, argument in enumerate(func._schema.arguments):
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or (hidden and "running" in argument.name):
+                for one in value if isinstance(value, (list, tuple)) else [value]:
+                    if isinstance(one, torch.Tensor):
+                        self.written.add(_memory(one))
+        return func(*args, **kwargs)

@@ -1,0 +1,362 @@
+"""A pending call: a call of a model that has been made by the program, and not yet by anybody else.
+
+    waiting    the tape grows
+       │ run(root)     call, tape and backward overlapped ──►  ran    the root is real, gradients wait in its node;
+       │                                                              other values are fetched when they are read
+       │ resolve()     call made eagerly, tape replayed   ──►  done   everything is real
+       ▼
+    Reading a value while waiting: if there is a loss, the step is run for it, and the value fetched (most programs
+    that read their loss differentiate it next); else the call is resolved.
+
+The call is made under the region, the modes of modules and the state of the generator of the time when it was made by
+the program. Reruns (see `node`) leave buffers and generators as they find them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import torch
+
+from gemini.capture.call_binding import Call
+from gemini.errors import GeminiError, WorkerError
+from gemini.ir.autograd_modes import Region
+from gemini.runtime.deferred import pending_queue
+from gemini.runtime.deferred.call_context import memory_of
+from gemini.runtime.deferred.contract import StepResult, Work
+from gemini.runtime.deferred.deferred_tensor import CLEAN, Deferred, become, real_of
+from gemini.runtime.deferred.grad_assignment import Ahead, are_dense, give, is_unseen, spent
+from gemini.runtime.deferred.repeatable_call import Repeatable
+from gemini.runtime.deferred.step_autograd import Answer
+from gemini.runtime.deferred.tape_recorder import record
+from gemini.runtime.deferred.tape_replay import Failure, replay
+from gemini.runtime.tracebacks import caller, note
+
+WAITING, RAN, DONE = "waiting", "ran", "done"
+
+
+class Pending(Repeatable):
+    """One call, and what the program has done with its outputs so far."""
+
+    def __init__(self, work: Work, call: Call, standing: Any = None) -> None:
+        super().__init__(work, call, standing)
+        self.state = WAITING
+        # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
+        self._contents: dict[int, torch.Tensor] = {}
+        self._failures: dict[int, Failure] = {}
+        self._result: StepResult | None = None
+        self._error: Exception | None = None
+        self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
+        self.is_over = False  # nothing can be differentiated through the root any more
+        self._ahead: Ahead | None = None
+        self._called_from = caller()
+
+    # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
+    def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
+        """What the program gets: the output of its model with deferred tensors, but for those it has already."""
+        metas = enumerate(self.work.outline.metas)
+        made = [passed[at] if at in passed else self.make(at, meta) for at, meta in metas]
+        return self.work.outline.build(made)
+
+    def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
+        return record(self, function, args, kwargs) if self.state == WAITING and not pending_queue.is_busy() else None
+
+    def guarded(self) -> set[int]:
+        """The memory that nobody may write to before the call is made."""
+        used = {memory_of(one) for one in self.tape.operands.values() if isinstance(one, torch.nn.Parameter)}
+        return self.surroundings.memory() | used
+
+    def uses(self, parameters: set[int]) -> bool:
+        """Whether it depends on one of these parameters, by identity."""
+        used = (*self.work.parameters, *self.work.model.parameters(), *self.tape.operands.values())
+        return any(id(one) in parameters for one in used)
+
+    # ── becoming real ──────────────────────────────────────────────────────────────────────────────────────────────
+    def read(self, value: int) -> None:
+        """Have the contents of a value."""
+        if self.state == WAITING:
+            root = self._root(value)
+            with CLEAN():
+                self.resolve() if root is None else self.run(root)
+        if self.state == RAN:
+            self._show(value)
+        self._raise_for(value)
+
+    def join(self, tensor: Deferred, *, only_looks: bool = False) -> None:
+        """Have a tensor as a part of the graph in which the root is computed.
+
+        With parameters of later steps no such graph can be made. Who only looks, or comes when gradients have gone
+        through for good, is shown a node of the same name.
+        """
+        value = tensor._value
+        if self.state == WAITING:
+            if self._root(value) == value:
+                self.run(value)
+            else:
+                self.resolve()
+        elif self.state == RAN and self._graph is None and self._is_past(only_looks):
+            self._show(value)
+        elif self.state == RAN and self._graph is None:
+            self._graph = self._again(connect=True)
+            for number in {*self.alive(), value}:
+                self._give(number, self._graph.values[number])
+        self._raise_for(value)
+
+    def _is_past(self, only_looks: bool) -> bool:
+        return (only_looks or self.is_over) and self._copies.changed() is not None
+
+    def write(self, tensor: Deferred) -> None:
+        """A tensor is about to be written to: what shares its memory must be in one graph with it."""
+        if self.state != RAN or self.is_alone(tensor._value) or self.has_graph():
+            return
+        known = {number: one._real for number, one in self._deferred() if one._real is not None}
+        self.join(tensor)
+        assert self._graph is not None
+        for number, before in known.items():
+            made = self._graph.values[number]
+            if not isinstance(made, Failure):
+                made.data.copy_(before.data)  # which the program may have written to past autograd
+                self._give(number, made)
+
+    def show_before_write(self, value: int) -> None:
+        """A real tensor is about to be written to: have what was made of its contents of now."""
+        if self.state != RAN:
+            return
+        made = {value}
+        for op in self.tape.ops:
+            if not made.isdisjoint(op.reads()):
+                made.update(op.results)
+        for number in made.intersection(self.alive()) - {value}:
+            self._show(number)
+
+    def run(self, root: int, is_asked: bool = False) -> bool:
+        """Run call, tape and backward from a root together; eagerly where that cannot be done.
+
+        `is_asked`: a plain backward from this root is all that the program wants. Whether that is done, too.
+        """
+        if self.state != WAITING:
+            return False
+        with pending_queue.running(self):
+            self._check()
+            self.surroundings.begin()
+            result: StepResult | None = None
+            raised: Exception | None = None
+            self._was_tried, self._is_asked = True, is_asked
+            try:
+                with self.surroundings.of_then(self.number), ExitStack() as stack:
+                    self.region.enter(stack, Region.current())  # whoever asks now may be in another one
+                    result = self.work.overlapped(self, self.tape, root)
+            except Exception as error:
+                self.surroundings.undo()
+                raised = error
+                if isinstance(error, GeminiError):
+                    self._tell(error)
+            finally:
+                if result is None:
+                    self._take_back()
+            if result is not None:
+                self.state, self._result, self._ran_for = RAN, result, root
+        if result is None:
+            self.resolve()
+            # Where the program's own code raises here too, nothing of ours has failed.
+            if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
+                self._tell(raised)
+            return False
+        pending_queue.has_run(self)
+        if any(root in op.reads() for op in self.tape.ops):  # else nothing can ask for it
+            self._contents[root] = result.root.clone()  # the graph gets the object itself
+        gradients, given = self._gradients(result, root), self.differentiable(root)
+        is_given = result.root.is_cpu and self._ahead is not None and self._ahead.is_right(gradients)
+        if not is_given:
+            self._take_back()
+        is_done = is_given or (is_asked and result.root.is_cpu and self._is_unseen(given))
+        self.is_over = is_done
+        if is_done:
+            self.arrived(root, is_usual=True)
+            if not is_given:
+                give(given, gradients)
+            self._ahead = None
+            self._give(root, spent(result.root, self.nodes.get(root, "")))
+        else:
+            self._give(root, Answer(self, root, result.root, gradients).connect(given))
+        return is_done
+
+    def foresee(self, root: int, gradients: list[Any]) -> None:
+        """Where the gradients of parameters will be: where nobody can tell, parameters have them already."""
+        given = self.differentiable(root)
+        if self._is_asked and are_dense(gradients) and self._is_unseen(given):
+            self._ahead = Ahead(given, gradients)
+            self._ahead.give()
+
+    def _is_unseen(self, given: list[torch.Tensor]) -> bool:
+        # A parameter that the loss reads as well is among the given twice.
+        return len(given) == len(self.work.parameters) and is_unseen(given)
+
+    def _take_back(self) -> None:
+        """Something has not gone as it was foreseen."""
+        if self._ahead is not None:
+            self._ahead.take_back()
+            self._ahead = None
+
+    def _tell(self, error: Exception) -> None:
+        """Say that a step has failed; whoever raises then wants nobody to try again."""
+        try:
+            self.work.failed(error)
+        except Exception as fatal:
+            self.state, self._error = DONE, fatal
+            raise
+
+    def resolve(self) -> None:
+        """Make the call eagerly; every value becomes real."""
+        if self.state == RAN:
+            for value in self.alive():
+                self._show(value)
+        if self.state != WAITING:
+            return
+        if not self._was_tried:
+            self.work.forced()
+        with pending_queue.running(self):
+            self._check()
+            self.surroundings.begin()
+            try:
+                values = self._eager(self.inputs)
+            except Exception as error:
+                self.state, self._error = DONE, error
+                note(error, f"raised by the call of {type(self.work.model).__name__} at {self._called_from}")
+                raise
+            self.state = DONE
+            replay(self.tape, range(len(self.tape.ops)), values)
+        for number in list(self._made):
+            self._give(number, values[number])
+        self._release()
+        self.inputs = []
+
+    def settle(self) -> None:
+        """Have it done, in whatever way."""
+        root = self._root(-1)
+        if root is not None:
+            self.run(root)
+        else:
+            self.resolve()
+
+    def finish(self) -> None:
+        """Have every value real, and every deferred tensor an ordinary one: somebody looks who does not ask."""
+        self.resolve()
+        for ref in self._made.values():
+            one = ref()
+            if type(one) is Deferred and one._real is not None:
+                become(one, one._real)
+
+    def secure(self) -> None:
+        """Parameters are about to change: have all that can only be computed with those of now."""
+        if self.state == WAITING:
+            self.resolve()
+        elif self.state == RAN:
+            for value in self.alive():
+                if not self._can_wait(value):
+                    self._show(value)
+
+    # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _root(self, value: int) -> int | None:
+        """The value to run the step for when `value` is read; None: the call is to be made first."""
+        if any(dtype == "float16" for _, _, dtype in self.region.autocast):
+            return None  # gradients of a loss that is not scaled yet would vanish
+        scalars = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
+        found = {one for one in scalars if self.is_own(one)}
+        if not found:
+            return None
+        root = self.work.roots.get(hash(self.tape.signature()), max(found))
+        return root if root is None or self.is_own(root) else None
+
+    def _gradients(self, result: StepResult, root: int) -> list[Any]:
+        inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]
+        operands = [result.operands.get(number) for number in self._learning(root)]
+        found = [*result.parameters, *inputs, *operands]
+        # The only references from now on: see Answer.take.
+        result.parameters, result.inputs, result.operands = [], {}, {}
+        return found
+
+    def _show(self, value: int) -> None:
+        """Make a value of a step that has run real."""
+        found = self._graph.values[value] if self._graph is not None else self._find(value)
+        if found is None:
+            values = self._again(connect=False).values
+            self._contents.update(
+                (one, values[one].detach()) for one in {*self.alive(), value, *range(self.tape.outputs)}
+            )
+            found = self._find(value)
+        self._give(value, found)
+
+    def _find(self, value: int) -> Any:
+        """A value of a step that has run; None where only a rerun can tell."""
+        result, tensor = self._result, self.tensor(value)
+        assert result is not None
+        if tensor is not None and (type(tensor) is not Deferred or tensor._real is not None):
+            return real_of(tensor)
+        if value in self.tape.operands:
+            return self.tape.operands[value]
+        if value in result.kept and value not in self._contents:
+            assert result.fetch is not None
+            try:
+                self._contents[value] = result.fetch(value)
+            except WorkerError:
+                if self._copies.changed() is not None:
+                    raise
+                return None  # nothing has changed since: a rerun tells what the worker knew
+        if value in self._contents:
+            contents = self._contents[value]
+            is_differentiable = self.tape.metas[value].requires_grad
+            return (
+                Answer(self, value, contents.detach(), None).connect(self.differentiable(value))
+                if is_differentiable
+                else contents
+            )
+        at = self.tape.makers().get(value)
+        if at is None or any(op.writes is not None for op in self.tape.ops):
+            return None
+        known = {one: self._find(one) for one in self.tape.ops[at].reads()}
+        if any(one is None for one in known.values()):
+            return None
+        replay(self.tape, [at], known)
+        return known[value]
+
+    def _can_wait(self, value: int) -> bool:
+        """Whether contents can be had without any parameter."""
+        assert self._result is not None
+        if value in self._result.kept or value in self._contents:
+            return True
+        if value in self.tape.operands:
+            return not isinstance(self.tape.operands[value], torch.nn.Parameter)
+        at = self.tape.makers().get(value)
+        if at is None or any(op.writes is not None for op in self.tape.ops):
+            return False
+        return all(self._can_wait(one) for one in self.tape.ops[at].reads())
+
+    def _give(self, value: int, real: Any) -> None:
+        """A value is known: what the program has of it becomes real."""
+        if isinstance(real, Failure):
+            self._failures[value] = real
+            return
+        tensor = self.tensor(value)
+        if type(tensor) is Deferred:
+            # Other values of a step that has run keep a way back: they may be wanted as a part of the root's graph.
+            for_good = self.state == DONE or self._graph is not None or value == self._ran_for
+            real = become(tensor, real, for_good=for_good)
+        if self._graph is not None:
+            self._graph.values[value] = real
+
+    def _raise_for(self, value: int) -> None:
+        if self._error is not None:
+            _raise(self._error)
+        if value in self._failures:
+            _raise(self._failures[value].error)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+__all__ = ["DONE", "RAN", "WAITING", "Pending"]

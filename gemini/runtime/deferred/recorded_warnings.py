@@ -1,0 +1,59 @@
+"""Warnings of ops that are put off: given when the program calls them, at its own line, as if they ran then.
+
+Such an op is run on tensors without contents first, once for each kind of call. There its warnings are collected; they
+would name the line of ours that runs it. Later calls of that kind give the same ones. When it runs on contents, here or
+in a worker, it is silent.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gemini.quiet_warnings import unmarked
+from gemini.runtime.pool.worker_output import repeat
+from gemini.runtime.protocol import Warned
+
+_OURS = str(Path(__file__).parents[2])
+_WAY = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
+
+
+def collecting(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
+    """What `run` returns; its warnings are collected."""
+    with unmarked(), warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        made = run()
+    found += given
+    return made
+
+
+def give_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
+    """Give warnings of a function that the program calls, at its call."""
+    for one in found:
+        if one.filename.startswith(_OURS):
+            _warn_at(_caller(function), one)
+        else:
+            repeat(Warned(one.category, str(one.message), one.filename, one.lineno))
+
+
+def _caller(function: Any) -> FrameType:
+    """Who has called the function: nobody of ours, nor the function itself, which was asked first."""
+    code = getattr(function, "__code__", None)
+    frame = here = sys._getframe(1)
+    while str(frame.f_globals.get("__name__")).startswith(_WAY) or frame.f_code is code:
+        if frame.f_back is None:
+            return here
+        frame = frame.f_back
+    return frame
+
+
+def _warn_at(frame: FrameType, one: warnings.WarningMessage) -> None:
+    known = frame.f_globals
+    warnings.warn_explicit(
+        one.message, one.category, frame.f_code.co_filename, frame.f_lineno,
+        known.get("__name__"), known.setdefault("__warningregistry__", {}),
+    )  # fmt: skip

@@ -1,0 +1,238 @@
+"""Recording: a call of a torch function with deferred tensors becomes an op of the tape.
+
+Nothing is recorded that would not be the same when it is run later: ops that draw random numbers, that write to a
+tensor of the program, or to memory that several values share, and whatever cannot be written down as plain data, run
+at once, on contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gemini.batch_analysis.loss_tape import Meta, Op, exact_kind
+from gemini.capture import torch_flags
+from gemini.ir.autograd_modes import Region
+from gemini.ir.encode import LITERALS, decode
+from gemini.ir.pytree import Form, Literal, Mapping, Ref, Sequence, Slice
+from gemini.runtime.deferred.deferred_tensor import Deferred
+from gemini.runtime.deferred.op_metadata import Facts, facts_of
+from gemini.runtime.deferred.recorded_warnings import give_at_caller
+
+if TYPE_CHECKING:
+    from gemini.runtime.deferred.pending_call import Pending
+
+
+def _like_ctc_loss(  # noqa: PLR0917
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    del targets, input_lengths, target_lengths, blank, zero_infinity
+    is_usual = log_probs.dim() == 3 and log_probs.dtype in (torch.float32, torch.float64)
+    if not is_usual or reduction not in ("mean", "sum", "none"):
+        raise _Unfit
+    return log_probs.sum((0, 2)) if reduction == "none" else log_probs.sum()
+
+
+# What ops return that look into their arguments, or at more than tensors without contents have, is known by others.
+_ALIKE: dict[Any, Callable[..., Any]] = {
+    torch.nn.functional.ctc_loss: _like_ctc_loss,
+    torch.Tensor.data.__get__: torch.Tensor.detach,
+}
+
+
+_SINGLE = frozenset((type(None), bool, int, str))  # of which equal ones of one class are the same to torch
+_MOST = 64  # ops of one kind on other values that are remembered
+
+
+class _Unfit(Exception):
+    """Arguments that cannot be written down."""
+
+
+def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+    """What the function returns, in a tuple; None where it must run on contents. Nothing has happened then."""
+    given = _Given()
+    try:
+        key = given.take_in((args, kwargs))
+        region = Region.current()
+        metas = [_meta(one) for one in given.tensors]
+        kind = (function, key, tuple(metas), region, torch_flags.errors())
+        alike = _ALIKE.get(function, function)
+        facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
+    except (_Unfit, TypeError):
+        return None
+    if facts is None or facts.is_random:
+        return None
+    found = _recorded(pending, function, region, given, facts, (args, kwargs))
+    if found is not None and facts.warned:
+        give_at_caller(function, facts.warned)
+    return found
+
+
+def _recorded(  # noqa: PLR0917
+    pending: Pending, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+) -> tuple[Any] | None:
+    if facts.writes and not _may_write(pending, given, facts):
+        return None
+    if facts.plain is not None and not facts.writes:
+        return facts.plain
+    if facts.metas and all(at is not None for at in facts.same) and not facts.writes:
+        return (_returned(facts, given, {}),)  # nothing but what it was given
+    real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, Deferred))
+    if any(shares & real for shares in facts.shares):
+        return _viewed(function, given, facts, real, arguments)
+    return (_write_down(pending, function, region, given, facts, arguments),)
+
+
+def _viewed(function: Any, given: _Given, facts: Facts, real: frozenset[int], arguments: Any) -> tuple[Any] | None:
+    """A view of a real tensor by the shape of a deferred one (`y.view_as(logits)`): contents do not matter."""
+    if facts.writes or not all(shares and shares <= real for shares in facts.shares):
+        return None
+    shapes = [one if at in real else _empty(_meta(one)) for at, one in enumerate(given.tensors)]
+    return (given.call(function, arguments[0], arguments[1], shapes),)
+
+
+def _empty(meta: Meta) -> torch.Tensor:
+    return torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
+
+
+def _write_down(  # noqa: PLR0917
+    pending: Pending, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+) -> Any:
+    tape = pending.tape
+    numbers = [pending.number_of(tensor) for tensor in given.tensors]
+
+    def add(results: tuple[int, ...], writes: int | None = None) -> None:
+        key = (function, *numbers, results, writes)
+        op = facts.ops.get(key)
+        if op is None:
+            if len(facts.ops) >= _MOST:
+                facts.ops.clear()
+            op = facts.ops[key] = Op(function, given.form(arguments, numbers), region, results, writes)
+        tape.ops.append(op)
+
+    if facts.writes:
+        (target,) = facts.writes
+        number = pending.new_value(facts.written[0], ())
+        pending.nodes[number] = facts.nodes[0]
+        add((number,), numbers[target])
+        written = given.tensors[target]
+        assert isinstance(written, Deferred)
+        pending.rename(written, number)
+        return _returned(facts, given, {})
+    made: dict[int, Deferred] = {}
+    results = []
+    for at, meta in enumerate(facts.metas):
+        if (same := facts.same[at]) is not None:
+            results.append(numbers[same])
+            continue
+        number = pending.new_value(meta, [numbers[one] if one >= 0 else -len(tape.ops) - 1 for one in facts.shares[at]])
+        results.append(number)
+        pending.nodes[number] = facts.nodes[at]
+        made[at] = pending.make(number, meta)
+    add(tuple(results))
+    return _returned(facts, given, made)
+
+
+def _returned(facts: Facts, given: _Given, made: dict[int, Deferred]) -> Any:
+    def read(ref: Ref) -> torch.Tensor:
+        same = facts.same[ref.node]
+        return made[ref.node] if same is None else given.tensors[same]
+
+    return decode(facts.form, read)
+
+
+def _may_write(pending: Pending, given: _Given, facts: Facts) -> bool:
+    """Whether one deferred tensor is written to, whose memory is nobody else's, and nothing else is returned."""
+    if len(facts.writes) != 1 or any(at != facts.writes[0] for at in facts.same):
+        return False
+    target = given.tensors[facts.writes[0]]
+    if not isinstance(target, Deferred) or target._real is not None:
+        return False
+    now, before = facts.written[0], pending.tape.metas[target._value]
+    is_alike = (now.shape, now.dtype, now.strides) == (before.shape, before.dtype, _meta(target).strides)
+    # The object cannot begin to require a gradient: what it says of itself is fixed when it is made.
+    return is_alike and now.requires_grad == before.requires_grad and pending.is_alone(target._value)
+
+
+def _meta(tensor: torch.Tensor) -> Meta:
+    if isinstance(tensor, Deferred):
+        with torch._C.DisableTorchFunctionSubclass():
+            return Meta.of(tensor)
+    return Meta.of(tensor)
+
+
+class _Given:
+    """The tensors among some arguments, and the arguments without them."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._place: dict[int, int] = {}
+
+    def take_in(self, value: Any) -> Any:
+        """Collect the tensors of a nest; what tells it from others of another kind."""
+        kind = type(value)
+        if kind in _SINGLE:  # most are
+            return kind, value
+        if isinstance(value, torch.Tensor):
+            return ("tensor", self._add(value))
+        if kind is tuple or kind is list or kind is torch.Size:
+            return (kind, *map(self.take_in, value))
+        if kind is dict:
+            return (kind, *((key, self.take_in(part)) for key, part in value.items()))
+        if kind is slice:
+            return (kind, *(self.take_in(part) for part in (value.start, value.stop, value.step)))
+        if kind in LITERALS or isinstance(value, (torch.dtype, torch.memory_format)):
+            return exact_kind(value), value
+        raise _Unfit
+
+    def _add(self, tensor: torch.Tensor) -> int:
+        at = self._place.get(id(tensor))
+        if at is not None:
+            return at
+        real = tensor._real if isinstance(tensor, Deferred) and tensor._real is not None else tensor
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, Deferred) or not _is_usual(real):
+            raise _Unfit
+        self._place[id(tensor)] = len(self.tensors)
+        self.tensors.append(real)
+        return len(self.tensors) - 1
+
+    def _map(self, value: Any, read: Callable[[int], Any]) -> Any:
+        if isinstance(value, torch.Tensor):
+            return read(self._place[id(value)])
+        kind = type(value)
+        if kind is tuple or kind is list:
+            return kind(self._map(part, read) for part in value)
+        if kind is dict:
+            return {key: self._map(part, read) for key, part in value.items()}
+        if kind is slice:
+            return slice(*(self._map(part, read) for part in (value.start, value.stop, value.step)))
+        return value
+
+    def call(self, function: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+        """Call the function with other tensors."""
+        args, kwargs = self._map((args, kwargs), tensors.__getitem__)
+        return function(*args, **kwargs)
+
+    def form(self, value: Any, numbers: list[int]) -> Form:
+        """The nest, written down, with numbers for its tensors."""
+        if isinstance(value, torch.Tensor):
+            return Ref(numbers[self._place[id(value)]])
+        kind = type(value)
+        if kind is tuple or kind is list or kind is torch.Size:
+            return Sequence(kind, tuple(self.form(part, numbers) for part in value))
+        if kind is dict:
+            return Mapping(dict, tuple((key, self.form(part, numbers)) for key, part in value.items()))
+        if kind is slice:
+            return Slice(*(self.form(part, numbers) for part in (value.start, value.stop, value.step)))
+        return Literal(value)
+
+
+def _is_usual(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, Deferred):
+        return True
+    return tensor.layout is torch.strided and not (
+        tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    )

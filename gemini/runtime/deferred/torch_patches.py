@@ -1,0 +1,151 @@
+"""Doors: ways past `__torch_function__` by which deferred tensors would leave unnoticed, each opened once.
+
+Function.apply            a custom function is recorded as one opaque op
+compiled functions        get real tensors: the compiler looks at memory
+scripted functions        likewise: they run below all that sees deferred tensors
+transforms of functions   likewise (vmap, grad, jvp): what they wrap is real before they do
+the generator's state     whoever asks for it, or sets it, must find it where a run in one process has it
+optimizer.step            what depends on parameters is computed before they change
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch import eager_transforms, vmap
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gemini.errors import GeminiError
+from gemini.runtime.deferred import deferred_backward, pending_queue
+from gemini.runtime.deferred.deferred_tensor import Deferred, deferred_in
+from gemini.runtime.deferred.hazard_mode import before_drawing, watch_program
+
+_apply: Any = torch.autograd.Function.__dict__["apply"].__func__
+_SEEDING = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
+_SEEDING_CUDA = ("manual_seed", "manual_seed_all", "seed", "seed_all", "get_rng_state", "get_rng_state_all",
+                 "set_rng_state", "set_rng_state_all")  # fmt: skip
+_open: set[str] = set()
+
+
+def open_doors() -> None:
+    """All of them; again, for what has been imported since."""
+    if "ours" not in _open:
+        _open.add("ours")
+        deferred_backward.install()
+        pending_queue.listeners.append(watch_program)
+        torch.autograd.Function.apply = classmethod(_applied)
+        register_optimizer_step_pre_hook(_before_step)
+        for module, names in ((torch, _SEEDING), (torch.random, _SEEDING), (torch.cuda, _SEEDING_CUDA),
+                              (torch.cuda.random, _SEEDING_CUDA)):  # fmt: skip
+            for name in names:
+                setattr(module, name, _after_calls(getattr(module, name)))
+        for kind in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            kind.__call__ = _before_scripted(kind.__call__)
+        for module, name in ((vmap, "vmap_increment_nesting"), (eager_transforms, "grad_increment_nesting"),
+                             (eager_transforms, "jvp_increment_nesting")):  # fmt: skip
+            if hasattr(module, name):
+                setattr(module, name, _before_transform(getattr(module, name)))
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and "compiler" not in _open and hasattr(frames, "_callback_from_stance"):
+        _open.add("compiler")
+        frames._callback_from_stance = _before_compiled(frames._callback_from_stance)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A custom autograd function, as an op of a tape."""
+
+    cls: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply it."""
+        return self.cls.apply(*args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        """Of the function."""
+        return f"{self.cls.__name__}.apply"
+
+
+def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(one, Deferred) for one in args) or any(True for _ in deferred_in((args, kwargs))):
+        return Deferred.__torch_function__(Applied(cls), (Deferred,), args, kwargs)
+    return _apply(cls, *args, **kwargs)
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """A step with a closure changes parameters after that, as often as it calls it."""
+    _secure(optimizer)
+    given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(given):
+        return None
+
+    def closure(*inner: Any, **named: Any) -> Any:
+        result = given(*inner, **named)
+        _secure(optimizer)
+        return result
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": closure}
+    return (args[0], closure, *args[2:]), kwargs
+
+
+def _secure(optimizer: torch.optim.Optimizer) -> None:
+    calls = [*pending_queue.waiting(), *pending_queue.ran()]
+    if not calls:
+        return
+    changing = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    for one in calls:
+        if one.uses(changing):
+            one.secure()
+
+
+def _after_calls(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def after(*args: Any, **kwargs: Any) -> Any:
+        before_drawing()
+        return function(*args, **kwargs)
+
+    return after
+
+
+def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def before(callback: Any) -> Any:
+        if callable(callback):  # else the compiler is switched off
+            _finish()
+        return function(callback)
+
+    return before
+
+
+def _before_scripted(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def before(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(True for _ in deferred_in((args, kwargs))):
+            _finish()
+        return call(function, *args, **kwargs)
+
+    return before
+
+
+def _before_transform(enter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(enter)
+    def before(*args: Any, **kwargs: Any) -> Any:
+        _finish()
+        return enter(*args, **kwargs)
+
+    return before
+
+
+def _finish() -> None:
+    """Have all deferred tensors of the program be ordinary ones."""
+    for one in [] if pending_queue.is_busy() else [*pending_queue.waiting(), *pending_queue.ran()]:
+        with suppress(GeminiError):  # whoever comes may need none of it: who reads it is told
+            one.finish()

@@ -1,0 +1,61 @@
+"""Placing: the device of each worker, from the configuration and the model."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.config.host_address import Address, is_address, worker_at
+from gemini.errors import ConfigError, Fault
+from gemini.runtime.devices import registry
+
+
+def devices_of(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
+    """The device of each worker: as mapped, or else where the model is. Raises ConfigError for one that is not here.
+
+    Those of other hosts are `HOST:PORT/DEVICE`, and checked there.
+    """
+    if config.device_mapping is not None:
+        names = [_full(name) for stage in config.device_mapping.values() for name in stage.values()]
+    else:
+        home = str(home_of(model))
+        names = [_full(home) if registry.knows(home) else "cpu"] * count
+    registry.check([name for name in names if not is_address(name)])
+    _check_kinds([found for name in names if (found := worker_at(name)) is not None], home_of(model))
+    return names
+
+
+def _check_kinds(workers: list[Address], home: torch.device) -> None:
+    """A worker on another host computes on the kind of device that the model is on: only so its numbers are the same,
+    random ones included."""
+    faults = [
+        Fault(
+            f"{worker} computes on {worker.device.partition(':')[0]}, the model is on {home}",
+            f"move the model to such a device first, or map the worker to {worker.place}/{home.type}",
+        )
+        for worker in workers
+        if worker.device.partition(":")[0] != home.type
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def home_of(model: nn.Module) -> torch.device:
+    """The device that the program has put the model on: that of most of its tensors."""
+    counts: dict[torch.device, int] = {}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        counts[tensor.device] = counts.get(tensor.device, 0) + 1
+    return max(counts, key=lambda device: counts[device], default=torch.device("cpu"))
+
+
+def _full(name: str) -> str:
+    """With a number, except for the CPU."""
+    if (found := worker_at(name)) is not None:
+        return str(replace(found, device=_full(found.device)))
+    if name.partition(":")[0] == "cpu":
+        return "cpu"
+    return name if ":" in name else f"{name}:0"

@@ -1,0 +1,1 @@
+"""Eager dispatch: the controller runs the forward; placed modules are remote calls with autograd."""

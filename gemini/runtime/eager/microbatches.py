@@ -1,0 +1,207 @@
+"""Micro-batches: a call of the model in pieces, one thread each, so that workers work at the same time.
+
+    thread 0    unit a ─── unit b ─── unit c
+    thread 1         unit a ─── unit b ─── unit c          a and c on worker 0, b on worker 1
+
+To the program's autograd all of it is one function of inputs and parameters. Inside, each micro-batch has a graph of
+its own, and backward runs them side by side as well; gradients of parameters are summed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.autograd_engine import differentiate
+from gemini.capture.call_binding import Call
+from gemini.capture.patches import ORIGINAL_CALL
+from gemini.capture.unhooked_backward import unhooked
+from gemini.ir.autograd_modes import Region, RegionSwitch
+from gemini.runtime.eager.local_gradients import Wanted, gradients_here, trained
+from gemini.runtime.eager.remote_call import token
+from gemini.runtime.eager.split_proof import Proof
+from gemini.runtime.pool.fault_policy import where
+from gemini.runtime.pool.signals import Held
+from gemini.runtime.pool.worker_handle import OurFault
+from gemini.runtime.transport.serialization import Classes, pack, unpack
+
+_threads = ThreadPoolExecutor(64, thread_name_prefix="gemini-micro-batch")
+
+
+class SplitCall:
+    """One call of a model in micro-batches."""
+
+    def __init__(self, model: nn.Module, args: Any, kwargs: Any, proof: Proof, degree: int) -> None:
+        self.model, self.proof = model, proof
+        self.call = Call(args, kwargs)
+        self.region = Region.current()
+        self.inputs = self.call.tensors
+        size = self.inputs[0].shape[proof.inputs[0]]
+        self.count = min(degree, size)
+        self.pieces = [t.tensor_split(self.count, dim) for t, dim in zip(self.inputs, proof.inputs, strict=True)]
+        self.given: list[list[torch.Tensor]] = []  # inputs of each micro-batch
+        self.made: list[list[torch.Tensor]] = []  # tensors of its result
+        self.body = b""
+
+    def run(self) -> Any:
+        """The result for the whole batch."""
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = WholeCall.apply(self, len(self.inputs), *self.inputs, *trained)
+        return unpack(self.body, found, _CLASSES)
+
+    def forward(self) -> list[torch.Tensor]:
+        """Run all micro-batches; the tensors of the result, whole."""
+        self.given = [
+            [
+                piece[at].detach().requires_grad_(tensor.requires_grad)
+                for tensor, piece in zip(self.inputs, self.pieces, strict=True)
+            ]
+            for at in range(self.count)
+        ]
+        packed = _all(self._forward_one, self.given)
+        self.body, self.made = packed[0][0], [tensors for _, tensors in packed]
+        try:
+            return [torch.cat([one[at].detach() for one in self.made], d) for at, d in enumerate(self.proof.outputs)]
+        except (RuntimeError, IndexError) as error:
+            raise OurFault(f"the results of the micro-batches do not make one: {error}") from error
+
+    def _forward_one(self, given: list[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
+        args, kwargs = self.call.with_tensors(given)
+        with RegionSwitch() as regions:
+            regions.to(self.region)
+            body, found = pack(ORIGINAL_CALL(self.model, *args, **kwargs), _CLASSES)
+        if len(found) != len(self.proof.outputs):
+            raise OurFault(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
+        return body, found
+
+    def run_whole(self, inputs: list[torch.Tensor], _: bool) -> list[torch.Tensor]:
+        """The tensors of the result, from the whole batch."""
+        return self._forward_one(inputs)[1]
+
+    def backward(self, gradients: Sequence[Any], inputs: list[int], parameters: list[torch.Tensor]) -> list[Any]:
+        """Gradients of inputs and parameters."""
+        dims = self.proof.outputs
+        sizes = [[one[at].shape[dim] for one in self.made] for at, dim in enumerate(dims)]
+        cut = [
+            [None] * self.count if g is None else g.split(size, dim)
+            for g, size, dim in zip(gradients, sizes, dims, strict=True)
+        ]
+        sums = Sums(len(parameters))
+
+        def one(at: int) -> list[Any]:
+            pairs = [
+                (t, g[at]) for t, g in zip(self.made[at], cut, strict=True) if g[at] is not None and t.requires_grad
+            ]
+            wanted = [self.given[at][index] for index in inputs] + parameters
+            if not pairs or not wanted:
+                return [None] * len(inputs)
+            outputs, given = zip(*pairs, strict=True)
+            found = differentiate(outputs, given, wanted, retain_graph=True)
+            sums.add(found[len(inputs) :])
+            return list(found[: len(inputs)])
+
+        with trained(parameters), unhooked(parameters):
+            found = _all(one, range(self.count))
+        whole = [self._whole([row[at] for row in found], index) for at, index in enumerate(inputs)]
+        return [*whole, *sums.total]
+
+    def _whole(self, parts: list[Any], index: int) -> Any:
+        """The gradient of an input from those of its pieces."""
+        if all(part is None for part in parts):
+            return None
+        filled = [torch.zeros_like(self.given[at][index]) if p is None else p for at, p in enumerate(parts)]
+        return torch.cat(filled, self.proof.inputs[index])
+
+    def forgetting(self) -> Callable[[], Any]:
+        """What is to be done when the graph is freed here: those of the micro-batches are not needed any more."""
+        return partial(vars(self).update, {"given": [], "made": []})
+
+
+class Sums:
+    """Gradients of parameters, summed as they come."""
+
+    def __init__(self, count: int) -> None:
+        self.total: list[Any] = [None] * count
+        self._own = [False] * count
+        self._lock = threading.Lock()
+
+    def add(self, gradients: Sequence[Any]) -> None:
+        """Add those of a micro-batch."""
+        with self._lock:
+            for at, gradient in enumerate(gradients):
+                if gradient is None:
+                    continue
+                if self.total[at] is None:
+                    self.total[at] = gradient
+                elif self._own[at]:
+                    self.total[at].add_(gradient)
+                else:  # a gradient from autograd may be another's too: the first sum is a new tensor
+                    self.total[at], self._own[at] = self.total[at] + gradient, True
+
+
+class WholeCall(torch.autograd.Function):  # type: ignore[misc]
+    """The node of a split call in the program's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, split: SplitCall, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run the call."""
+        found = split.forward()
+        flags = [any(one[at].requires_grad for one in split.made) for at in range(len(found))]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(found, flags, strict=True) if not flag))
+        ctx.split, ctx.count, ctx.parameters = split, count, tensors[count:]
+        if any(flags):
+            ctx.save_for_backward(token(0, split.forgetting()))
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The gradients of inputs and parameters."""
+        _ = ctx.saved_tensors  # raises as always where the graph has been freed
+        split: SplitCall = ctx.split
+        needed = ctx.needs_input_grad[2:]
+        inputs = [at for at in range(ctx.count) if needed[at]]
+        wanted = [at for at in range(ctx.count, len(needed)) if needed[at]]
+        parameters = [ctx.parameters[at - ctx.count] for at in wanted]
+        if torch.is_grad_enabled():
+            found = _differentiable(split, gradients, inputs, parameters)
+        else:
+            found = split.backward(gradients, inputs, parameters)
+        result: list[Any] = [None] * len(needed)
+        for at, gradient in zip([*inputs, *wanted], found, strict=True):
+            result[at] = gradient
+        return (None, None, *result)
+
+
+def _differentiable(split: SplitCall, gradients: Sequence[Any], inputs: list[int], parameters: list[Any]) -> list[Any]:
+    """Gradients that can be differentiated again, from a run of the whole batch."""
+    given = [at for at, gradient in enumerate(gradients) if gradient is not None]
+    wanted = Wanted(inputs, parameters, given)
+    return gradients_here(split.run_whole, split.inputs, wanted, [gradients[at] for at in given], create_graph=True)
+
+
+def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
+    """Work on all items at the same time; the first error is raised when all have ended."""
+    count = len(items)
+
+    def named(at: int, item: Any) -> Any:
+        where.micro_batch = f"micro-batch {at} of {count}"
+        return work(item)
+
+    with Held():
+        futures = [_threads.submit(copy_context().run, named, at, item) for at, item in enumerate(items)]
+        wait(futures)
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+_CLASSES = Classes(stays=True)

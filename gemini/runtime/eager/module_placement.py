@@ -1,0 +1,105 @@
+"""Choosing: which modules become units, and which worker runs each.
+
+Beginning with the modules that the model itself calls, the largest is replaced by the modules it calls in turn, until
+what each worker gets is about the same. What then remains between units is the model's own Python, which runs here.
+Units are dealt out in the order in which they are first called, in runs of neighbours, so that few values change
+workers. Nothing depends on a clock, but where a module clearly spends its time in Python of its own: a model gets the
+same units in every run.
+"""
+
+from __future__ import annotations
+
+from gemini.runtime.interception.first_call_trace import Seen
+
+_UNEVEN = 1.15  # the largest load over the average: cut further above this
+_PIECES = 4  # units a worker after which a larger one is not cut for balance alone
+_TINY = 0.002  # of all work: a module without parameters below this is not worth a message
+_GLUE = 0.5  # a module that spends more than this outside the modules it calls stays whole …
+_CLEAR_MS = 20.0  # … where that is no matter of noise
+_SMALLEST = 1e-9
+
+
+def choose(root: Seen, workers: int) -> list[tuple[Seen, int]]:
+    """Units with the place of their worker; fewer than two places are used where the model cannot be cut."""
+    total = root.inside_work
+    units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
+    while not _is_even(list(units.values()), workers, total):
+        splittable = [seen for seen in units.values() if can_split(seen)]
+        largest = max(splittable, key=lambda seen: (seen.work, -seen.order), default=None)
+        if largest is None:
+            break
+        units.pop(id(largest.module))
+        for key, inner in largest.inside.items():
+            units.setdefault(key, inner)
+    return deal(_kept(units, total), workers)
+
+
+def can_split(seen: Seen) -> bool:
+    """Whether the modules inside can stand for a module."""
+    if seen.ms > _CLEAR_MS and seen.inside_ms < (1 - _GLUE) * seen.ms:
+        return False
+    return any(True for one in seen.inside.values() for _ in one.module.parameters())
+
+
+def deal(units: list[Seen], workers: int) -> list[tuple[Seen, int]]:
+    """Runs of neighbours to workers, so that the largest sum is the least possible."""
+    return _dealt(units, workers, _least(units, workers))
+
+
+def _is_even(units: list[Seen], workers: int, total: float) -> bool:
+    """Whether no more cuts are needed."""
+    if len(units) < workers:
+        return False
+    kept = sorted((seen for seen in units if _is_worth_it(seen, total)), key=lambda seen: seen.order)
+    if len(kept) < workers:
+        return False
+    if _least(kept, workers) <= _UNEVEN * sum(seen.work for seen in kept) / workers:
+        return True
+    largest = max((seen.work for seen in kept if can_split(seen)), default=0.0)
+    return largest <= total / (_PIECES * workers)
+
+
+def _least(units: list[Seen], workers: int) -> float:
+    """The least limit at which runs of neighbours fill no more workers than there are."""
+    low, high = max((seen.work for seen in units), default=0.0), sum(seen.work for seen in units)
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _runs(units, middle) <= workers:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _runs(units: list[Seen], limit: float) -> int:
+    count, load = 1, 0.0
+    for seen in units:
+        if load + seen.work > limit and load:
+            count, load = count + 1, 0.0
+        load += seen.work
+    return count
+
+
+def _dealt(units: list[Seen], workers: int, limit: float) -> list[tuple[Seen, int]]:
+    """Fill workers up to the limit; leave at least one unit for each that is still empty."""
+    found: list[tuple[Seen, int]] = []
+    place, load = 0, 0.0
+    for at, seen in enumerate(units):
+        full = load + seen.work > limit * (1 + 1e-9)
+        needed = len(units) - at <= workers - 1 - place
+        if load and place < workers - 1 and (full or needed):
+            place, load = place + 1, 0.0
+        found.append((seen, place))
+        load += max(seen.work, _SMALLEST)
+    return found
+
+
+def _kept(units: dict[int, Seen], total: float) -> list[Seen]:
+    """The units that are worth a message and in no other one, in the order of their calls."""
+    inside = {id(part) for seen in units.values() for part in seen.module.modules() if part is not seen.module}
+    kept = [seen for key, seen in units.items() if _is_worth_it(seen, total) and key not in inside]
+    return sorted(kept, key=lambda seen: seen.order)
+
+
+def _is_worth_it(seen: Seen, total: float) -> bool:
+    return seen.work > _TINY * total or any(True for _ in seen.module.parameters())

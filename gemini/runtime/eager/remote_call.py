@@ -1,0 +1,329 @@
+"""A remote call: a module that runs in a worker, and looks to the program's autograd like any other function.
+
+The parameters of the module are inputs of the function beside its arguments, so that all of autograd works on them as
+always: accumulation, hooks, `torch.autograd.grad`, frozen parameters, weights shared by several modules.
+
+    controller      x ──► RemoteCall ──► y ─ … ─► loss.backward() ──► RemoteCall.backward ──► dx, and p.grad
+    parameters  p ──────►    │                                             │
+    worker                 module(x), graph kept                   autograd.grad over the kept graph
+
+When the graph of the call is freed here, the worker is told to forget its own; a token tensor among the saved ones
+notices that, at the moment at which autograd frees them. An activation checkpoint around the call throws the token
+away and runs the call again in backward: the new token names the new graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from gemini.errors import WorkerError
+from gemini.guards.active_modes import saves_elsewhere
+from gemini.ir.autograd_modes import Region
+from gemini.random_numbers.rng_state import get_state, set_state
+from gemini.runtime.argument_mutations import Given, objects_of, opened
+from gemini.runtime.eager.local_gradients import Wanted, gradients_here
+from gemini.runtime.grad_fn_names import named
+from gemini.runtime.memory.finalizers import when_gone
+from gemini.runtime.placeholder_tensors import TOUCHED, Facts, facts_of
+from gemini.runtime.pool.fault_policy import surfaced
+from gemini.runtime.pool.out_of_memory import shortage
+from gemini.runtime.pool.signals import Held
+from gemini.runtime.pool.worker_handle import OurFault, blame_us
+from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
+from gemini.runtime.retained_inputs import keep
+from gemini.runtime.transport.serialization import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
+
+if TYPE_CHECKING:
+    from gemini.runtime.eager.remote_module import Unit
+
+
+class RefusedError(Exception):
+    """The worker could not do the call; everything is as before."""
+
+
+class Call:
+    """One call of a unit on its way through a worker."""
+
+    def __init__(self, unit: Unit, args: Any, kwargs: Any) -> None:
+        self.unit = unit
+        self.arguments: tuple[Any, Any] | None = (args, kwargs)
+        self.number = unit.worker.next_number()
+        self.outputs: Outputs | None = None
+        self.made: list[
+            torch.Tensor
+        ] = []  # the tensors of the result that are not inputs, until they are the program's
+        self.inputs: list[torch.Tensor] = []
+        self.trained: list[torch.Tensor] = []  # parameters that were not frozen
+        self.region = Region.current()
+        self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
+        self.generator = get_state(self.device, self.seeded)
+        self.absent: list[Facts] = []  # tensors inside objects, which stay here
+        self.has_changed = False  # objects among its arguments
+        self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
+
+    def run(self) -> Any:
+        """The result of the module; raises RefusedError where it must be run here."""
+        classes = self.unit.worker.link.classes
+        try:
+            if is_given_code_with_parts(*self.arguments):  # type: ignore[misc]
+                raise RefusedError("it is given a function that holds modules or tensors")
+            self.body, given = pack(self.arguments, classes)
+            if self.body != ONLY_TENSORS and not self.unit.needs_all:
+                args, kwargs = self.arguments  # type: ignore[misc]
+                self.absent = facts_of(args, kwargs, given)
+        except RefusedError:
+            raise
+        except Exception as error:
+            blame_us(error, "its arguments cannot be sent")
+        self.inputs = self._carried(given)
+        outputs = self.forward()
+        if True in outputs.differentiable:
+            self.trained = self.unit.trained()
+            keep(self.inputs)
+            made = iter(named(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained))
+        else:
+            made, self.made = iter(self.made), []
+        tensors = [next(made) if at is None else given[at] for at in outputs.same]
+        if self.away:
+            there, here = self.device.where, self.unit.household.outside
+            tensors = [t.to(here) if t.device == there else t for t in tensors]
+        try:
+            return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
+        except Exception as error:
+            blame_us(error, "its result cannot be read")
+
+    def _carried(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
+        if not self.away:
+            return given
+        there, here = self.device.where, self.unit.household.outside
+        stays = {at for at, *_ in self.absent}
+        return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
+
+    def _read(self, tensors: list[torch.Tensor]) -> Any:
+        """The result of a unit that was given objects; what it has changed of them is changed here."""
+        assert self.outputs is not None
+        assert self.arguments is not None
+        classes, objects = self.unit.worker.link.classes, objects_of(*self.arguments)
+        result, self.has_changed = opened(unpack(self.outputs.body, tensors, classes, objects), objects)
+        return result
+
+    def forward(self) -> Outputs:
+        """Have the worker run it."""
+        unit, dropped = self.unit, self.unit.take_dropped()
+        self.versions = _versions(self.inputs)
+        try:
+            reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, patience=unit.patience)
+        except BaseException:
+            unit.untell(dropped)
+            raise
+        if isinstance(reply, Refused):
+            if reply.reason == TOUCHED and self.absent:
+                return self._again_with_all()
+            raise (OurFault if reply.is_fault else RefusedError)(reply.reason)
+        if not isinstance(reply, Outputs):
+            if generator := getattr(reply, "generator", b""):
+                set_state(generator, self.device, self.seeded)
+            try:
+                self._raise(reply, "forward")
+            finally:
+                del reply  # see _raise
+        if reply.generator:
+            set_state(reply.generator, self.device, self.seeded)
+        unit.writes = reply.written
+        if not reply.written:
+            self.buffers = []
+        self.made = [tensor for tensor in reply.tensors if tensor is not None]
+        reply.tensors.clear()  # they will know the node of this call: one that knew them too would never be freed
+        self.outputs = reply
+        return reply
+
+    def _again_with_all(self) -> Outputs:
+        """The unit uses tensors inside objects: it gets them, from now on."""
+        self.unit.needs_all, self.absent = True, []
+        self.number = self.unit.worker.next_number()
+        self.inputs = self._carried(self.inputs)
+        return self.forward()
+
+    def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
+        """Raise what the unit's own code has raised."""
+        error = surfaced(reply, self.unit, action)
+        if self.unit.record.survives and (missing := shortage(error)):
+            raise OurFault(missing)
+        self.unit.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
+        try:
+            raise error
+        finally:
+            del error, reply  # its traceback knows this frame: all tensors in it would be freed late
+
+    def _request(self, dropped: list[int]) -> Forward:
+        unit = self.unit
+        news, (region, generator) = unit.news(), unit.worker.tell(self.region, self.generator)
+        self.modes = unit.modes
+        if unit.writes is not False:
+            self.buffers = [buffer.detach().clone() for buffer in unit.buffers]
+        sent: list[Any] = self.inputs
+        if self.absent:
+            sent = list(sent)
+            for at, *_ in self.absent:
+                sent[at] = None
+        return Forward(self.number, unit.number, self.body, region, generator, news, dropped, self.absent, sent)
+
+    def undo(self) -> None:
+        """Everything as it was before the call."""
+        set_state(self.generator, self.device, self.seeded)
+        _put_back(self.unit.buffers, self.buffers)
+
+    def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
+        """Have the worker run its backward; if something of ours fails, from the kept inputs here."""
+        unit = self.unit
+        if unit.worker.loss:  # the program knows: the call in which it was lost has raised
+            unit.record.demote(unit.backward_text, WorkerError(unit.worker.loss))
+            return self.backward_here(gradients, inputs, parameters)
+        dropped = unit.take_dropped()
+        request = Backward(unit.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
+        try:
+            reply = unit.worker.ask(request, unit.backward_text, patience=2 * unit.patience)
+            if isinstance(reply, Refused):
+                return self._refused(reply, gradients, inputs, parameters)
+        except WorkerError as error:
+            unit.record.save(self, "backward", error, gradients)
+            if not unit.record.survives:
+                raise
+            unit.record.demote(unit.backward_text, error)
+            return self.backward_here(gradients, inputs, parameters)
+        except OurFault as fault:
+            unit.untell(dropped)
+            unit.record.demote(unit.backward_text, fault)
+            return self.backward_here(gradients, inputs, parameters)
+        if not isinstance(reply, Gradients):
+            try:
+                self._raise(reply, "backward", gradients)
+            except OurFault as fault:
+                unit.record.demote(unit.backward_text, fault)
+                return self.backward_here(gradients, inputs, parameters)
+            finally:
+                del reply  # see _raise
+        return list(reply.tensors)
+
+    def _refused(self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
+        """The gradients of a call whose backward cannot be run from afar; the unit is none any more."""
+        if reply.is_fault:
+            raise OurFault(reply.reason)
+        self.unit.refused = reply.reason
+        return self.backward_here(gradients, inputs, parameters)
+
+    def backward_here(
+        self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
+    ) -> list[Any]:
+        """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
+        if self.arguments is None:
+            raise RuntimeError(f"{self.unit.name}: a checkpointed call cannot be differentiated twice in a worker")
+        if _versions(self.inputs) != self.versions:
+            raise WorkerError(
+                f"{self.unit.backward_text} cannot be run in this process: its inputs have been written to since"
+                "\n    → write to copies of them"
+            )
+        given = [at for at, gradient in enumerate(gradients) if gradient is not None]
+        wanted = Wanted(inputs, [self.trained[at] for at in parameters], given)
+        run = partial(self.run_here, self.buffers)  # also when the call is forgotten: these gradients may live longer
+        return gradients_here(run, self.inputs, wanted, [gradients[at] for at in given], create_graph)
+
+    def forgetting(self) -> tuple[Callable[[], Any], ...]:
+        """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
+        nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
+        return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
+
+    def run_here(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
+        """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
+        unit = self.unit
+        args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
+        given = Given(args, kwargs, unit.worker.link.classes)
+        before = get_state(self.device, self.seeded)
+        now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
+        try:
+            with ExitStack() as stack:
+                set_state(self.generator, self.device, self.seeded)
+                self.region.enter(stack, Region.current())
+                _put_back(unit.buffers, buffers)
+                unit.set_modes(self.modes)
+                result = unit.run_here(args, kwargs)
+        finally:
+            set_state(before, self.device, self.seeded)
+            unit.set_modes(modes)
+            _put_back(unit.buffers, now)
+        changes = given.changes()
+        _, tensors = given.parcel(result, {} if isinstance(changes, str) else changes)
+        return tensors
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _put_back(buffers: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+    """Without autograd noticing: what it has saved of them is what they hold afterwards."""
+    for buffer, before in zip(buffers, contents, strict=False):
+        buffer.data.copy_(before)
+
+
+class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
+    """The node of a call in the program's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+        """The tensors that the call has made."""
+        outputs = call.outputs
+        assert outputs is not None
+        made, call.made = tuple(call.made), []
+        flags = [flag for flag, at in zip(outputs.differentiable, outputs.same, strict=True) if at is None]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
+        ctx.call, ctx.count = call, count
+        ctx.token = token(call.number, *call.forgetting())
+        if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
+            ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
+        else:
+            ctx.save_for_backward(ctx.token)
+            ctx.token = None
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        """The gradients of inputs and parameters."""
+        (saved,) = ctx.saved_tensors  # raises as always where the graph has been freed
+        call: Call = ctx.call
+        if saved.numel():
+            call.number = int(saved)  # another one where a checkpoint has run the call again
+        needed = ctx.needs_input_grad[2:]
+        absent = {at for at, *_ in call.absent}  # took no part
+        inputs = [at for at in range(ctx.count) if needed[at] and at not in absent]
+        parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
+        if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
+            found = call.backward_here(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
+        else:
+            with Held():
+                found = call.backward(_all_outputs(call, gradients), inputs, parameters)
+        result: list[Any] = [None] * len(needed)
+        for at, gradient in zip([*inputs, *(ctx.count + at for at in parameters)], found, strict=True):
+            result[at] = gradient
+        return (None, None, *result)
+
+
+def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
+    """Gradients by output; those that were inputs have none here."""
+    assert call.outputs is not None
+    given = iter(gradients)
+    return [next(given) if at is None else None for at in call.outputs.same]
+
+
+def token(number: int, *acts: Callable[[], Any]) -> torch.Tensor:
+    """A tensor that holds `number`; when it is freed `acts` are called, which should be functions in C."""
+    memory = memoryview(bytearray(number.to_bytes(8, "little")))
+    when_gone(memory, *acts)
+    return torch.frombuffer(memory, dtype=torch.int64)

@@ -1,0 +1,143 @@
+"""A unit: a module of the model that a worker runs, as the controller has it."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.module_hooks import hook_tables
+from gemini.guards.functional_call import SwappedError, has_swapped
+from gemini.guards.globals_and_closures import Outside
+from gemini.guards.module_state import Snapshot
+from gemini.runtime.memory.shared_layout import Astray, can_move
+from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.pool.worker_handle import OurFault, Worker
+from gemini.runtime.protocol import Done, Install
+from gemini.runtime.transport.module_pickling import bare
+from gemini.runtime.transport.tensor_header import Unsendable
+
+_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, Unsendable)  # such a module is one's own
+
+
+class Unit:
+    """A module with a worker. The module itself stays in the program, with the tensors both sides share."""
+
+    def __init__(self, number: int, name: str, module: nn.Module, worker: Worker, household: Household) -> None:
+        self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
+        self.record = household.record
+        self.refused = ""  # why it is not a unit any more
+        self.needs_all = False  # it uses tensors inside objects that it is given
+        self.is_our_fault = False  # that it is none: not a matter of the module itself
+        self.patience = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
+        self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
+        self.modes: tuple[bool, ...] = ()  # the training flags of its last call
+        self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
+        device, outside = worker.device.where, household.outside
+        self.away = device != outside  # the program's tensors are on another device than the worker's
+        self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
+        self.outside = Outside(module)  # what its code reads that is not its own
+        self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
+
+    def install(self) -> str:
+        """Give the worker the module as it is now; returns why that is impossible, '' if it is done."""
+        self.modules = list(self.module.modules())
+        self.parameters = list(self.module.parameters())
+        self.buffers = list(self.module.buffers())
+        self.held = [*self.parameters, *self.buffers]
+        self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
+        self._told: Any = None
+        self.outside.look(self.module)
+        if reason := self.outside.obstacle():
+            return reason
+        if not all(can_move(tensor) for tensor in self.held):
+            return "it holds tensors that cannot live in shared memory"
+        try:
+            self.worker.bring_home(self)
+        except Astray as astray:
+            return str(astray)
+        loose = Snapshot(self.module).loose
+        if any(learns for _, _, learns in loose):
+            return "it holds a tensor in an attribute that is computed, or trained"
+        if any(tensor.requires_grad for tensor in self.buffers):
+            return "it holds a buffer that wants a gradient"
+        try:
+            request = Install(self.worker.next_number(), {self.number: bare(self.module)})
+            reply = self.worker.ask(request, f"take {self.name}")
+        except OurFault as fault:
+            self.is_our_fault = not isinstance(fault.__cause__, _UNSENDABLE)
+            return f"it cannot be sent: {fault!s:.200}"
+        if not isinstance(reply, Done):
+            self.is_our_fault = True
+            return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
+        self.snapshot, self._moves = Snapshot(self.module), self.household.moves
+        return ""
+
+    def obstacle(self) -> str:
+        """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again.
+
+        Raises SwappedError where that is a matter of this call alone.
+        """
+        if self.refused:
+            return self.refused
+        try:
+            with self.household.lock:  # micro-batches come in threads: the first that sees a change deals with it
+                if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
+                    if has_swapped([*self.module.parameters()]):
+                        raise SwappedError
+                    reason = self.install()
+                    if reason:
+                        return reason
+        except Astray as astray:
+            return str(astray)
+        if reason := self.outside.obstacle():
+            return reason
+        if any(self._hooks):
+            return "hooks hang on modules inside it"
+        return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module
+
+    def leave(self) -> None:
+        """It runs in this process now."""
+        self.worker.leave(self)
+
+    def trained(self) -> list[torch.Tensor]:
+        """The parameters that get gradients."""
+        return [parameter for parameter in self.parameters if parameter.requires_grad]
+
+    def news(self) -> Any:
+        """Training flags and frozen parameters, if the worker does not know them yet."""
+        self.modes = tuple([module.training for module in self.modules])  # a generator takes twice as long
+        state = (self.modes, tuple([parameter.requires_grad for parameter in self.parameters]))
+        if state == self._told:
+            return None
+        self._told, self.writes = state, None
+        return state
+
+    def untell(self, dropped: list[int]) -> None:
+        """The worker may not have been told; it is told again."""
+        self._told = None
+        self.dropped.extend(dropped)
+
+    def set_modes(self, modes: Sequence[bool]) -> None:
+        """Set the training flags of the modules."""
+        for module, training in zip(self.modules, modes, strict=False):
+            module.training = training
+
+    def take_dropped(self) -> list[int]:
+        """The calls to be forgotten, each once."""
+        found: list[int] = []
+        if not self.dropped:
+            return found
+        with contextlib.suppress(IndexError):  # also where another thread has taken the last
+            while True:
+                found.append(self.dropped.popleft())
+        return found
+
+    def run_here(self, args: Any, kwargs: Any) -> Any:
+        """Run the module's forward in this process."""
+        return self.module.forward(*args, **kwargs)

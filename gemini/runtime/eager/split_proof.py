@@ -1,0 +1,86 @@
+"""The proof that a call may be split into micro-batches.
+
+A call is split only where the rules of `gemini.batch_analysis` show that samples do not see each other: every input and
+output counts samples in a known dimension, nothing is drawn at random, no branch depends on contents, no buffer is
+written, no statistics of the batch are taken. Everything else is one call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import Opaque, Sample
+from gemini.capture.call_binding import Call, bind
+from gemini.errors import GeminiError
+from gemini.ir.encode import follow
+from gemini.ir.graph import Graph
+
+
+@dataclass(frozen=True)
+class Proof:
+    """That calls of one signature may be split, or why not."""
+
+    reason: str = ""
+    inputs: tuple[int, ...] = ()  # batch dimension of each input tensor, in the order of the call
+    outputs: tuple[int, ...] = ()  # of each tensor of the result
+
+
+def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
+    """Whether calls like this one may be split."""
+    from gemini.batch_analysis.graph_analysis import prove_graph
+    from gemini.capture import capture
+
+    coupled = [type(m).__name__ for m in model.modules() if _couples(m)]
+    if coupled:
+        return Proof(f"{coupled[0]} takes statistics over the batch")
+    try:
+        graph = capture(model, args, kwargs)
+    except GeminiError as error:
+        return Proof(f"it cannot be captured: {error!s:.100}")
+    with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
+        forms = prove_graph(graph, args, kwargs)
+    reason = _obstacle(graph) or forms.reason
+    kinds = [forms.kind(ref) for ref in graph.outputs()]
+    reason = reason or next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
+    if reason:
+        return Proof(reason)
+    bound = bind(model, args, kwargs)
+    dims: dict[int, int] = {}
+    for node, path in graph.inputs.items():
+        (meta,) = graph.nodes[node].outputs.values()
+        if meta.batch_dim is None or meta.batch_factor != 1:
+            return Proof(f"the input {graph.nodes[node].target} does not count samples")
+        dims[id(follow(bound, path))] = meta.batch_dim
+    outputs = [graph.meta(ref) for ref in graph.outputs()]
+    if any(meta.batch_dim is None or meta.batch_factor != 1 for meta in outputs) or not all(
+        isinstance(kind, Sample) for kind in kinds
+    ):
+        return Proof("an output does not count samples")
+    given = Call(args, kwargs).tensors
+    if any(id(tensor) not in dims for tensor in given):
+        return Proof("an input is not used")
+    return Proof("", tuple(dims[id(tensor)] for tensor in given), tuple(meta.batch_dim or 0 for meta in outputs))
+
+
+def _couples(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats)
+
+
+def _obstacle(graph: Graph) -> str:
+    if graph.is_whole:
+        return f"it had to be captured whole: {graph.blocks['']}"
+    if graph.batch_size is None:
+        return "its Python code depends on the number of samples"
+    if any(node.random for node in graph.nodes):
+        return "it draws random numbers"
+    if any(guard.data for guard in graph.guards):
+        return "a branch depends on contents"
+    if any(node.mutates for node in graph.nodes):
+        return "it writes in place"
+    if any(node.kind in ("block", "call") for node in graph.nodes):
+        return "parts of it run Python that was not followed"
+    return ""

@@ -1,0 +1,102 @@
+"""Connecting: the controller comes to a worker that listens on another host, and asks it for a process.
+
+    connect(address, …)     a session, and what the host has answered: process, threads, path, GPU
+    FarProcess              that process: whether it is still there, how it ended, its stacks
+
+The host is asked about a process over a connection of its own, since the process itself may not answer any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import subprocess
+from typing import Any
+
+from gemini.config.host_address import Address
+from gemini.errors import WorkerError
+from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
+from gemini.runtime.transport.channel import ChannelClosed
+
+PATIENCE = 5.0  # seconds for each step of the meeting
+
+
+def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
+    """Meet a worker and ask for a process; raises WorkerError with what to do."""
+    who = f"the worker at {address.place}"
+    command = f"gemini worker --listen {address.place} --secret-file FILE"
+    try:
+        connection = socket.create_connection((address.host, address.port), PATIENCE)
+    except OSError as error:
+        raise WorkerError(
+            f"{who} cannot be reached: {error}\n    → start it there: {command}; and see that the port is open"
+        ) from None
+    try:
+        session = prove(connection, secret, 0, PATIENCE)
+        session.say({"versions": versions(), **request})
+        answer = session.hear(PATIENCE)
+        connection.settimeout(None)
+    except Unproven as error:
+        connection.close()
+        raise WorkerError(f"{who} is not to be trusted: {error}\n    → give both ends the same secret file") from None
+    except (OSError, ChannelClosed, ValueError) as error:
+        connection.close()
+        raise WorkerError(
+            f"{who} does not answer: {error}\n    → see its messages; start it again: {command}"
+        ) from None
+    different = differences(versions(), answer.get("versions", {}), "here", "there")
+    if different or "error" in answer:
+        connection.close()
+        raise WorkerError(
+            f"{who} is another one than here: {different}\n    → install the same versions on both hosts"
+            if different
+            else f"{who}: {answer['error']}"
+        )
+    return session, answer
+
+
+class FarProcess:
+    """The process of a worker on another host."""
+
+    def __init__(self, address: Address, secret: bytes, session: Session, answer: dict[str, Any]) -> None:
+        self.address, self.pid = address, int(answer["pid"])
+        self.stacks = ""
+        self._secret, self._connection = secret, session.connection
+        self._poll = select.poll()
+        self._poll.register(session.connection, select.POLLRDHUP)
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Something where the connection has been closed."""
+        if self._code is None:
+            try:
+                return 1 if self._poll.poll(0) else None
+            except OSError:
+                return 1
+        return self._code
+
+    def wait(self, timeout: float) -> int:
+        """How it ended, as its host says."""
+        if self._code is None:
+            self._enquire("ending")
+        if self._code is None:
+            raise subprocess.TimeoutExpired(str(self.address), timeout)
+        return self._code
+
+    def send_signal(self, number: int) -> None:  # noqa: ARG002
+        """Have its host ask for the stacks."""
+        self._enquire("stacks")
+
+    def kill(self) -> None:
+        """Its host ends it when the connection closes."""
+        self._code = 0 if self._code is None else self._code
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _enquire(self, about: str) -> None:
+        with contextlib.suppress(WorkerError):
+            session, answer = connect(self.address, self._secret, {"about": about, "pid": self.pid})
+            session.connection.close()
+            self.stacks = answer.get("stacks", "")
+            self._code = answer.get("code")

@@ -1,0 +1,1 @@
+"""Interception: calls of managed modules are caught and take one of three paths: pipelined, eager or local."""

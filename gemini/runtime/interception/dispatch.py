@@ -1,0 +1,250 @@
+"""Dispatch: calls of units go to their workers; everything else runs as the program wrote it.
+
+`nn.Module.__call__` is replaced once, and weak tables say which modules are managed and which are units. So the
+program's forward runs here, in Python, with all its branches; only the units in it are elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.module_hooks import has_any_hooks, with_hooks
+from gemini.capture.patch_lock import TURN
+from gemini.capture.patches import ORIGINAL_CALL
+from gemini.errors import WorkerError
+from gemini.guards.active_modes import is_running_backward, watcher
+from gemini.guards.functional_call import SwappedError, are_computed
+from gemini.runtime.eager.microbatches import SplitCall
+from gemini.runtime.eager.remote_call import Call, RefusedError
+from gemini.runtime.eager.remote_module import Unit
+from gemini.runtime.interception.first_call_trace import Observation
+from gemini.runtime.interception.local_mode import HERE, here
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.interception.model_registry import keep, kept
+from gemini.runtime.memory.controller_heap import give_back
+from gemini.runtime.pool.signals import Held
+from gemini.runtime.pool.worker_handle import OurFault, blame_us
+from gemini.runtime.tracebacks import shorten
+
+# References both ways would keep a model alive for ever: what is known of the model holds its units.
+_Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
+_units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
+
+
+# Wrappers whose own forward would not come to the model in them: which module is called in their place.
+_stand_ins: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+# Asked about modules that are not managed; it may have one managed, and says what to call instead.
+Asked = Callable[[nn.Module], Callable[..., Any] | None]
+_others: Asked | None = None
+
+
+class _State(threading.local):
+    observation: Observation | None = None
+    model: nn.Module | None = None  # managed, and being called
+
+
+_state = _State()
+
+
+def manage(model: nn.Module, managed: Managed) -> None:
+    """Dispatch the calls of a model from now on."""
+    keep(model, managed)
+    with TURN:
+        if nn.Module.__call__ is ORIGINAL_CALL:
+            nn.Module.__call__ = _call
+
+
+def find(model: nn.Module) -> Managed | None:
+    """What is known of a managed model."""
+    return kept(model)
+
+
+def model_around(module: nn.Module) -> nn.Module | None:
+    """The managed model that is being called, where a module is a part of it."""
+    model = _state.model
+    return model if model is not None and any(one is module for one in model.modules()) else None
+
+
+def unwrap(wrapper: nn.Module, name: str) -> None:
+    """Call the module that a wrapper holds under a name in the wrapper's place from now on."""
+    _stand_ins[wrapper] = name
+
+
+def ask_about_others(ask: Asked | None) -> None:
+    """Be asked about every module that is called and not managed; None: no more."""
+    global _others  # noqa: PLW0603 - there is one program, and one that looks for its models
+    _others = ask
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling() or HERE.is_set:  # torch.compile sees the program's own code, and compiles that
+        return ORIGINAL_CALL(module, *args, **kwargs)
+    if _state.observation is not None:
+        return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
+    found = _units.get(module)
+    if found is not None:
+        managed, unit = found[0](), found[1]()
+        if managed is not None and unit is not None:
+            if not has_any_hooks(module):
+                return _dispatch(managed, unit, module, args, kwargs)
+            return with_hooks(
+                module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
+            )
+    known = kept(module)
+    if known is not None and known.crew.is_ours:
+        around, _state.model = _state.model, module
+        try:
+            return _call_model(module, known, args, kwargs)
+        except BaseException as error:
+            shorten(error)
+            raise
+        finally:
+            _state.model = around
+    if module in _stand_ins:
+        return module._modules[_stand_ins[module]](*args, **kwargs)
+    if known is None and _others is not None:
+        instead = _others(module)
+        if instead is not None:
+            return instead(*args, **kwargs)
+    return ORIGINAL_CALL(module, *args, **kwargs)
+
+
+def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
+    """A call of a managed model: watched, or with units in it."""
+    if reason := watcher() or managed.methods.obstacle() or managed.hooks.obstacle(model):
+        return _without_workers(model, managed, reason, args, kwargs)
+    if managed.crew.loss:
+        managed.give_up(managed.crew.loss)
+        return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+    if not managed.planned:
+        if is_running_backward():  # a checkpoint runs again what ran here
+            return ORIGINAL_CALL(model, *args, **kwargs)
+        if are_computed([*model.parameters()]):  # its own will come back
+            return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+        if managed.observation is None or managed.observation.waits_for_backward:
+            return _first_call(model, managed, args, kwargs)
+        _plan(model, managed, managed.observation)
+        if reason := managed.methods.obstacle():  # by what workers say
+            return _without_workers(model, managed, reason, args, kwargs)
+    overlap = managed.overlap
+    if overlap is not None and not is_running_backward():
+        return with_hooks(
+            model, args, kwargs,
+            lambda forward, a, k: overlap.call(model, lambda x, y: _eager(model, managed, forward, x, y), a, k),
+        )  # fmt: skip
+    if managed.units and managed.micro_batches > 1:
+        return with_hooks(model, args, kwargs, lambda forward, a, k: _eager(model, managed, forward, a, k))
+    give_back()
+    return ORIGINAL_CALL(model, *args, **kwargs)
+
+
+def _without_workers(model: nn.Module, managed: Managed, reason: str, args: Any, kwargs: Any) -> Any:
+    managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
+    return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+
+
+def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
+    """A call of the model in which units run in their workers."""
+    give_back()
+    if managed.units and managed.micro_batches > 1 and managed.overlap is None and not managed.outside.lasting():
+        return _split(model, managed, forward, args, kwargs)  # what code changes of the program, it changes once a call
+    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
+
+
+def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
+    try:
+        with Held():
+            _add(managed, managed.plan(model, observation))
+    except WorkerError as error:
+        if not managed.record.survives:
+            raise
+        managed.give_up(str(error))
+    except Exception as error:
+        managed.units.clear()
+        managed.record.demote(managed.name, error)
+
+
+def _split(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
+    with here():
+        proof = managed.proof(model, args, kwargs)
+    if not proof.reason:
+        try:
+            return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
+        except OurFault as fault:  # nothing is random or written to, or it would not have been split
+            managed.record.demote(f"splitting a batch of {managed.name}", fault)
+            managed.micro_batches = 1
+    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
+
+
+def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
+    """Watch a call. Units begin with the next one, so that whatever backward runs again of this one runs here too."""
+    observation = Observation(model)
+    try:
+        _state.observation = observation
+        result = observation.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
+    finally:
+        _state.observation = None
+    observation.finish()
+    managed.observation = observation
+    return result
+
+
+def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
+    for module, unit in units.items():
+        _units[module] = (weakref.ref(managed), weakref.ref(unit))
+
+
+def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
+    if not managed.crew.is_ours or watcher():
+        return _here(forward, args, kwargs)
+    if managed.crew.loss:
+        managed.give_up(managed.crew.loss)
+        return _here(forward, args, kwargs)
+    call: Call | None = None
+    try:
+        with Held():
+            try:
+                reason = unit.obstacle()
+            except SwappedError:
+                raise
+            except Exception as error:
+                blame_us(error, f"looking at {unit.name}")
+            if not reason:
+                call = Call(unit, args, kwargs)
+                managed.calls += 1
+                return call.run()
+    except SwappedError:
+        return _here(forward, args, kwargs)
+    except RefusedError as refusal:
+        reason = str(refusal)
+    except OurFault as fault:
+        if call is not None:
+            call.undo()
+        managed.record.demote(unit.forward_text, fault)
+        reason = str(fault)
+    except WorkerError as error:
+        if call is not None:
+            call.undo()
+            managed.record.save(call, "forward", error)
+        if not managed.record.survives:
+            raise
+        managed.give_up(str(error))
+        return _here(forward, args, kwargs)
+    with Held():
+        _units.pop(unit.module, None)
+        _add(managed, managed.split(unit, reason))
+    # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
+    return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
+
+
+def _here(forward: Any, args: Any, kwargs: Any) -> Any:
+    """Run a unit in this process, with everything inside it."""
+    with here():
+        return forward(*args, **kwargs)

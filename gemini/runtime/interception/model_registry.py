@@ -1,0 +1,53 @@
+"""Kept: what is known of a managed model, as long as the model.
+
+What is known refers to the model: plans and stages hold its modules. A table of all models, even one with weak keys,
+would keep every model for ever, so the model itself holds what is known of it, and both go together when nothing else
+holds the model. It is put out of sight, on a table of hooks that nobody looks into; copies of the model, and files that
+it is saved in, have None in its place.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from gemini.runtime.interception.managed_model import Managed
+
+_TABLE, _NAME = "_load_state_dict_post_hooks", "__gemini__"
+_models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_tableless: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()  # modules that have none
+
+
+class _Kept:
+    """What is known of one model, on its table."""
+
+    __slots__ = ("managed", "model")
+
+    def __init__(self, model: nn.Module, managed: Managed) -> None:
+        self.model, self.managed = weakref.ref(model), managed
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copy, or a file, has None
+
+
+def keep(model: nn.Module, managed: Managed) -> None:
+    """Have a model hold what is known of it."""
+    if _models:
+        gc.collect()  # models that the program is done with, and the memory of theirs
+    _models.add(model)
+    try:
+        vars(vars(model)[_TABLE])[_NAME] = _Kept(model, managed)
+    except (KeyError, TypeError):
+        _tableless[model] = managed
+
+
+def kept(model: nn.Module) -> Managed | None:
+    """What is known of a model; None where it is not managed."""
+    found = getattr(vars(model).get(_TABLE), _NAME, None)
+    if found is not None:  # the table may be another's, of which this is a shallow copy
+        return found.managed if found.model() is model else None
+    return _tableless.get(model) if _tableless else None

@@ -1,0 +1,206 @@
+"""Asking all workers at once, and hearing whoever answers first.
+
+A worker may wait for another that has failed, so nobody is waited for alone. Where one fails, or the program is
+interrupted, the others are told to abandon the step; when all have answered, everything is as before.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from operator import attrgetter, is_
+from typing import Any
+
+from gemini.errors import WorkerError
+from gemini.runtime.pool.signals import GRACE, Held, waiting
+from gemini.runtime.pool.worker_handle import OurFault, Worker
+from gemini.runtime.protocol import NEWS
+from gemini.runtime.transport.channel import ChannelClosed
+from gemini.runtime.transport.link import Unreadable
+
+_LINK = attrgetter("link")
+_SLICE = 2000  # milliseconds between looks at the clock
+
+
+class Chorus:
+    """Some workers of a crew, asked together."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self.workers = list(workers)
+        self._ears: _Ears | None = None
+
+    def ask(
+        self,
+        requests: dict[Worker, Any],
+        what: str,
+        is_failure: Callable[[Any], bool],
+        abandon: Callable[[int], Any],
+        patience: float = 0.0,
+    ) -> dict[Worker, Any]:
+        """The replies of all. After the first failure the workers get what `abandon` makes of a number.
+
+        Then everybody has undone what was asked, and only failures are told; None for the others.
+        """
+        reading: list[Worker] = []
+        with Held():
+            try:
+                for worker in requests:
+                    if worker.loss:
+                        raise WorkerError(worker.loss)
+                    worker.last = what
+                    begin_reading(worker)
+                    reading.append(worker)
+                return self._converse(requests, is_failure, abandon, patience)
+            except ChannelClosed:
+                raise self._find_dead() from None
+            finally:
+                for worker in reversed(reading):
+                    end_reading(worker)
+
+    def _converse(
+        self, requests: dict[Worker, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
+        patience: float,
+    ) -> dict[Worker, Any]:  # fmt: skip
+        expected: dict[tuple[Worker, int], str] = {}
+        replies: dict[Worker, Any] = {}
+        has_failed = self._send(requests, expected, replies)
+        abandoned, leave = False, 0.0
+        deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+        if self._ears is None or not self._ears.hear(requests):
+            self._ears = _Ears(requests)
+        ears = self._ears
+        while expected:
+            if waiting():  # as long as an operator may let a signal wait
+                leave = leave or time.monotonic() + GRACE
+            if (has_failed or (leave and time.monotonic() > leave)) and not abandoned:
+                abandoned = True
+                for worker in requests:
+                    request = abandon(worker.next_number())
+                    worker.link.send(request)
+                    expected[worker, request.number] = "abandon"
+                deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+            heard = self._hear(ears, deadline)
+            for worker, reply in heard:
+                kind = expected.pop((worker, reply.number), "")
+                if kind == "step":
+                    replies[worker] = reply
+                    has_failed = has_failed or is_failure(reply)
+                elif not kind:
+                    with worker._arrival:
+                        worker.mailbox[reply.number] = reply
+                        worker._arrival.notify_all()
+        return dict.fromkeys(requests) | failures(replies, is_failure) if abandoned else replies
+
+    def _send(
+        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+    ) -> bool:
+        """Send all; whether one could not be sent, which is then its reply. Nobody begins before all are ready."""
+        with ExitStack() as stack:
+            for worker in reversed(requests):
+                worker.link.channel.hold()
+                stack.callback(worker.link.channel.let_go)
+            return self._write(requests, expected, replies)
+
+    def _write(
+        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+    ) -> bool:
+        for worker, request in requests.items():
+            try:
+                with worker._telling:
+                    worker.link.send(request)
+                expected[worker, request.number] = "step"
+            except ChannelClosed:
+                raise
+            except Exception as error:
+                replies[worker] = OurFault(f"a step cannot be asked for: {type(error).__name__}: {error}")
+                return True
+        return False
+
+    def _hear(self, ears: _Ears, deadline: float) -> list[tuple[Worker, Any]]:
+        heard = []
+        for worker in ears.wait():
+            found = worker.link.receive(0)
+            while found is not None:
+                if isinstance(found[0], NEWS):
+                    worker._repeat(found[0])
+                else:
+                    heard.append((worker, found[0]))
+                # What has not been read at all is seen when somebody waits again.
+                found = worker.link.receive(0) if worker.link.channel.has_more else None
+        if not heard:
+            self._look_around(ears.workers, deadline)
+        return heard
+
+    def _look_around(self, workers: Sequence[Worker], deadline: float) -> None:
+        """Nothing was heard: is everybody there, and is there still time?"""
+        for worker in workers:
+            if worker.loss or worker.process.poll() is not None:
+                raise worker._death()
+        if time.monotonic() > deadline:
+            raise workers[0]._hung(workers[0].patience)
+
+    def _find_dead(self) -> WorkerError:
+        """Whose end has closed a connection; it may take a moment until the process is seen to have ended."""
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            for worker in self.workers:
+                if worker.loss or worker.process.poll() is not None:
+                    return worker._death()
+            time.sleep(0.01)
+        return self.workers[0]._death()
+
+
+class _Ears:
+    """Wait for whoever says something."""
+
+    def __init__(self, workers: Iterable[Worker]) -> None:
+        self.workers = list(workers)
+        self._links = [worker.link for worker in self.workers]
+        self._of = {worker.link.channel.fileno(): worker for worker in self.workers}
+        self._poll = select.poll()
+        for descriptor in self._of:
+            self._poll.register(descriptor, select.POLLIN)
+
+    def hear(self, workers: Iterable[Worker]) -> bool:
+        """Whether it is these whom it hears."""
+        found = list(workers)
+        return found == self.workers and all(map(is_, self._links, map(_LINK, found)))
+
+    def wait(self) -> list[Worker]:
+        """Those who have said something; none after a while."""
+        return [self._of[descriptor] for descriptor, _ in self._poll.poll(_SLICE)]
+
+
+def failures(replies: dict[Worker, Any], is_failure: Callable[[Any], bool]) -> dict[Worker, Any]:
+    """The replies that are failures: after one, what others have done is undone, whatever they said."""
+    return {worker: reply for worker, reply in replies.items() if is_failure(reply)}
+
+
+def begin_reading(worker: Worker) -> None:
+    """Be the one who reads what a worker says; others find their replies in the mailbox."""
+    with worker._arrival:
+        while worker._reading:
+            worker._waiting += 1  # or nobody would be told
+            try:
+                worker._arrival.wait()
+            finally:
+                worker._waiting -= 1
+        worker._reading = True
+
+
+def end_reading(worker: Worker) -> None:
+    """It is another's turn."""
+    with worker._arrival:
+        worker._reading = False
+        worker._arrival.notify_all()
+
+
+def check_readable(worker: Worker, reply: Any) -> Any:
+    """A reply, or OurFault where it cannot be rebuilt here."""
+    if isinstance(reply, Unreadable):
+        raise OurFault(f"the reply of worker {worker.place} cannot be read: {reply.reason}")
+    if isinstance(reply, OurFault):
+        raise reply
+    return reply

@@ -1,0 +1,154 @@
+"""Kinds of calls: calls that one plan serves differ in the number of samples and in contents only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gemini.capture import torch_flags
+from gemini.capture.call_binding import Call
+from gemini.guards.model_version import Roster
+from gemini.ir.autograd_modes import Region
+from gemini.runtime.deferred.contract import Outline, Work
+from gemini.runtime.pipelined.measured_schedule import Rehearsal
+from gemini.runtime.pipelined.output_match import returns_alike
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.pipelined.loss_request import Prepared
+    from gemini.runtime.pipelined.step_executor import Executor
+
+
+_CHANGES = 2  # times that a plan is made again: each stops a run for seconds
+_TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
+
+
+def short_of(call: Call) -> tuple[Any, ...]:
+    """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
+    tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
+    return call.plain or repr(call.form), tensors, *_around()
+
+
+def exact_of(call: Call) -> Hashable | None:
+    """What tells a call from others but for contents: while its model is in one state, so does its kind and its number
+    of samples. None where it has more than tensors."""
+    if call.like is None:
+        return None
+    return call.like, tuple(map(_layout, call.tensors)), *_around()
+
+
+def _around() -> tuple[Any, ...]:
+    """What a call depends on beside model and arguments: modes, switches, and which warnings are errors."""
+    return Region.current(), torch_flags.current(), torch_flags.errors()
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The order of dimensions in memory, whatever their sizes, and which are expanded: outputs often keep it."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return ()
+    strides = tensor.stride()
+    return (*sorted(range(len(strides)), key=lambda at: -strides[at]), *(not stride for stride in strides))
+
+
+def kind_of(roster: Roster, call: Call) -> tuple[Any, ...]:
+    """What calls of one kind have in common, whatever counts samples in them."""
+    _, *rest = short_of(call)
+    modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
+    return repr(call.form), *rest, modes, roster.identities, trained
+
+
+def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether calls of two kinds have the same tensors, and other plain values."""
+    return bool(one[0] != other[0] and one[1:] == other[1:])
+
+
+@dataclass
+class Kind:
+    """Calls of one kind: their plan, or why there is none."""
+
+    plan: StepPlan | None = None
+    reason: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors of the call it was planned for
+    outlines: dict[int, Outline] = field(default_factory=dict)  # by number of samples
+    works: dict[int, Work] = field(default_factory=dict)
+    executor: Executor | None = None
+    shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
+    failures: int = 0  # steps that failed in the workers
+    prepared: dict[Hashable, Prepared] = field(default_factory=dict)
+    # Whose gradients steps give, whose are wanted, and where among those given these are.
+    order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
+    variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
+    undivided: Kind | None = None  # for losses that do not split
+    rehearsal: Rehearsal = field(default_factory=Rehearsal)
+    planning_ms: float = 0.0
+    changes: int = 0  # times that its plan was made again
+
+    @property
+    def may_change(self) -> bool:
+        """Whether its plan could be made again from what steps took."""
+        plan = self.plan
+        if plan is None or plan.tail is not None or plan.unsplit or plan.branches is not None or self.variants:
+            return False
+        if plan.recompute:  # what its backward took has a forward in it
+            return False
+        return self.changes < _CHANGES and len({block.stage for block in plan.schedule}) == plan.partition.nstages
+
+    def change(self, plan: StepPlan) -> None:
+        """Go on by another plan for the same graph."""
+        self.plan, self.executor, self.order = plan, None, None
+        self.prepared.clear()
+        self.rehearsal = Rehearsal()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a call has come since the one it was planned for."""
+        return bool(self.works or self.prepared)
+
+    def going(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Kind | None:
+        """The one of all variants whose way a call, run now, goes."""
+        for one in (self, *self.variants):
+            if one.plan is not None and (
+                one.plan.branches is None or one.plan.branches.broken(model, bound, samples) is None
+            ):
+                return one
+        return None
+
+    def see_others(self, others: Sequence[Kind], samples: int) -> None:
+        """Know what is returned from another way that returns the same."""
+        if samples in self.outlines or self.plan is None:
+            return
+        for plan, seen in [(one.plan, one.outlines[samples]) for one in others if samples in one.outlines]:
+            if plan is not None and returns_alike(self.plan.graph, plan.graph):
+                self.outlines[samples] = seen
+                return
+
+    def samples(self, tensors: list[torch.Tensor]) -> int | None:
+        """How many samples a call has; None where it is not of these sizes."""
+        assert self.plan is not None
+        batch = self.plan.batch
+        for tensor, shape, dim in zip(tensors, self.shapes, batch.dims, strict=True):
+            for at, (size, wanted) in enumerate(zip(tensor.shape, shape, strict=True)):
+                if at != dim and size != wanted:
+                    return None
+        return batch.samples(tensors) if any(dim is not None for dim in batch.dims) else 1
+
+
+class Found(NamedTuple):
+    """The kind that a call was found to be of."""
+
+    kind: Kind
+    plan: StepPlan
+    samples: int
+    among: list[Kind]  # those that there are
+
+    def is_valid(self) -> bool:
+        """Whether it is so still."""
+        return self.kind.plan is self.plan and any(one is self.kind for one in self.among)
+
+
+Planner = Callable[[nn.Module, Any, Any], "StepPlan"]

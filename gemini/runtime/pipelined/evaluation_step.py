@@ -1,0 +1,80 @@
+"""Evaluation: a call without gradients, by micro-batches through the workers, done at once.
+
+Outputs that count samples are put together, constants taken from the first micro-batch, and a loss that the model takes
+of its batch is summed up by shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Mean
+from gemini.batch_analysis.loss_tape import Meta, Tape
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.ir.autograd_modes import Region
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.interception.local_mode import here
+from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched, port_names, undivided
+from gemini.runtime.pipelined.step_request import StepRequest, inputs_of
+
+
+def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int]) -> Prepared:
+    """How the outputs of a call are had from its micro-batches; `reason` says why not."""
+    from gemini.batch_analysis.loss_analysis import prove
+    from gemini.batch_analysis.whole_batch_tail import prove_tail
+
+    tape = Tape(len(metas), list(metas))
+    if plan.unsplit:
+        return Prepared("", undivided(tape), None, tuple(port_names(plan)))
+    if plan.tail is not None:
+        found = prove_tail(plan.forms, plan.tail.nodes, tape, None, sum(sizes))
+        return Prepared(found.reason, found, None, () if found.reason else tuple(port_names(plan)))
+    kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
+    means = [at for at, kind in enumerate(kinds) if isinstance(kind, Mean)]
+    root = means[0] if means else next((at for at, meta in enumerate(metas) if meta.is_scalar()), 0)
+    splitting = prove(plan.forms, tape, root, sum(sizes))
+    if means and splitting.reason:
+        return Prepared(splitting.reason)
+    names = port_names(plan)
+    wrong = [at for at, name in enumerate(names) if name and not fetchable(splitting, at)]
+    if wrong or len(splitting.outputs) < len(metas):
+        return Prepared(splitting.reason or f"output {wrong[0]} does not come from micro-batches")
+    return Prepared("", splitting, None, tuple(names))
+
+
+def request_outputs(  # noqa: PLR0917
+    kind: Kind,
+    prepared: Prepared,
+    tensors: Sequence[torch.Tensor],
+    bound: dict[str, Any],
+    sizes: Sequence[int],
+    given: Mapping[int, Any] | None = None,
+) -> StepRequest:
+    """The forward as the executor takes it; `given`: what was drawn from other generators than torch's."""
+
+    plan = kind.plan
+    assert plan is not None
+    piped = plan.build(kind.shares)
+    dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
+    with here():
+        nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
+    shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
+    return StepRequest(
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
+        tuple(sizes),
+        Region.current(),
+        shares=shares if kind.shares else (),
+        keep=tuple(name for name in dict.fromkeys(prepared.keep) if name),
+    )
+
+
+def outputs_of(prepared: Prepared, outputs: dict[str, Any], passed: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of the model's output; `passed` are those that the program has already."""
+    return [
+        passed[at] if at in passed else fetched(prepared.splitting, at, outputs[name])
+        for at, name in enumerate(prepared.keep)
+    ]

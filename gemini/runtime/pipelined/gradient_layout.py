@@ -1,0 +1,65 @@
+"""Gathering: the gradients of a step, from all workers, by parameter.
+
+Which worker gives which gradients is the same from step to step: whose they are is found out once, when a worker has
+told where they lie. Gradients of parameters that several workers have one of are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.runtime.transport.borrowed_buffers import Row
+
+
+class Layout:
+    """Where the gradients of one worker lie in steps of one kind, as it has told."""
+
+    def __init__(self, number: int, gradients: list[Any]) -> None:
+        self.number = number
+        self.homes = [home for home, _, _ in gradients]
+        self.latest = {home: latest for home, latest, _ in gradients}
+        self.row = Row(header for _, _, header in gradients)
+
+
+class Order:
+    """Whose the gradients of all workers are, one worker after the other: those in their layouts, then loose ones."""
+
+    def __init__(
+        self, layouts: Sequence[Layout], loose: Sequence[Sequence[int]], parameters: Mapping[int, nn.Parameter]
+    ) -> None:
+        self.layouts = layouts
+        places: dict[int, list[tuple[int, int]]] = {}  # by home: the latest stage that uses it, place
+        at = 0
+        for layout, more in zip(layouts, loose, strict=True):
+            for home in (*layout.homes, *more):
+                places.setdefault(home, []).append((layout.latest.get(home, 0), at))
+                at += 1
+        self.owners = [parameters[home] for home in places]
+        self._first = [found[0][1] for found in places.values()]
+        self._sums = [found for found in places.values() if len(found) > 1]
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether gradients of several workers are added up."""
+        return bool(self._sums)
+
+    def by_owner(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One gradient for each of the owners."""
+        if not self._sums:
+            return tensors
+        for found in self._sums:
+            tensors[found[0][1]] = summed([(latest, tensors[at]) for latest, at in found])
+        return [tensors[at] for at in self._first]
+
+
+def summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    """The sum of what several stages or workers gave, from the last to the first; into memory that is ours anyway."""
+    parts.sort(key=lambda part: -part[0])
+    total = parts[0][1]
+    for _, part in parts[1:]:
+        total = total.add_(part) if total.layout is part.layout is torch.strided else total + part
+    return total

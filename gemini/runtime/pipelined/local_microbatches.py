@@ -1,0 +1,67 @@
+"""Piecewise: a call by micro-batches, one after the other, in the program's process.
+
+Where micro-batches have statistics of their own (batch normalization by opt-in), a call is what they make of it,
+whichever way it runs: this is the way for calls that cannot run by the plan, and for running one again. Random numbers
+are those that the plan draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Sample
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.microbatch_weights import weigh
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.capture.call_binding import Call, bind
+from gemini.errors import GeminiError
+from gemini.ir.encode import decode
+from gemini.planner.microbatch_sizes import piece_sizes
+from gemini.planner.step_plan import StepPlan
+from gemini.random_numbers.sliced_rng import SlicedDraws
+from gemini.runtime.deferred.contract import taken_apart
+from gemini.runtime.interception.local_mode import here
+from gemini.runtime.pipelined.returned_attributes import passed
+from gemini.runtime.pipelined.without_hooks import hookless
+
+
+def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """The output of a call, put together from those of its micro-batches, with autograd."""
+    call = Call(args, kwargs)
+    samples = plan.batch.samples(call.tensors)
+    assert samples is not None  # the call is of the kind that was planned for
+    sizes = piece_sizes(samples, plan.micro_batches)
+    draws = SlicedDraws([pattern for stage in plan.draws for pattern in stage], samples)
+    found, start = [], 0
+    with here(), hookless(model):
+        for length in sizes:
+            given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
+            with draws.piece(start, length):
+                found.append(taken_apart(model(*given, **named)))
+            start += length
+    form, (first, *_) = found[0][0], [tensors for _, tensors in found]
+    known = Foreseen(plan.graph, bind(model, args, kwargs), Tape(0, []))
+    kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
+    if any(len(tensors) != len(kinds) for _, tensors in found):
+        raise GeminiError(
+            f"{type(model).__name__} returns {len(first)} tensors for a micro-batch, {len(kinds)} were expected\n"
+            "    → batch_norm='batch'"
+        )
+    given_back = passed(plan, model, args, kwargs)
+    joined = [
+        given_back[at] if at in given_back else _joined(kind, [one[1][at] for one in found], known, sizes)
+        for at, kind in enumerate(kinds)
+    ]
+    return decode(form, lambda ref: joined[ref.node])
+
+
+def _joined(kind: Kind, parts: list[torch.Tensor], known: Foreseen, sizes: list[int]) -> torch.Tensor:
+    if isinstance(kind, Sample):
+        return kind.join(parts)
+    if isinstance(kind, Constant):
+        return parts[0]
+    shares = kind.share.weights(known, sizes) if isinstance(kind, Mean) else [1.0] * len(parts)
+    return torch.stack([weigh(part, share) for part, share in zip(parts, shares, strict=True)]).sum(0)

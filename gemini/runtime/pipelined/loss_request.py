@@ -1,0 +1,161 @@
+"""Losses: from what the program recorded to what workers are told of it.
+
+A tape is looked at once: whether its root is a sum over micro-batches, which ops it needs, which operands are cut.
+Tapes that differ in contents only are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Constant, Mean, Partial, Positions, Sample, SplittingError
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.microbatch_weights import Known
+from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.split_result import Splitting
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.deferred.pending_call import Pending
+from gemini.runtime.interception.local_mode import here
+from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.step_request import Output, StepRequest, Whole, inputs_of
+from gemini.step.worker_program import Loss
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """How steps with one tape run; `reason` says why they cannot."""
+
+    reason: str = ""
+    splitting: Splitting = Splitting()
+    loss: Loss | None = None
+    keep: tuple[str, ...] = ()  # outputs of the model that stay in the workers
+    ops: tuple[int, ...] = ()  # places on the tape of the ops of the loss
+
+
+def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> Prepared:
+    """Look at a tape."""
+    from gemini.batch_analysis.loss_analysis import prove
+    from gemini.batch_analysis.whole_batch_tail import prove_tail
+
+    if plan.unsplit:
+        return _prepared(plan, tape, root, alive, undivided(tape))
+    with torch.random.fork_rng(devices=[]):
+        if plan.tail is None:
+            splitting = prove(plan.forms, tape, root, sum(sizes))
+        else:
+            splitting = prove_tail(plan.forms, plan.tail.nodes, tape, root, sum(sizes))
+    if splitting.reason:
+        return Prepared(splitting.reason)
+    return _prepared(plan, tape, root, alive, splitting)
+
+
+def undivided(tape: Tape) -> Splitting:
+    """One micro-batch: every value of it is that of the batch."""
+    return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Constant(),) * len(tape.metas))
+
+
+def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], splitting: Splitting) -> Prepared:
+    needed = tape.needed_for(root)
+    names = port_names(plan)
+    read = {root, *(number for at in needed for number in tape.ops[at].reads())}
+    made = {number for at in needed for number in tape.ops[at].results}
+    wanted = _wanted(tape, {*range(tape.outputs), *made}, alive, splitting)
+    loss = Loss(
+        tuple(tape.ops[at] for at in needed),
+        {number: names[number] for number in range(tape.outputs) if names[number]},
+        tuple(number for number in tape.operands if number in read),
+        root,
+        tuple(number for number in wanted if number in made and number != root),
+        {place: splitting.sizes[at] for place, at in enumerate(needed) if at in splitting.sizes},
+    )
+    kept = tuple(names[number] for number in wanted if number < tape.outputs)
+    return Prepared("", splitting, loss, kept, tuple(needed))
+
+
+def _wanted(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitting) -> list[int]:
+    """What must stay in workers so that all that the program can read may be had; those `there` can."""
+    found, makers, waiting = {}, tape.makers(), [*alive]
+    while waiting:
+        number = waiting.pop()
+        if number in found:
+            continue
+        found[number] = number in there and weighable(splitting, number)
+        if not found[number] and number in makers:  # what it is made of will do
+            waiting += tape.ops[makers[number]].reads()
+    return sorted(number for number, stays in found.items() if stays)
+
+
+def fetchable(splitting: Splitting, number: int) -> bool:
+    """Whether a value can be had from those of the micro-batches."""
+    return isinstance(splitting.outputs[number], (Partial, Constant, Sample))
+
+
+def weighable(splitting: Splitting, number: int) -> bool:
+    """The same of a step: means, too, which are put together by shares."""
+    return fetchable(splitting, number) or isinstance(splitting.outputs[number], Mean)
+
+
+def port_names(plan: StepPlan) -> list[str]:
+    """The ports of the model's outputs, in the order of the tape; '' where the program has the tensor already."""
+    results, nodes = plan.build().wiring.results, plan.graph.nodes
+    return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
+
+
+def fetched(splitting: Splitting, number: int, output: Output, weights: Sequence[float] | None = None) -> Any:
+    """A value of the tape from the worker that has it; `weights` are those of a mean."""
+    return output.joined(splitting.outputs[number], weights)
+
+
+def request_of(
+    kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
+) -> tuple[StepRequest, dict[int, list[float]]]:
+    """The step as the executor takes it, and the weights of means among the values that stay in workers."""
+
+    plan, splitting = kind.plan, prepared.splitting
+    assert plan is not None
+    assert prepared.loss is not None
+    piped = plan.build(kind.shares)
+    dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
+    foreign = pending.work.foreign
+    known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
+    with here():  # layers without weights may be among what is known ahead
+        nodes, ops = splitting.weights(known, sizes)
+        means = _means(prepared, known, sizes)
+    operands = {
+        number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))
+        for number in prepared.loss.operands
+    }
+    shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
+    request = StepRequest(
+        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
+        tuple(sizes),
+        pending.region,
+        prepared.loss,
+        operands,
+        shares if kind.shares else (),
+        {at: ops[place] for at, place in enumerate(prepared.ops) if place in ops},
+        prepared.keep,
+    )
+    return request, means
+
+
+def _means(prepared: Prepared, known: Known, sizes: Sequence[int]) -> dict[int, list[float]]:
+    """Of the loss before it is divided, or scaled, micro-batches have means: what each counts in this batch."""
+    assert prepared.loss is not None
+    ports = (number for number, name in prepared.loss.ports.items() if name in prepared.keep)
+    found = {}
+    for number in (*prepared.loss.keep, *ports):
+        value = prepared.splitting.outputs[number]
+        if isinstance(value, Mean):
+            with suppress(SplittingError):  # no share of the loss: it is computed again where it is read
+                found[number] = value.share.weights(known, sizes)
+    return found
+
+
+def _place(kind: Any) -> Sample | Positions | None:
+    return kind if isinstance(kind, (Sample, Positions)) else None

@@ -1,0 +1,209 @@
+"""Lowering: from the orders of a program to what each worker receives and sends around every action.
+
+    1F0     receives hidden of 0 from worker 0      sends logits to worker 2
+    1B0     receives the gradients of logits from   sends the gradient of hidden to worker 0
+            all stages that read them
+
+A value goes once to each worker that needs it. Gradients go from each reader to the maker, which adds them up, last
+reader first. Who waits for whom is acyclic, or the plan is refused before it runs: since whoever sends never waits for
+the receiver, nobody then waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gemini.batch_analysis.tail_spec import Tail
+from gemini.errors import InvalidPlanError
+from gemini.schedule.block import FORWARD, WEIGHT_GRADIENT, Action
+from gemini.step.worker_program import GRADIENTS, Loss, StepProgram
+
+LOSS = -1  # the loss, with the tail that it follows, as a reader of values
+TAIL = "tail"  # the kind of the task that runs both
+
+
+class Task(NamedTuple):
+    """One action of a worker. Whatever is not named as a transfer stays in the worker."""
+
+    kind: str
+    stage: int
+    mid: int
+    sends: tuple[tuple[int, tuple[str, ...]], ...] = ()  # worker, ports: values after F, gradients after B or I
+    has_loss: bool = False  # the loss follows this forward
+    state_to: tuple[int, ...] = ()  # F: the workers that wait for the state of the generator
+
+    @property
+    def action(self) -> Action:
+        """Its name."""
+        return Action(self.stage, self.kind, self.mid)
+
+
+class Readers(NamedTuple):
+    """Who reads a value: stages, in order, and the loss as the last."""
+
+    source: int | None
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program as the workers run it."""
+
+    tasks: tuple[tuple[Task, ...], ...]  # by worker
+    readers: dict[str, Readers]
+    loss: Loss | None
+    loss_stage: int
+    frozen: frozenset[int]
+    tail: Tail | None = None
+
+    def edges(self) -> set[tuple[int, int]]:
+        """The pairs of workers that exchange something, lower number first."""
+        pairs = {(min(w, p), max(w, p)) for w, row in enumerate(self.tasks) for t in row for p, _ in t.sends}
+        pairs |= {(min(w, p), max(w, p)) for w, row in enumerate(self.tasks) for t in row for p in t.state_to}
+        return {pair for pair in pairs if pair[0] != pair[1]}
+
+
+def lower(program: StepProgram, loss: Loss | None) -> Lowered:
+    """What every worker does; raises InvalidPlanError where the orders would wait for each other for ever."""
+    names = set(loss.port_names()) if loss is not None else set()
+    readers: dict[str, Readers] = {}
+    tail, last = program.tail, None if program.tail is None else program.tail.stage
+    for interface in program.interfaces:
+        for port in (*interface.inputs, *interface.outputs):
+            at_end = (port.name in names and port.source != last) or (last is not None and last in port.targets)
+            ends = (LOSS,) if at_end and port.source is not None else ()
+            readers[port.name] = Readers(port.source, (*sorted(one for one in port.targets if one != last), *ends))
+    missing = names - set(readers)
+    if missing:
+        raise InvalidPlanError(f"the loss reads {', '.join(sorted(missing))}, which no stage makes")
+    sources = [readers[name].source for name in names]
+    loss_stage = max((stage for stage in sources if stage is not None), default=program.nstages - 1)
+    if tail is not None:
+        loss_stage = program.nstages - 1
+    elif loss is not None:  # it may have weights of its own where nothing in its stage learns
+        program = program.with_backward(loss_stage)
+    lowering = _Lowering(program, readers, loss_stage if loss is not None else LOSS)
+    lowering.check()
+    tasks = tuple(tuple(lowering.task(worker, action) for action in row) for worker, row in enumerate(lowering.rows))
+    return Lowered(tasks, readers, loss, lowering.loss_stage, program.frozen, tail)
+
+
+class _Lowering:
+    def __init__(self, program: StepProgram, readers: dict[str, Readers], loss_stage: int) -> None:
+        self.program, self.readers, self.loss_stage = program, readers, loss_stage
+        self.drawing = program.drawing()
+        self.rows = [list(row) for row in program.orders]
+        self.tail = self._add_tail() if program.tail is not None else None
+
+    def _add_tail(self) -> Action:
+        """Put the tail in the order of its worker: after all forwards, before any gradient."""
+        program, row = self.program, self.rows[self.program.tail_worker]
+        stage = program.tail.stage if program.tail is not None else None
+        tail = Action(program.nstages - 1 if stage is None else stage, TAIL, 0)
+        row.insert(next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row)), tail)
+        return tail
+
+    def _place(self, stage: int, mid: int) -> int:
+        if stage == LOSS and self.tail is not None:
+            return self.program.tail_worker
+        return self.program.where[self.loss_stage if stage == LOSS else stage, mid]
+
+    # ── transfers ──────────────────────────────────────────────────────────────────────────────────────────────
+    def task(self, worker: int, action: Action) -> Task:
+        """An action with what it sends."""
+        sends: dict[int, list[str]] = {}
+        interface = self.program.interfaces[action.stage]
+        if action.btype == FORWARD:
+            for port in interface.outputs:
+                for peer in sorted({self._place(one, action.mid) for one in self.readers[port.name].stages}):
+                    if peer != worker:
+                        sends.setdefault(peer, []).append(port.name)
+        elif action.btype == TAIL:
+            for name, one in self.readers.items():
+                if LOSS in one.stages and self._place(one.source or 0, 0) != worker:
+                    sends.setdefault(self._place(one.source or 0, 0), []).append(name)
+        elif action.btype in GRADIENTS:
+            taken = [port.name for port in interface.inputs]
+            if action.stage == self.loss_stage and self.tail is None:
+                taken += [name for name, one in self.readers.items() if LOSS in one.stages and name not in taken]
+            for name in taken:
+                source = self.readers[name].source
+                if source is not None and self._place(source, action.mid) != worker:
+                    sends.setdefault(self._place(source, action.mid), []).append(name)
+        is_forward = action.btype == FORWARD
+        has_loss = is_forward and action.stage == self.loss_stage and self.tail is None
+        return Task(
+            action.btype, action.stage, action.mid,
+            tuple((peer, tuple(names)) for peer, names in sorted(sends.items())),
+            has_loss, self._state_to(action) if is_forward else (),
+        )  # fmt: skip
+
+    def _state_to(self, action: Action) -> tuple[int, ...]:
+        """Who waits for the state that the generator has after a forward: workers of the next stage that draws."""
+        if action.mid or action.stage not in self.drawing[:-1]:
+            return ()
+        following = self.drawing[self.drawing.index(action.stage) + 1]
+        return tuple(sorted({where for (stage, _), where in self.program.where.items() if stage == following}))
+
+    # ── who waits for whom ─────────────────────────────────────────────────────────────────────────────────────
+    def needs(self, action: Action) -> Iterator[Action]:
+        """What must have run before an action, wherever."""
+        program, mid = self.program, action.mid
+        if action.btype == FORWARD:
+            for port in program.interfaces[action.stage].inputs:
+                if port.source is not None:
+                    yield Action(port.source, FORWARD, mid)
+            if action.stage in self.drawing[1:]:
+                yield Action(self.drawing[self.drawing.index(action.stage) - 1], FORWARD, 0)
+        elif action.btype == WEIGHT_GRADIENT:
+            yield Action(action.stage, GRADIENTS[1], mid)
+        elif action.btype == TAIL:
+            for one in self.readers.values():
+                if LOSS in one.stages and one.source is not None:
+                    yield from (Action(one.source, FORWARD, each) for each in range(program.micro_batches))
+        else:
+            yield Action(action.stage, FORWARD, mid)
+            if action.stage == self.loss_stage and self.tail is None:
+                for one in self.readers.values():
+                    if LOSS in one.stages and one.source is not None:
+                        yield Action(one.source, FORWARD, mid)
+            for port in program.interfaces[action.stage].outputs:
+                for reader in self.readers[port.name].stages:
+                    if reader == LOSS and self.tail is not None:
+                        yield self.tail
+                        continue
+                    stage = self.loss_stage if reader == LOSS else reader
+                    if stage != action.stage and stage not in program.frozen:
+                        yield self._backward[stage, mid]
+
+    def check(self) -> None:
+        """Run the orders in mind; raises where nobody can go on."""
+        rows = self.rows
+        self._backward = {(a.stage, a.mid): a for row in rows for a in row if a.btype in GRADIENTS}
+        position = [0] * len(rows)
+        done: set[Action] = set()
+        waiting: dict[Action, list[int]] = {}
+        ready = list(range(len(rows)))
+        while ready:
+            worker = ready.pop()
+            while position[worker] < len(rows[worker]):
+                action = rows[worker][position[worker]]
+                missing = next((one for one in self.needs(action) if one not in done), None)
+                if missing is not None:
+                    waiting.setdefault(missing, []).append(worker)
+                    break
+                done.add(action)
+                position[worker] += 1
+                ready += waiting.pop(action, [])
+        if any(at < len(row) for at, row in zip(position, rows, strict=True)):
+            raise InvalidPlanError(self._deadlock(position, done))
+
+    def _deadlock(self, position: list[int], done: set[Action]) -> str:
+        lines = ["deadlock: with this order the workers wait for each other"]
+        for worker, (row, at) in enumerate(zip(self.rows, position, strict=True)):
+            if at < len(row):
+                missing = [str(one) for one in self.needs(row[at]) if one not in done]
+                lines.append(f"  worker {worker} is at {row[at]}, which needs {', '.join(missing)}")
+        return "\n".join([*lines[:20], "    → put what is needed earlier in the order of its worker"])

@@ -1,0 +1,270 @@
+"""The catalogue of a model: the kinds of calls that it gets, and the plan of each."""
+
+from __future__ import annotations
+
+import re
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gemini.capture.call_binding import Call, bind
+from gemini.errors import GeminiError, ScheduleError
+from gemini.guards.model_version import Roster
+from gemini.ir.encode import UnsupportedValueError
+from gemini.planner.branch_request import this_way
+from gemini.planner.contention import among
+from gemini.planner.plan_reuse import reusing
+from gemini.planner.replan import learning_from
+from gemini.planner.single_microbatch import undivided
+from gemini.planner.step_plan import UnplannableError
+from gemini.planner.tail_plan import gathering
+from gemini.report.run_journal import Story
+from gemini.runtime.deferred import Outline
+from gemini.runtime.deferred.hazard_mode import before_drawing
+from gemini.runtime.interception.local_mode import here
+from gemini.runtime.pipelined.call_signature import Found, Kind, Planner, differ_in_values, exact_of, kind_of, short_of
+from gemini.runtime.pipelined.fallback_reason import of_failure, of_plan
+from gemini.runtime.pipelined.loss_request import port_names
+from gemini.runtime.pipelined.returned_attributes import Leavings
+from gemini.runtime.pipelined.without_hooks import hookless
+from gemini.runtime.pool.speed_probe import speeds_of
+from gemini.snapshot.attribute_values import Contents
+from gemini.snapshot.model_state import undrawn
+
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.pipelined.step_request import StepResult
+
+_KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
+_SHAPES = 64  # and so many with those that are served by the plan of another
+_EXACT = 64  # calls, told apart by sizes as well, whose kinds are remembered
+_CHANGES = 8  # times that plans are made again for a model that the program changes
+_FLEETING = 3  # kinds that were planned for in vain, or did not come again: no more are planned for meanwhile
+_NUMBERS = re.compile(r"\d+")  # sizes, in what users are told once
+_FAILED = "planning failed: "
+_CHOOSING = 0.25  # of what planning takes: all that is done where a plan is made again
+_LEAST_MS = 1000.0  # that this takes, whatever making the first took: it may have been kept
+_SAID = 3  # plans that are told of, a line each: where sizes are others all the time, there are many
+_WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
+
+
+class Catalogue:
+    """Kinds of calls, planned for as they come."""
+
+    def __init__(self, managed: Managed, planner: Planner, story: Story, leavings: Leavings) -> None:
+        self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
+        self.kinds: dict[Any, list[Kind]] = {}
+        self.former: list[StepPlan] = []  # for states that the model is not in any more
+        self.told: StepPlan | None = None  # the one that the story tells of
+        self._untold: Exception | None = None  # why planning has failed
+        self._said = 0  # plans that the user was told of
+
+    def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
+        """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
+        state, exact = roster.state, exact_of(call)
+        if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
+            return known.kind, known.samples
+        short = short_of(call)
+        found = state.kinds.get(short) if state is not None else None
+        if found is None:
+            found = self.kinds.get(kind_of(roster, call), [])
+            if state is not None and found:
+                state.kinds[short] = found
+        for kind in found:
+            if kind.plan is None:
+                return kind, None
+            samples = kind.samples(call.tensors)
+            if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
+                if state is not None and exact is not None and len(state.found) < _EXACT:
+                    state.found[exact] = Found(kind, kind.plan, samples, found)
+                return kind, samples
+        key = kind_of(roster, call)
+        if reason := self._why_no_more(key):
+            return Kind(reason=reason), None
+        known = [kind for kinds in self.kinds.values() for kind in kinds]
+        planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
+        if len(planned) >= _KINDS or len(known) >= _SHAPES:
+            return Kind(reason=f"it is called in more than {len(known)} ways"), None
+        with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
+            made = self._planned(model, call)
+        self.kinds.setdefault(key, []).append(made)
+        return made, None if made.plan is None else made.samples(call.tensors)
+
+    def _why_no_more(self, key: Any) -> str:
+        """Why calls that differ from others in plain values only are planned for no more; '' where they are."""
+        alike = [kind for other, kinds in self.kinds.items() if differ_in_values(other, key) for kind in kinds]
+        hopeless = [kind for kind in alike if kind.plan is None]
+        if len(hopeless) >= _FLEETING:
+            return hopeless[-1].reason
+        unused = [kind for kind in alike if kind.plan is not None and not kind.is_used]
+        return "its plain arguments are others in every call" if len(unused) >= _FLEETING else ""
+
+    def going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
+        """The kind for the way that random numbers send a call; None where there is no plan for it."""
+        assert kind.plan is not None
+        if kind.plan.branches is None:
+            return kind
+        before_drawing()  # from now on nobody draws before this call does
+        bound = bind(model, args, kwargs)
+        found = kind.going(model, bound, samples)
+        if found is None and len(kind.variants) < _WAYS:
+            with this_way(), undivided(kind.plan.unsplit):
+                kind.variants.append(self._planned(model, Call(args, kwargs)))
+            self.made(has_failed=False)
+            found = kind.going(model, bound, samples)
+        if found is not None:
+            found.see_others((kind, *kind.variants), samples)
+        return found
+
+    def drop(self, kind: Kind) -> bool:
+        """The program has changed the model: plan again for what it is now; False where it does so ever again."""
+        if len(self.former) >= _CHANGES or kind.plan is None:
+            return False
+        self.former.append(kind.plan)
+        for found in self.kinds.values():
+            found[:] = [one for one in found if one is not kind]
+        return True
+
+    def ran(self, kind: Kind, ran: StepResult, step_ms: float, samples: int) -> None:
+        """A step has run by the plan of a kind."""
+        if kind.plan is None:
+            return
+        if samples == kind.plan.batch.size:
+            kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
+        if kind.plan is not self.told:
+            told = self._told_kind()
+            if told is None or kind.rehearsal.count > told.rehearsal.count:  # most steps are by this one
+                self._tell_of(kind.plan)
+        if kind.plan is self.told:
+            self.story.timed(step_ms)
+
+    def tell_plan(self) -> str:
+        """The plan that the story tells of, with what is expected of it now; '' where there is none any more."""
+        kind = self._told_kind()
+        return "" if kind is None or kind.plan is None else str(kind.rehearsal.expecting(kind.plan))
+
+    def _told_kind(self) -> Kind | None:
+        everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided))
+        return next((one for one in everyone if one is not None and one.plan is self.told), None)
+
+    def plan_again(self, kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
+        assert kind.plan is not None
+        before, began = kind.rehearsal.expecting(kind.plan), time.perf_counter()
+        kind.rehearsal.is_due = False
+        kind.changes += 1
+        try:
+            with here(), hookless(model), undrawn(), learning_from(before):
+                plan = self.planner(model, args, kwargs)
+            self._check(plan)
+        except Exception:  # the one that runs is as good as it was
+            return
+        if plan is before:
+            return
+        if kind.plan is self.told:
+            self._tell_of(plan)
+        kind.change(plan)
+        took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
+        self.managed.say(f"{self.managed.name}: {plan} ({took})")
+
+    def undivided_like(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
+        """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
+        if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
+            return None
+        if kind.plan.is_foreign:  # what it draws from NumPy is drawn ahead for micro-batches only
+            return None
+        tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
+        if kind.undivided is None or (tailed and kind.undivided.failures > 1):
+            as_one = tailed or kind.plan.tail is not None
+            with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
+                kind.undivided = self._planned(model, call)
+            self.made(has_failed=False)
+        plan = kind.undivided.plan
+        samples = None if plan is None else kind.undivided.samples(call.tensors)
+        if plan is None or samples is None:
+            return None
+        bound = bind(model, *call.arguments())
+        fits = plan.build()._fitting.misfit(bound) is None
+        goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
+        return kind.undivided if fits and goes else None
+
+    def learn(self, kind: Kind, model: nn.Module, samples: int, output: Any) -> None:
+        """See what calls of a kind return."""
+        assert kind.plan is not None
+        try:
+            outline = Outline.of(self.leavings.seen(kind.plan, model, output))
+        except UnsupportedValueError as error:
+            kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
+            return
+        if len(outline.metas) != len(kind.plan.graph.outputs()):
+            kind.plan, kind.reason = None, "it returns other tensors than its graph"
+            return
+        kind.outlines[samples] = outline
+
+    def _planned(self, model: nn.Module, call: Call) -> Kind:
+        shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
+        began = time.perf_counter()
+        self.leavings.settle(model)
+        contents = Contents(call.kept)
+        try:
+            try:
+                with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
+                    plan = self.planner(model, *call.arguments())
+            finally:
+                changed = contents.put_back()
+            if changed:
+                raise UnplannableError(f"it changes objects that it is given: {changed}")
+            self._check(plan)
+        except ScheduleError:  # what was asked for cannot be: the user is to know
+            raise
+        except (UnplannableError, GeminiError) as error:
+            reason = of_plan(error)
+        except Exception as error:
+            self._untold = error  # if the call itself fails too, it is a matter of the program's
+            return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
+        else:
+            if not self.story.plan:
+                self._tell_of(plan)
+            if plan.unsplit:
+                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
+                self.managed.record.say(text, once=plan.unsplit)
+            self._say_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
+            return Kind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
+        self._say(reason)
+        return Kind(None, reason, shapes)
+
+    def _say_plan(self, plan: StepPlan, took: str) -> None:
+        self._said += 1
+        if self._said <= _SAID:
+            rest = "; no line for plans of more sizes" if self._said == _SAID else ""
+            self.managed.say(f"{self.managed.name}: {plan} ({took}{rest})")
+
+    def _tell_of(self, plan: StepPlan) -> None:
+        self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
+        self.story.renew_by(self.tell_plan)
+
+    def _say(self, reason: str) -> None:
+        self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
+
+    def made(self, *, has_failed: bool) -> None:
+        """A call has been made in another way: if it has not failed as well, tell that planning has; else try again."""
+        error, self._untold = self._untold, None
+        if error is None:
+            return
+        if has_failed:
+            for kinds in self.kinds.values():
+                kinds[:] = [kind for kind in kinds if kind.plan is not None or not kind.reason.startswith(_FAILED)]
+            return
+        self.managed.record.demote(f"planning {self.managed.name}", error)
+        self._say(f"{_FAILED}{of_failure(error)}")
+
+    def _check(self, plan: Any) -> None:
+        sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
+        if plan.writes and any(node.kind == "buffer" for node in sources):
+            raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
+        if plan.micro_batches < 2 and not plan.unsplit:
+            raise UnplannableError("there is only one sample")
+        port_names(plan)

@@ -1,0 +1,114 @@
+"""Leaving: attributes that a call leaves in the model, and arguments that it returns as they are.
+
+Stages set no attributes. What a call would set is a result of the plan's graph, beside the model's output; the
+program's own module gets it when the call is made, as a deferred tensor like those of the output. Calls that run by a
+plan do not read such an attribute: while a step runs or the call is made again, an earlier value stands in, and nothing
+looks changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.capture.attribute_writes import Left
+from gemini.capture.call_binding import bind
+from gemini.ir.interpreter import Execution
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.deferred.deferred_tensor import real_of
+
+_MISSING: Any = object()
+
+
+class Leavings:
+    """The attributes that calls of one model leave."""
+
+    def __init__(self) -> None:
+        self._given: dict[Left, Any] = {}  # what was set last, and may not be known yet
+        self._earlier: dict[Left, Any] = {}  # what a call that was made at once has set
+
+    def seen(self, plan: StepPlan, model: nn.Module, output: Any) -> Any:
+        """All that a call has given which was made at once: its output, and attributes beside it."""
+        if not plan.left:
+            return output
+        values = tuple(_get(model, left) for left in plan.left)
+        self._earlier.update(zip(plan.left, values, strict=True))
+        return output, values
+
+    def give(self, plan: StepPlan, model: nn.Module, made: Any) -> Any:
+        """Set the attributes; the output alone."""
+        if not plan.left:
+            return made
+        output, values = made
+        for left, value in zip(plan.left, values, strict=True):
+            _set(model, left, value)
+            self._given[left] = value
+        return output
+
+    def apart(self, plan: StepPlan, model: nn.Module, eager: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The call made at once, for all that it gives; attributes are afterwards as they were."""
+        if not plan.left:
+            return eager
+
+        def run(args: Any, kwargs: Any) -> Any:
+            with self.aside(model):
+                now = [_get(model, left) for left in plan.left]
+                try:
+                    output = eager(args, kwargs)
+                    return output, tuple(_get(model, left) for left in plan.left)
+                finally:
+                    for left, value in zip(plan.left, now, strict=True):
+                        _set(model, left, value)
+
+        return run
+
+    def aside(self, model: nn.Module) -> AbstractContextManager[None]:
+        """With earlier values in the place of those that were set here; not of what the program has set."""
+        return self._aside(model) if self._given else nullcontext()
+
+    @contextmanager
+    def _aside(self, model: nn.Module) -> Iterator[None]:
+        ours = [(left, value) for left, value in self._given.items() if _get(model, left) is value]
+        for left, _ in ours:
+            _set(model, left, self._earlier[left])
+        try:
+            yield
+        finally:
+            for left, value in ours:
+                _set(model, left, value)
+
+    def gave(self, value: Any) -> bool:
+        """Whether this is what a call has left."""
+        return any(value is one for one in self._given.values())
+
+    def settle(self, model: nn.Module) -> None:
+        """Have real tensors in all attributes: somebody is about to look at the model itself."""
+        for left, value in [*self._given.items()]:
+            if _get(model, left) is value:
+                real = real_of(value) if isinstance(value, torch.Tensor) else value
+                _set(model, left, real)
+                self._given[left] = real
+
+
+def passed(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
+    """The arguments, and tensors of the model, that are in its output as they are, by their place there."""
+    if not plan.passed:
+        return {}
+    execution = Execution(plan.graph, model, bind(model, args, kwargs))
+    return {at: execution._source(plan.graph.nodes[node]) for at, node in plan.passed.items()}
+
+
+def _get(model: nn.Module, left: Left) -> Any:
+    return getattr(model.get_submodule(left.module), left.name, _MISSING)
+
+
+def _set(model: nn.Module, left: Left, value: Any) -> None:
+    module = model.get_submodule(left.module)
+    if value is not _MISSING:
+        setattr(module, left.name, value)
+    elif hasattr(module, left.name):
+        delattr(module, left.name)

@@ -1,0 +1,75 @@
+"""Installing: the stages of a plan in the workers, once for all kinds of calls whose stages are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gemini.planner.tail_plan import tail_of
+from gemini.profiling.measured_device import MB
+from gemini.runtime.memory.host_memory import amount
+from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.loss_request import Prepared
+from gemini.runtime.pipelined.step_executor import Executor
+from gemini.step.worker_program import program_of
+
+if TYPE_CHECKING:
+    from gemini.pipe.piped_model import Piped
+    from gemini.planner.step_plan import StepPlan
+    from gemini.runtime.interception.managed_model import Managed
+
+
+def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed: Managed) -> Executor:
+    """The stages in the workers, with the factors that this loss needs; `known` kinds may have them already."""
+    assert kind.plan is not None
+    wanted = set(prepared.splitting.node_shares)
+    if kind.executor is None or not wanted <= set(kind.shares):
+        kind.shares = tuple(sorted(wanted | set(kind.shares)))
+        piped = kind.plan.build(kind.shares)
+        kind.executor = _installed(kind, piped, known)
+        if kind.executor is not None:
+            return kind.executor
+        recompute = range(kind.plan.nstages) if kind.plan.recompute else ()
+        tail = tail_of(kind.plan, piped)
+        made = program_of(piped, kind.plan.schedule, recompute=recompute, draws=kind.plan.draws, tail=tail)
+        program = replace(made, once=kind.plan.once, detached=_detached(kind.plan))
+        executor = Executor(managed.crew, managed.household, program, piped._holdings.follow)
+        where = f"<stages of {type(piped.model).__name__}>"
+        executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
+        kind.executor = executor  # not before: stages that could not be sent are sent anew, or fail as they did
+        _tell_holding(kind.plan, managed)
+    return kind.executor
+
+
+def _tell_holding(plan: StepPlan, managed: Managed) -> None:
+    """Have workers know what they have of a model, for the case that one is lost."""
+    for one in plan.analysis.workers:
+        stages = ", ".join(map(str, one.stages))
+        word = "stage" if len(one.stages) == 1 else "stages"
+        planned = amount(one.memory.total_mb * MB)
+        managed.crew.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
+
+
+def _detached(plan: StepPlan) -> frozenset[int]:
+    """The stages in which nothing has a gradient: weights in them may only be looked at."""
+    nodes = plan.graph.nodes
+    return frozenset(
+        stage
+        for stage, held in enumerate(plan.partition.stages)
+        if not any(meta.requires_grad for at in held for meta in nodes[at].outputs.values())
+    )
+
+
+def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | None:
+    """The stages of another length, where their text is the same."""
+    assert kind.plan is not None
+    for other in known:
+        if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
+            continue
+        mine, their = kind.plan, other.plan
+        same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
+        same = same and their.tail == mine.tail and their.recompute == mine.recompute
+        if same and other.plan.build(other.shares).sources == piped.sources:
+            return other.executor
+    return None

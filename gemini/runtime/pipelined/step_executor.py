@@ -1,0 +1,396 @@
+"""The executor: a model's stages in workers, and steps of it by any plan.
+
+    install    connections between workers, generated text, live stages; tensors of the model are in shared memory
+    run        inputs to the workers that read them ─► all workers at once ─► loss, gradients, handles of outputs
+
+A step is a transaction: where a stage raises or a worker fails, nothing has changed. What a stage raises is raised
+here, with a note of stage, micro-batch, module and generated line.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import astuple
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.batch_analysis.batch_kinds import Positions, Sample
+from gemini.capture import torch_flags
+from gemini.errors import InvalidPlanError
+from gemini.guards.module_state import Snapshot
+from gemini.ir.autograd_modes import Region
+from gemini.runtime.memory.finalizers import when_gone
+from gemini.runtime.memory.shared_layout import Places
+from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.pipelined.broadcast import Chorus, check_readable
+from gemini.runtime.pipelined.code_dependencies import lend
+from gemini.runtime.pipelined.gradient_layout import Layout, Order, summed
+from gemini.runtime.pipelined.lower_program import Lowered, lower
+from gemini.runtime.pipelined.peer_mesh import connect
+from gemini.runtime.pipelined.step_request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.pool.fault_policy import annotated
+from gemini.runtime.pool.worker_handle import OurFault, Worker
+from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.protocol import Done, Raised
+from gemini.runtime.step_messages import (
+    ABANDONED,
+    Abandon,
+    Fetch,
+    Fetched,
+    Retire,
+    Sources,
+    Stages,
+    Step,
+    Stepped,
+    Tasks,
+)
+from gemini.runtime.transport.module_pickling import silent
+from gemini.step.join_microbatches import PARTS, combined
+from gemini.step.worker_program import Loss, StepProgram
+
+_TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
+# Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
+_retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
+
+
+class _Part:
+    """What the controller knows of the part of a program that one worker has."""
+
+    def __init__(self, program: StepProgram, place: int, stages: Sequence[nn.Module]) -> None:
+        self.numbers = program.stages_of(place)
+        interfaces = [program.interfaces[at] for at in self.numbers]
+        self.reads = dict.fromkeys(port.name for one in interfaces for port in one.inputs if port.source is None)
+        self.makes = {port.name for one in interfaces for port in one.outputs}
+        self._held = [(at, list(stages[at].modules()), list(stages[at].parameters())) for at in self.numbers]
+        self.told: Any = None
+        self.layouts: dict[int, Layout] = {}  # by kind of step
+
+    def news(self, are_known: bool) -> Any:
+        """Training flags and frozen parameters, if the worker does not know them yet."""
+        if are_known and self.told is not None:
+            return None
+        now = [(at, [*map(_TRAINING, modules)], [*map(_TRAINED, own)]) for at, modules, own in self._held]
+        if now == self.told:
+            return None
+        self.told = now
+        return now
+
+
+class Executor:
+    """Runs steps of one model by one program."""
+
+    def __init__(
+        self, crew: Crew, household: Household, program: StepProgram, follow: Callable[[], None] | None = None
+    ) -> None:
+        """`follow` has stages hold what their model holds now."""
+        if program.nworkers > len(crew.workers):
+            raise InvalidPlanError(
+                f"a plan for {program.nworkers} workers, there are {len(crew.workers)}\n"
+                "    → start as many workers, or make a plan for those there are"
+            )
+        self.crew, self.household, self.program, self._follow = crew, household, program, follow
+        self.workers = crew.workers[: program.nworkers]
+        self._chorus = Chorus(self.workers)
+        self.number = next(_numbers)
+        self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
+        self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
+        self._parts: dict[int, _Part] = {}
+        self._dropped: list[deque[int]] = [deque() for _ in self.workers]
+        self._parameters: dict[int, nn.Parameter] = {}
+        self._orders: dict[int, Order] = {}  # of gradients, by kind of step
+        self._lie_at: Places | None = None  # the tensors of all stages
+        self._standing: Standing | None = None  # the state of the model of which the workers know
+        self._retired = _retired.setdefault(crew, deque())
+        when_gone(self, partial(self._retired.append, self.number))
+
+    # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
+    def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
+        """Give the workers their stages; `texts` are the generated files by path. Raises OurFault, or Astray."""
+        self.stages, self._texts = list(stages), texts
+        self._lowered.clear()
+        self._orders.clear()
+        self._standing, self._lie_at = None, None
+        self._last_kind = None
+        gone = [self._retired.popleft() for _ in range(len(self._retired))]
+        for worker in self.crew.workers if gone else ():
+            done(worker, Retire(worker.next_number(), gone), "forget stages")
+        self._held = [
+            [t for at in self.program.stages_of(w.place) for t in (*stages[at].parameters(), *stages[at].buffers())]
+            for w in self.workers
+        ]
+        self._tensors = [*itertools.chain.from_iterable(self._held)]
+        self._bring_home()
+        for worker in self.workers:
+            numbers = self.program.stages_of(worker.place)
+            done(worker, Sources(worker.next_number(), texts, lend(texts.values())), "take generated text")
+            modules = {at: silent(stages[at], self.program.called) for at in numbers}
+            program = self.program
+            done(worker, Stages(
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws,
+                program.once,
+            ), "take stages")  # fmt: skip
+        held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
+        for worker in self.workers:
+            self._parameters.update(
+                (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
+            )
+            self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
+        for worker in self.workers:
+            worker.link.carriage.trim()
+        self._snapshots, self._moves = [Snapshot(stage) for stage in stages], self.household.moves
+
+    def _bring_home(self, *, have_shapes: bool = False) -> None:
+        """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
+        if self._lie_at is not None and self._lie_at.hold(have_shapes=have_shapes):
+            return
+        for worker, held in zip(self.workers, self._held, strict=True):
+            self.household.bring_home(held, worker.device)
+        self._lie_at = Places(self._tensors)
+
+    def _keep_current(self, state: Standing | None) -> bool:
+        """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
+
+        Whether workers know already all that follows from the state of the model.
+        """
+        is_known = state is not None and state is self._standing
+        if not is_known and self._follow is not None:
+            self._follow()
+        self._bring_home(have_shapes=is_known)
+        if self._moves != self.household.moves or any(snapshot.changed(is_known) for snapshot in self._snapshots):
+            self.install(self.stages, self._texts)
+            is_known = False
+        if not is_known:
+            modules = (module for snapshot in self._snapshots for module in snapshot.modules)
+            self._standing = state if state is not None and state.holds() and state.covers(modules) else None
+        return is_known
+
+    def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
+        """What workers do in steps with such a loss, or in evaluation without one; they are told once."""
+        if self._last_kind is not None and self._last_kind[0] is loss:  # the very object
+            return self._last_kind[1]
+        key = None if loss is None else loss.signature()
+        if key not in self._lowered:
+            program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
+            lowered = lower(program, loss)
+            connect(self.crew, lowered.edges())
+            number = next(_numbers)
+            for worker in self.workers:
+                tasks = lowered.tasks[worker.place]
+                done(worker, Tasks(
+                    worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
+                    lowered.loss_stage, lowered.frozen, lowered.tail,
+                ), "take a plan")  # fmt: skip
+            self._lowered[key] = number, lowered
+        self._last_kind = loss, self._lowered[key]
+        return self._lowered[key]
+
+    def _check_frozen(self) -> None:
+        """A stage without a backward must train nothing, unless nothing in it has a gradient."""
+        without = self.program.frozen - self.program.detached
+        wrong = [at for at in without if any(p.requires_grad for p in self.stages[at].parameters())]
+        if wrong:
+            raise InvalidPlanError(
+                f"stages {wrong} train parameters, and have no backward in the plan\n"
+                "    → freeze their parameters (requires_grad_(False)), or give a plan with their backward"
+            )
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def run(self, request: StepRequest) -> StepResult:
+        """Run a step on all workers. Raises what a stage raises, OurFault where ours fails, WorkerError."""
+        if len(request.sizes) != self.program.micro_batches:
+            raise InvalidPlanError(
+                f"a plan for {self.program.micro_batches} micro-batches, the step has {len(request.sizes)}\n"
+                "    → make a plan for as many micro-batches"
+            )
+        if request.loss is not None:
+            self._check_frozen()
+        is_known = self._keep_current(request.state)
+        kind, step = self._kind(request.loss), next(_numbers)
+        region = _told_region(request.region)
+        requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
+        self._foresee(kind[0], request)
+        replies = self._chorus.ask(
+            requests, "run a step", lambda reply: not isinstance(reply, Stepped),
+            lambda number: Abandon(number, step), request.patience,
+        )  # fmt: skip
+        self._check(replies)
+        # In the order of the workers, not of their answers: sums over workers are then the same in every run.
+        return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
+
+    def _request(  # noqa: PLR0917
+        self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, region: Any, is_known: bool
+    ) -> Step:
+        """The step for one worker: only what its stages read."""
+        part, (key, lowered) = self._parts[worker.place], kind
+        worker.link.carriage.look_around()
+        inputs, numbers, operands = [], [], []
+        tensors: list[torch.Tensor] = []
+        for name in part.reads:
+            value = request.inputs[name]
+            if isinstance(value, Each):
+                numbers.append((name, list(value.values)))
+            else:
+                inputs.append((name, _plain_dim(value.dim), len(tensors)))
+                tensors.append(value.tensor)
+        if request.loss is not None and lowered.loss_stage in part.numbers:
+            for number in request.loss.operands:
+                whole: Whole = request.operands[number]
+                operands.append((number, _plain_dim(whole.dim), len(tensors)))
+                tensors.append(whole.tensor)
+        shares = [list(each) for each in request.shares]
+        op_shares = {at: list(each) for at, each in request.op_shares.items()}
+        dropped = self._dropped[worker.place]
+        return Step(
+            worker.next_number(), step, key, region, part.news(is_known), tuple(request.sizes),
+            inputs, numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
+            _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))],
+            part.layouts[key].number if key in part.layouts else 0, tensors,
+        )  # fmt: skip
+
+    def _check(self, replies: dict[Worker, Any]) -> None:
+        """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
+        failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
+        if not failed:
+            return
+        for part in self._parts.values():
+            part.told = None
+        self._standing = None
+        for worker, reply in failed.items():
+            if isinstance(reply, Raised):
+                text = f"in worker {worker.place}, {reply.scope}"
+                raise annotated(reply, text)
+        for worker, reply in failed.items():
+            check_readable(worker, reply)
+            if reply is not None and getattr(reply, "reason", "") != ABANDONED:
+                raise OurFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+        raise OurFault("the step was interrupted")
+
+    def _foresee(self, kind: int, request: StepRequest) -> None:
+        """Tell of the gradients that will come, if they lie where they did in the last step.
+
+        All that it takes is still at hand. Later it would take thrice as long: workers will have used the caches.
+        """
+        order, gradients = self._orders.get(kind), list[torch.Tensor]()
+        if request.foresee is None or order is None or order.has_sums:
+            return
+        for worker, layout in zip(self.workers, order.layouts, strict=True):
+            is_latest = self._parts[worker.place].layouts.get(kind) is layout
+            found = worker.link.carriage.foresee(layout.row) if is_latest else None
+            if found is None:
+                return
+            gradients += found
+        request.foresee(order.owners, gradients)
+
+    # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
+    def _gradients(self, worker: Worker, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
+        """Those of one worker, in its memory."""
+        layouts = self._parts[worker.place].layouts
+        if reply.gradients is not None:
+            layouts[kind] = Layout(reply.layout, reply.gradients)
+        return layouts[kind], worker.link.carriage.borrow(layouts[kind].row)
+
+    def _result(self, replies: dict[Worker, Any], request: StepRequest, kind: int, step: int) -> StepResult:
+        layouts: list[Layout] = []
+        gradients: list[torch.Tensor] = []
+        given: dict[str, list[tuple[int, torch.Tensor]]] = {}
+        result = StepResult(None)
+        for worker, reply in replies.items():
+            rest = iter(reply.tensors)
+            layout, opened = self._gradients(worker, reply, kind)
+            layouts.append(layout)
+            gradients += opened
+            gradients += [next(rest) for _ in reply.loose]
+            if reply.has_root:
+                part = next(rest)
+                result.root = part if result.root is None else result.root + part
+            for name, stage in reply.given:
+                given.setdefault(name, []).append((stage, next(rest)))
+            for number in reply.operands:
+                result.operand_gradients[number] = next(rest)
+            result.generator = reply.generator or result.generator
+            result.told.append((worker.place, reply.trace))
+        order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
+        result.owners, result.tensors = order.owners, order.by_owner(gradients)
+        result.input_gradients = {name: summed(found) for name, found in given.items()}
+        self._keep_outputs(result, request, step)
+        return result
+
+    def _order(self, kind: int, layouts: list[Layout], loose: list[list[int]], request: StepRequest) -> Order:
+        """Whose the gradients are."""
+        known = self._orders.get(kind)
+        if known is not None and known.layouts == layouts and not any(loose):
+            return known
+        made = Order(layouts, loose, self._parameters | self._lent_to_loss(request))
+        if not any(loose):
+            self._orders[kind] = made
+        return made
+
+    def _lent_to_loss(self, request: StepRequest) -> dict[int, Any]:
+        """Parameters of other models that the loss uses."""
+        tensors = [whole.tensor for whole in request.operands.values()]
+        held = [(worker.link.held.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
+        return {number: tensor for number, tensor in held if number is not None}
+
+    def _keep_outputs(self, result: StepResult, request: StepRequest, step: int) -> None:
+        loss = request.loss
+        names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
+        if not names:
+            return
+        stay, loss_stage = Stay(step, self._dropped), self._kind(loss)[1].loss_stage
+
+        def fetch(name: str, how: tuple[Any, ...], stay: Stay = stay) -> torch.Tensor:
+            return self._fetch(stay.step, name, how, self._places(name, loss_stage))
+
+        result.outputs = {name: Output(fetch, name) for name in names}
+
+    def _fetch(self, step: int, name: str, how: tuple[Any, ...], places: list[int]) -> torch.Tensor:
+        """A value from the worker that has it; parts that several workers have are put together."""
+        parts: dict[int, torch.Tensor] = {}
+        for place in places:
+            worker = self.workers[place]
+            asked = Fetch(worker.next_number(), step, name, how if len(places) == 1 else PARTS)
+            reply = worker.ask(asked, f"fetch {name}")
+            if not isinstance(reply, Fetched):
+                raise OurFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
+            parts.update(zip(reply.mids, reply.tensors, strict=False))
+        found = [parts[mid] for mid in sorted(parts)]
+        return found[0] if len(places) == 1 else combined(found, how)
+
+    def _places(self, name: str, loss_stage: int) -> list[int]:
+        """Who has a value: of the tape, the workers that the loss of that step ran on."""
+        if name.startswith("#"):
+            stages = {loss_stage}
+        else:
+            stages = {e.stage for e in self.program.interfaces for port in e.outputs if port.name == name}
+        return sorted({place for (stage, _), place in self.program.where.items() if stage in stages})
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_dim(dim: Any) -> Any:
+    """How samples lie, as plain data."""
+    return astuple(dim) if isinstance(dim, (Sample, Positions)) else dim
+
+
+def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
+    return generator if isinstance(generator, bytes) else generator[place]
+
+
+def _told_region(region: Region) -> Any:
+    """A region as plain data, and the switches of torch."""
+    return region.grad, region.inference, region.autocast, torch_flags.current()
+
+
+def done(worker: Worker, request: Any, what: str) -> None:
+    """Ask for something that is answered by Done."""
+    reply = worker.ask(request, what)
+    if not isinstance(reply, Done):
+        raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")

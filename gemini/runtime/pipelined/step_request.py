@@ -1,0 +1,201 @@
+"""A step as the controller asks for it, and what it gives."""
+
+from __future__ import annotations
+
+import marshal
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Partial, Positions, Sample
+from gemini.capture.call_binding import Call
+from gemini.ir.autograd_modes import Region
+from gemini.pipe.value_routes import Caller
+from gemini.runtime.memory.finalizers import when_gone
+from gemini.runtime.pool.worker_handle import OurFault
+from gemini.step.worker_program import Loss
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gemini.pipe.value_routes import Wiring
+
+
+class Whole(NamedTuple):
+    """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
+
+    tensor: torch.Tensor
+    dim: int | Sample | Positions | None
+
+
+class Each(NamedTuple):
+    """A number that differs from micro-batch to micro-batch."""
+
+    values: tuple[Any, ...]
+
+
+class Event(NamedTuple):
+    """Something that a worker did: F, B, I or W, or that it waited for what an action needs. Seconds."""
+
+    worker: int
+    kind: str
+    stage: int
+    mid: int
+    begin: float
+    end: float
+
+
+class Standing(Protocol):
+    """The state that a model was in when it was called."""
+
+    def holds(self) -> bool:
+        """Whether it is so still: every attribute and tensor of a module is the very object that it was."""
+
+    def covers(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether it says so of these modules."""
+
+
+@dataclass
+class StepRequest:
+    """One step.
+
+    `inputs` are by port; `sizes` the samples of each micro-batch. `shares[micro-batch]` are the factors of reductions
+    over samples in the generated stages, by their number there; `op_shares[op][micro-batch]` those of ops of the loss;
+    both as `weigh` takes them. Outputs in `keep`, by port, stay in the workers until their handles are gone.
+    """
+
+    inputs: dict[str, Whole | Each]
+    sizes: tuple[int, ...]
+    region: Region
+    loss: Loss | None = None
+    operands: dict[int, Whole] = field(default_factory=dict)
+    shares: Sequence[Sequence[Any]] = ()
+    op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+    generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
+    patience: float = 0.0
+    state: Standing | None = None  # the object is another one where anything of the model has changed
+    # Called before the workers compute, where it is known: owners of gradients, and where these will be.
+    foresee: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
+
+
+class Output:
+    """A value that has stayed in its worker; fetched when it is asked for, dropped when this object is gone."""
+
+    def __init__(self, fetch: Callable[..., torch.Tensor], name: str) -> None:
+        self._fetch, self.name = fetch, name
+
+    def joined(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
+        """As its kind says; `weights` are those of a mean, one a micro-batch."""
+        if isinstance(kind, Sample):
+            return self._fetch(self.name, ("join", kind))
+        if isinstance(kind, Constant):
+            return self.first()
+        if isinstance(kind, Mean) and weights is not None:
+            return self._fetch(self.name, ("sum", list(weights)))
+        if isinstance(kind, Partial):
+            return self.summed()
+        raise OurFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
+
+    def concatenated(self, dim: int) -> torch.Tensor:
+        """Of all micro-batches, one after the other."""
+        return self._fetch(self.name, ("join", Sample(dim)))
+
+    def summed(self) -> torch.Tensor:
+        """The sum over micro-batches."""
+        return self._fetch(self.name, ("sum",))
+
+    def first(self) -> torch.Tensor:
+        """Of the first micro-batch: where all are the same."""
+        return self._fetch(self.name, ("first",))
+
+
+class Stay:
+    """All outputs of one step; workers are told when the last of them is gone."""
+
+    def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
+        self.step = step
+        when_gone(self, *(partial(one.append, step) for one in dropped))
+
+
+@dataclass
+class StepResult:
+    """What a step gave. Gradients are tensors in the memory in which workers summed them up."""
+
+    root: torch.Tensor | None
+    owners: Sequence[nn.Parameter] = ()  # whose gradients there are; the same object where they are those of before
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the gradients
+    input_gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # by port
+    operand_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, Output] = field(default_factory=dict)  # by port; values of the tape as '#number'
+    generator: bytes = b""
+    told: list[tuple[int, bytes]] = field(default_factory=list)  # events of each worker, as it tells them
+
+    @property
+    def gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
+        """By parameter."""
+        return [*zip(self.owners, self.tensors, strict=True)]
+
+    @property
+    def trace(self) -> list[Event]:
+        """What all workers did."""
+        return events_of(self.told)
+
+
+def events_of(told: Sequence[tuple[int, bytes]]) -> list[Event]:
+    """What workers did, as each tells it."""
+    return [Event(place, *event) for place, events in told for event in marshal.loads(events)]
+
+
+def inputs_of(
+    wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
+    *, and_all: bool = False,
+) -> dict[str, Whole | Each]:  # fmt: skip
+    """The values of all ports that come with a call; `dims` by identity of its tensors.
+
+    `and_all`: of a number, that of the whole batch follows those of the micro-batches.
+    """
+    total = sum(sizes)
+    found: dict[str, Whole | Each] = {}
+    caller = Caller(wiring, model, bound)
+    numbers = []
+    for port in wiring.from_call:
+        value = caller.read_port(port)
+        if isinstance(value, torch.Tensor):
+            dim = dims.get(id(value))
+            if dim is not None and total and value.shape[dim] % total:
+                raise OurFault(f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out")
+            found[port.name] = Whole(value, dim)
+        else:
+            numbers.append(port)
+    if numbers:  # sizes of a micro-batch are not those of the batch
+        each: dict[str, list[Any]] = {port.name: [] for port in numbers}
+        start = 0
+        for size in sizes:
+            part = _narrowed(bound, dims, start, size, total)
+            one = Caller(wiring, model, part)
+            for port in numbers:
+                each[port.name].append(one.read_port(port))
+            start += size
+        for port in numbers if and_all else ():
+            each[port.name].append(caller.read_port(port))
+        found.update({name: Each(tuple(values)) for name, values in each.items()})
+    return found
+
+
+def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
+    call = Call((), bound)
+
+    def piece(tensor: torch.Tensor) -> torch.Tensor:
+        dim = dims.get(id(tensor))
+        if dim is None:
+            return tensor
+        factor = tensor.shape[dim] // total
+        return tensor.detach().narrow(dim, start * factor, size * factor)
+
+    parts = [piece(tensor) for tensor in call.tensors]
+    return call.with_tensors(parts)[1]

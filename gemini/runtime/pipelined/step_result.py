@@ -1,0 +1,74 @@
+"""Results: what workers say a step gave, in the words of the deferred call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.ir.encode import follow
+from gemini.ir.pytree import Ref
+from gemini.runtime.deferred import Pending, StepResult
+from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched
+from gemini.runtime.pipelined.step_request import StepResult as Ran
+
+
+def result_of(  # noqa: PLR0917
+    kind: Kind,
+    prepared: Prepared,
+    pending: Pending,
+    bound: dict[str, Any],
+    ran: Ran,
+    means: Mapping[int, list[float]],
+) -> StepResult:
+    """What a step gave, in the words of the deferred call; `means`: the weights of those that stay in workers."""
+    assert prepared.loss is not None
+    assert ran.root is not None
+    parameters = _in_order(kind, pending.work.parameters, ran.owners, ran.tensors)
+    ran.tensors = []  # they are nobody else's any more
+    inputs = _of_inputs(kind, pending, bound, ran.input_gradients) if ran.input_gradients else {}
+    names = {number: f"#{number}" for number in prepared.loss.keep}
+    names |= {number: name for number, name in prepared.loss.ports.items() if name in prepared.keep}
+    outputs, splitting = ran.outputs, prepared.splitting
+
+    def fetch(number: int) -> Any:
+        return fetched(splitting, number, outputs[names[number]], means.get(number))
+
+    known = (number for number in names if number in means or fetchable(splitting, number))
+    kept = frozenset(number for number in known if names[number] in outputs)
+    return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
+
+
+def _of_inputs(
+    kind: Kind, pending: Pending, bound: dict[str, Any], found: Mapping[str, torch.Tensor]
+) -> dict[int, torch.Tensor | None]:
+    """Gradients of inputs by place, of those by port."""
+    plan = kind.plan
+    assert plan is not None
+    places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
+    return {
+        places[id(follow(bound, plan.graph.inputs[port.value.node]))]: found[port.name]
+        for port in plan.build(kind.shares).wiring.from_call
+        if port.name in found and isinstance(port.value, Ref)
+    }
+
+
+def foresee(
+    kind: Kind, pending: Pending, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+) -> None:
+    """Before workers compute: tell the deferred call where the gradients of parameters will be."""
+    pending.foresee(root, _in_order(kind, pending.work.parameters, owners, tensors))
+
+
+def _in_order(
+    kind: Kind, wanted: list[torch.Tensor], owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradients of the parameters that are wanted."""
+    known = kind.order
+    if known is None or known[0] is not owners or known[1] is not wanted:
+        places = {id(parameter): at for at, parameter in enumerate(owners)}
+        known = kind.order = owners, wanted, [places.get(id(parameter), -1) for parameter in wanted]
+    return [*map([*tensors, None].__getitem__, known[2])]

@@ -1,0 +1,1 @@
+"""The worker pool: spawning, supervising, interrupting and ending worker processes."""

@@ -1,0 +1,66 @@
+"""The starter: the thread that starts all workers, and how a worker's process begins.
+
+The kernel ends a worker when the thread that started it ends, whatever way. So one thread starts them all and never
+ends before the process does: a thread of the program might, and the interpreter waits for none that are daemons.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+from gemini.errors import WorkerError
+
+# Large blocks go back to the system when they are freed: the heaps of several processes cannot lend to each other.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "4194304"}
+_ROOT = str(Path(__file__).resolve().parents[3])
+# The same Gemini as here, and nothing of the current folder taken for a module of Python; the path comes soon.
+_BEGIN = "import sys; sys.path[:] = [{root!r}, *filter(None, sys.path)]; from {entry} import main; main()"
+
+Process = subprocess.Popen[bytes]
+Order = tuple["Future[Process]", tuple[int, ...], int, str]
+ENTRY = "gemini.runtime.worker.worker_process"  # of workers on this host
+_orders: dict[int, queue.SimpleQueue[Order]] = {}  # by process: threads do not survive a fork
+
+
+def start(descriptors: tuple[int, ...], threads: int, entry: str = ENTRY) -> Process:
+    """A new worker process with these descriptors."""
+    orders = _orders.get(os.getpid())
+    if orders is None:
+        orders = _orders[os.getpid()] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(orders,), name="gemini-starter", daemon=True).start()
+    future: Future[Process] = Future()
+    orders.put((future, descriptors, threads, entry))
+    return future.result()
+
+
+def _serve(orders: queue.SimpleQueue[Order]) -> None:
+    while True:
+        future, descriptors, threads, entry = orders.get()
+        try:
+            future.set_result(_start(descriptors, threads, entry))
+        except BaseException as error:
+            future.set_exception(error)
+        del future
+
+
+def _start(descriptors: tuple[int, ...], threads: int, entry: str) -> Process:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **_ALLOCATOR}
+    arguments = [*map(str, descriptors), str(os.getpid())]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-c", _BEGIN.format(root=_ROOT, entry=entry), *arguments],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise WorkerError(
+            f"a worker cannot be started: {error}\n    → free memory or processes, or ask for fewer workers"
+        ) from error

@@ -1,0 +1,344 @@
+"""A worker as the controller sees it: a process to start, ask, and not to lose sight of.
+
+Every wait ends: with the reply, with a worker's death (its socket closes at once), or with the watchdog's patience. A
+worker that is lost takes its team with it: the model's tensors are here, so the program can go on without them.
+Several threads may ask at the same time; whoever waits reads, and what is for another is put in the mailbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from gemini.capture import torch_flags
+from gemini.errors import WorkerError
+from gemini.ir.autograd_modes import Region
+from gemini.runtime.devices.registry import make, path_of
+from gemini.runtime.memory.host_memory import kills
+from gemini.runtime.pool import spawn
+from gemini.runtime.pool.signals import GRACE, Held, waiting
+from gemini.runtime.pool.worker_failure import ending_of, of_failed, of_killed
+from gemini.runtime.pool.worker_output import repeat
+from gemini.runtime.protocol import NEWS, Drop, Hello, Ready, Stop
+from gemini.runtime.transport.channel import Channel, ChannelClosed
+from gemini.runtime.transport.link import Link, Unreadable
+
+if TYPE_CHECKING:
+    from gemini.runtime.eager.remote_module import Unit
+
+_SLICE = 0.5  # seconds between looks at the clock while waiting
+START = 60.0  # seconds for the start, at the least
+_STACKS = 20_000  # characters of stacks in an error
+
+_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+class OurFault(Exception):
+    """Something of ours failed; the program's state is as before, and the call can be made here instead."""
+
+
+def blame_us(error: Exception, what: str) -> NoReturn:
+    """Raise what an exception of code of ours alone is: our fault, but for the loss of a worker."""
+    if isinstance(error, (WorkerError, OurFault)):
+        raise error
+    raise OurFault(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class Worker:
+    """One worker process of a team. Made started; `greet` waits until it is up."""
+
+    is_far = False  # it shares the memory of this host
+    messages_are = "above"
+
+    def __init__(self, place: int, threads: int, patience: float, team: list[Worker], device: str = "cpu") -> None:
+        self.place, self.patience, self.team = place, patience, team
+        self.secret = secrets.token_bytes(16)
+        self.last = "start"
+        self.loss = ""  # why it cannot be asked any more
+        self.holds: dict[str, str] = {}  # what it has of models, in words, by model
+        self._kills = kills()
+        self.mailbox: dict[int, Any] = {}
+        self.complaint: BaseException | None = None  # a warning that the program has made an error
+        self._numbers = itertools.count(1)
+        self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
+        self._lock = threading.Lock()  # of what threads that wait share: the mailbox, and who reads
+        self._arrival = threading.Condition(self._lock)
+        self._waiting = 0  # threads
+        self._reading = False
+        self._telling = threading.Lock()
+        self._start(threads, device)
+
+    def _start(self, threads: int, device: str) -> None:
+        """Start the process."""
+        self.device = make(device)
+        ours, theirs = Channel.pair()
+        self.link = Link(Channel(ours))
+        self.link.channel.limit_sending(max(self.patience, START))
+        self.stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
+        weakref.finalize(self, _close, self.stacks, os.getpid()).atexit = False
+        remember(self)
+        with Held():  # or a process would be started that nobody knows
+            self.process = spawn.start((theirs.fileno(), self.stacks), threads)
+            self.team.append(self)
+        theirs.close()
+        self._say_hello(threads, list(sys.path), device)
+
+    def _say_hello(self, threads: int, path: list[str], device: str) -> None:
+        with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
+            limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), path_of(device)
+            self.link.send(Hello(self.secret, self.place, threads, path, dtype, limit, device, back_end))
+
+    @property
+    def title(self) -> str:
+        """What it is called in errors."""
+        return f"worker {self.place} (process {self.process.pid})"
+
+    def greet(self) -> None:
+        """Wait until the worker is up."""
+        ready = self._receive(max(self.patience, START))
+        if not isinstance(ready, Ready) or ready.secret != self.secret:
+            raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
+        self.link.equip(self.device)
+
+    # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def next_number(self) -> int:
+        """A number for a request."""
+        return next(self._numbers)
+
+    def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
+        """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was.
+
+        A request that says what the worker does not know yet is given as a function: it is made when it is sent, so
+        that no other thread's request, which relies on it, can be sent before.
+        """
+        if self.loss:
+            raise WorkerError(self.loss)
+        self.last = what
+        with Held():
+            try:
+                with self._telling:
+                    try:
+                        request = request() if callable(request) else request
+                        self.link.send(request, descriptors)
+                    except BaseException:
+                        self._told = (None, b"")
+                        raise
+                reply = self._wait(request.number, max(patience, self.patience))
+            except ChannelClosed:
+                raise self._death() from None
+            except WorkerError:
+                raise
+            except BaseException as error:
+                if isinstance(error, Exception) and not self.link.channel.torn:
+                    raise OurFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
+                self._lose(f"worker {self.place} was interrupted by {type(error).__name__} in {what}")
+                raise
+        if isinstance(reply, Unreadable):
+            raise OurFault(f"the reply of worker {self.place} to {what} cannot be read: {reply.reason}")
+        if self.complaint is not None:
+            complaint, self.complaint = self.complaint, None
+            raise OurFault(f"a warning is to be an error: {complaint}")
+        return reply
+
+    def tell(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
+        """What a call names of its region, with the switches of torch, and generator: only what is not as in the last.
+
+        Several threads may each be in a region of their own: to be called when the request is made.
+        """
+        plain = (region.grad, region.inference, region.autocast, torch_flags.current())
+        known, self._told = self._told, (plain, generator)
+        return None if plain == known[0] else plain, b"" if generator == known[1] else generator
+
+    def _wait(self, number: int, patience: float) -> Any:
+        """The reply to a request. One thread reads for all; the others look when something has arrived."""
+        with self._lock:
+            while number not in self.mailbox and self._reading:
+                self._waiting += 1
+                try:
+                    self._arrival.wait()
+                finally:
+                    self._waiting -= 1
+            if number in self.mailbox:
+                return self.mailbox.pop(number)
+            self._reading = True
+        try:
+            while True:
+                reply = self._receive(patience)
+                if reply.number == number:
+                    return reply
+                with self._lock:
+                    self.mailbox[reply.number] = reply
+                    self._arrival.notify_all()
+        finally:
+            with self._lock:
+                self._reading = False
+                if self._waiting:
+                    self._arrival.notify_all()
+
+    def _receive(self, patience: float) -> Any:
+        """The next reply, whoever waits for it; news on the way are repeated."""
+        deadline = leave = 0.0  # not looked at yet: most replies are there before anybody asks for the time
+        while True:
+            try:
+                found = self.link.receive(_SLICE)
+            except ChannelClosed:
+                raise self._death() from None
+            if found is not None:
+                if type(found[0]) not in NEWS:
+                    return found[0]
+                deadline = 0.0
+                self._repeat(found[0])
+                continue
+            now = time.monotonic()
+            deadline = deadline or now - _SLICE + patience
+            for other in self.team:
+                if other.loss or other.process.poll() is not None:
+                    raise other._death()
+            if now > deadline:
+                raise self._hung(patience)
+            leave = leave or (now + GRACE if waiting() else 0.0)
+            if leave and now > leave:
+                raise self._lose(f"worker {self.place} was ended: an interrupt did not wait longer for {self.last}")
+
+    def _repeat(self, news: Any) -> None:
+        try:
+            repeat(news)
+        except Exception as error:
+            self.complaint = error
+
+    def drop(self, calls: list[int]) -> None:
+        """Tell it of graphs that nobody needs any more, where it is not to be asked for anything."""
+        with contextlib.suppress(ChannelClosed):  # whoever asks next says how it ended
+            self.link.send(Drop(0, calls))
+
+    # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
+    def bring_home(self, unit: Unit) -> bool:
+        """See to it that it has a unit's tensors; whether it must be told of other ones. Raises Astray."""
+        return unit.household.bring_home(unit.held, self.device)
+
+    def leave(self, unit: Unit) -> None:
+        """A unit runs in the program's process now."""
+        unit.household.let_go(unit.held)
+
+    def forget(self, units: list[int]) -> None:
+        """Units of a model that is gone: nothing to do, in shared memory. In any thread, at any time."""
+
+    # ── its end ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _lose(self, reason: str) -> WorkerError:
+        """End the team; from now on its workers only say why."""
+        for one in list(self.team):
+            one.loss = one.loss or reason
+        for one in list(self.team):
+            one.kill()
+        return WorkerError(self.loss)
+
+    def _death(self) -> WorkerError:
+        if self.loss:
+            return WorkerError(self.loss)
+        try:
+            how = ending_of(self.process.wait(3))
+        except subprocess.TimeoutExpired:
+            how = "has closed its connection"
+        facts, remedy = "", f"see its messages {self.messages_are}; fewer workers or smaller batches may help"
+        trace = self._read_stacks()
+        if "SIGKILL" in how:
+            facts, remedy = self._killed()
+        elif trace.startswith("Traceback"):
+            facts, remedy = of_failed(trace, self.holds)
+        return self._lose(
+            f"{self.title} {how}; its last action: {self.last}"
+            + (f"; {facts}" if facts else "")
+            + (f"; its stacks:\n{trace}" if trace else "")
+            + f"\n    → {remedy}"
+        )
+
+    def _killed(self) -> tuple[str, str]:
+        """What is known of its end by SIGKILL, and what to do."""
+        return of_killed(self.holds, self._kills)
+
+    def _hung(self, patience: float) -> WorkerError:
+        if self.loss:
+            return WorkerError(self.loss)
+        with contextlib.suppress(OSError):
+            self.process.send_signal(signal.SIGUSR1)
+        trace, ends = "", time.monotonic() + 3
+        while time.monotonic() < ends:
+            time.sleep(0.1)
+            before, trace = trace, self._read_stacks()
+            if trace and trace == before:
+                break
+        return self._lose(
+            f"{self.title} did not answer for {patience:.0f} s; its last action: "
+            f"{self.last}; its stacks:\n{trace or '  (it gave none: it may be stopped)'}\n"
+            "    → if the work may take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
+        )
+
+    def _read_stacks(self) -> str:
+        return os.pread(self.stacks, _STACKS, 0).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """End it at once. Threads that wait for it wake up."""
+        self.loss = self.loss or f"worker {self.place} has been stopped"
+        with contextlib.suppress(OSError):
+            self.link.channel.connection.shutdown(socket.SHUT_RDWR)
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+        if not self._reading:
+            self.link.close()
+            self.link.carriage.forget()  # the model may live on, and knows its workers
+
+    def dismiss(self) -> None:
+        """Ask it to leave."""
+        if not self.loss:
+            self.link.channel.limit_sending(1.0)
+            with contextlib.suppress(ChannelClosed):
+                self.link.send(Stop(0), wait=False)
+
+    def see_off(self, deadline: float) -> None:
+        """Make sure that it leaves; what it still has to say is heard if it is in time."""
+        try:
+            while not self.loss and not self._reading:
+                found = self.link.receive(max(0.0, deadline - time.monotonic()))
+                if found is None:
+                    break
+                if isinstance(found[0], NEWS):
+                    self._repeat(found[0])
+        except ChannelClosed:
+            pass
+        self.kill()
+
+
+def _close(descriptor: int, owner: int) -> None:
+    if os.getpid() == owner:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def remember(worker: Worker) -> None:
+    """A worker with open connections."""
+    _all.add(worker)
+
+
+def _forget_in_child() -> None:
+    """A forked process must not keep the connections open, or a worker would not notice its controller's end."""
+    for worker in list(_all):
+        worker.loss = "it belongs to another process"
+        worker.link.close()
+        with contextlib.suppress(OSError):
+            os.close(worker.stacks)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

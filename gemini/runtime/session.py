@@ -1,0 +1,95 @@
+"""Start: workers for a model, as its configuration asks. Models of one configuration share their workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from pathlib import Path
+
+from torch import nn
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.config.host_address import is_address
+from gemini.errors import ConfigError, Fault
+from gemini.log import tell
+from gemini.report.run_journal import journal_of
+from gemini.runtime.devices.worker_devices import devices_of, home_of
+from gemini.runtime.interception import dispatch
+from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.memory.host_memory import MB, amount, available
+from gemini.runtime.pipelined.call_signature import Planner
+from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.pool.worker_pool import Crew
+
+_EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
+_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
+
+
+def start(
+    model: nn.Module,
+    config: GeminiConfig,
+    planner: Planner | None = None,
+    *,
+    announce: bool = True,
+    survives: bool = False,
+) -> Managed | None:
+    """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given.
+
+    None where it stays in this process. Without `announce` nothing is said of what goes well; a model that `survives`
+    goes on in this process when a worker is lost, where others raise.
+    """
+    known = dispatch.find(model)
+    if known is not None:
+        return known
+    count = config.worker_count
+    if count < 2 and not _names_hosts(config):
+        _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
+        return None
+    if sys.platform != "linux":
+        _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
+        return None
+    crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
+    managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
+    managed.announces, managed.record.survives = announce, survives and not config.strict
+    managed.record.folder = Path(config.run_folder).resolve() / "failures"
+    if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
+        folder = Path(config.run_folder).resolve()
+        story = journal_of(folder, config.quiet).story(managed.name, count)
+        managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
+    dispatch.manage(model, managed)
+    return managed
+
+
+def _names_hosts(config: GeminiConfig) -> bool:
+    mapping = config.device_mapping or {}
+    return any(is_address(name) for stage in mapping.values() for name in stage.values())
+
+
+def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
+    """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
+    local = [name for name in devices if not is_address(name)]
+    key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
+    found = _crews.get(key)
+    if found is None or found.loss:
+        _check_room(len(local))
+        threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
+        found = _crews[key] = Crew(len(devices), threads, watchdog, devices, home)
+    return found
+
+
+def _check_room(count: int) -> None:
+    """Refuse workers for which there is no memory, before any is started."""
+    left = available()
+    if left is not None and count * _EMPTY > left[0]:
+        text = (
+            f"{count} workers on this machine take {amount(count * _EMPTY)} before a model is in them, "
+            f"{amount(left[0])} {left[1]} can be had"
+        )
+        most = max(1, int(left[0] / (2 * _EMPTY)))
+        raise ConfigError([Fault(text, f"ask for {most} or fewer (pipeline_degree, sharding_size, workers)")])
+
+
+def _say(config: GeminiConfig, text: str) -> None:
+    if not config.quiet:
+        tell(f"gemini: {text}")

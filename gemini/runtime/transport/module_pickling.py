@@ -1,0 +1,198 @@
+"""Modules on their way to a worker: what Python cannot pickle of them, and what must not travel.
+
+Hooks of the unit itself run in the controller, around the call, so a unit travels without them. A parametrized module
+has a class of its own that refuses to be pickled: it travels as its first class and is given such a class again. Locks
+guard nothing across processes: the worker makes its own. Modules of Python whose packages have put an object in their
+place (`torch.backends`) travel by name, and so do classes that their packages have under another name than their own
+(`torch.nn.attention.SDPBackend`). Functions that an installed package has made inside others, hooks of `transformers`
+for one, have the globals of that package in the worker: copies of these would be told nothing of what it does there.
+A memoized function of the program's travels as the function that it is made of, and remembers for itself there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pickle
+import sys
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from typing import Any
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+_HOOKS = (
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks",
+    "_forward_hooks_always_called",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+_OWN = ("__name__", "__qualname__", "__module__", "__defaults__", "__kwdefaults__", "__doc__")  # of functions
+_RECORDING = "transformers.utils.output_capturing"
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def bare(module: nn.Module) -> nn.Module:
+    """The module as a worker is to run it: the same parts, without its own hooks."""
+    own = dict(vars(module))
+    if not any(own.get(name) for name in _HOOKS) and "__gemini_stands_for__" not in vars(own.get("forward", bare)):
+        return module
+    own |= {name: OrderedDict() for name in _HOOKS if name in own}
+    own["_is_full_backward_hook"] = None
+    stand_in = own.get("forward")
+    if stand_in is not None and hasattr(stand_in, "__gemini_stands_for__"):
+        replaced = stand_in.__gemini_stands_for__
+        own.pop("forward") if replaced is None else own.update(forward=replaced)
+    found: nn.Module = object.__new__(type(module))
+    found.__dict__ = own
+    return found
+
+
+def silent(module: nn.Module, called: Collection[str] | None, name: str = "") -> nn.Module:
+    """A stage as a worker is to run it: modules that are only opened, never called, leave their hooks at home.
+
+    Their hooks ran while the model was captured, and what they did is in the stage's text. `called`: names of modules.
+    """
+    if called is None or name in called:
+        return module if name else bare(module)
+    parts = {
+        key: part if part is None else silent(part, called, f"{name}.{key}" if name else key)
+        for key, part in module._modules.items()
+    }
+    found = bare(module)
+    if all(parts[key] is part for key, part in module._modules.items()):
+        return found
+    if found is module:
+        found = object.__new__(type(module))
+        found.__dict__ = dict(vars(module))
+    found.__dict__["_modules"] = parts
+    return found
+
+
+def reduce(value: Any) -> Any:
+    """How a value is pickled, where Python itself does not know; NotImplemented where it does."""
+    if isinstance(value, nn.Module):
+        return _reduce_module(value)
+    if isinstance(value, _LOCKS):
+        return (threading.Lock if isinstance(value, _LOCKS[0]) else threading.RLock), ()
+    if isinstance(value, types.ModuleType) and type(value) is not types.ModuleType:
+        return (importlib.import_module, (value.__name__,)) if _is_imported(value) else NotImplemented
+    if isinstance(value, type) and (name := _other_name(value)):
+        return _named, (value.__module__, name)
+    if isinstance(value, types.FunctionType) and _is_made_inside(value):
+        return _reduce_function(value)
+    if isinstance(value, functools._lru_cache_wrapper):
+        return reduce_memoized(value)
+    return NotImplemented
+
+
+def reduce_memoized(value: Any) -> Any:
+    """A memoized function: by name where a worker can import it, else made again of the function in it."""
+    from gemini.runtime.transport.serialization import is_the_users
+
+    parameters = getattr(value, "cache_parameters", None)
+    if parameters is None or not is_the_users(value.__module__):
+        return value.__reduce__()
+    return _memoized, (value.__wrapped__, *parameters().values())
+
+
+def _memoized(function: Callable[..., Any], maxsize: int | None, typed: bool) -> Any:
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _is_made_inside(function: types.FunctionType) -> bool:
+    """Whether a function was made inside another one by a module of an installed package."""
+    from gemini.runtime.transport.serialization import is_the_users
+
+    name = function.__globals__.get("__name__")
+    if "<locals>" not in function.__qualname__ or not isinstance(name, str) or is_the_users(name):
+        return False
+    home = sys.modules.get(name)
+    return getattr(home, "__file__", None) is not None and vars(home) is function.__globals__
+
+
+def _reduce_function(function: types.FunctionType) -> Any:
+    """Its code, with the globals of its module there; what it holds comes next, for it may hold itself."""
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    state = {name: getattr(function, name) for name in _OWN} | {"__dict__": dict(vars(function))}
+    made = (function.__code__, function.__globals__["__name__"], len(cells))
+    return _made_inside, made, (cells, state), None, None, _filled
+
+
+def _content(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # not filled yet
+        return ()
+
+
+def _made_inside(code: types.CodeType, module: str, cells: int) -> types.FunctionType:
+    """A function of a module, without what it holds."""
+    closure = tuple(types.CellType() for _ in range(cells))
+    return types.FunctionType(code, vars(importlib.import_module(module)), code.co_name, None, closure)
+
+
+def _filled(function: types.FunctionType, found: tuple[list[tuple[Any, ...]], dict[str, Any]]) -> None:
+    """Give it what it holds."""
+    cells, state = found
+    for cell, content in zip(function.__closure__ or (), cells, strict=True):
+        for one in content:
+            cell.cell_contents = one
+    vars(function).update(state.pop("__dict__"))
+    for name, value in state.items():
+        setattr(function, name, value)
+
+
+def _other_name(cls: type) -> str:
+    """The name by which an installed module has a class, where that is not the class's own; '' if it is, or none."""
+    from gemini.runtime.transport.serialization import is_the_users
+
+    home = sys.modules.get(cls.__module__)
+    if home is None or "." in cls.__qualname__ or getattr(home, cls.__qualname__, None) is cls:
+        return ""
+    if is_the_users(cls.__module__):  # a worker does not run the program, and so has none of its names
+        return ""
+    return next((name for name, found in vars(home).items() if found is cls), "")
+
+
+def _named(module: str, name: str) -> Any:
+    """What a module has by a name."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_imported(module: types.ModuleType) -> bool:
+    """Whether its name imports this very object, and its class does not know better."""
+    is_plain = type(module).__reduce_ex__ is object.__reduce_ex__ and type(module).__reduce__ is object.__reduce__
+    return is_plain and sys.modules.get(module.__name__) is module
+
+
+def _reduce_module(module: nn.Module) -> Any:
+    if getattr(type(module), "_can_record_outputs", None) and _RECORDING in sys.modules:
+        make, given, *others = module.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return _recording, (make, *given), *others
+    if not parametrize.is_parametrized(module) or not type(module).__name__.startswith("Parametrized"):
+        return NotImplemented
+    base = type(module).__bases__[0]
+    return _parametrized, (base, list(module.parametrizations)), dict(vars(module))
+
+
+def _recording(make: Callable[..., nn.Module], cls: type[nn.Module], *given: Any) -> nn.Module:
+    """A model of `transformers`, which knows what models of a class can record once one of them has been made."""
+    registry = getattr(importlib.import_module(_RECORDING), "_CAN_RECORD_REGISTRY", {})
+    registry.setdefault(str(cls), cls._can_record_outputs)
+    return make(cls, *given)
+
+
+def _parametrized(base: type[nn.Module], names: list[str]) -> nn.Module:
+    """A module of a class as `torch.nn.utils.parametrize` makes them; its state comes next."""
+    module: nn.Module = object.__new__(base)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module

@@ -1,0 +1,161 @@
+"""The far link: a link between hosts. Frames go over the channel, the contents of their tensors through a lane.
+
+A tensor of the model's device arrives on the worker's, and the other way round; one in main memory stays there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from typing import Any
+
+import torch
+
+from gemini.runtime.devices.base import Device, Segment
+from gemini.runtime.devices.cpu import Cpu
+from gemini.runtime.transport import tensor_header
+from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.dist_p2p import Lane
+from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.shm_pool import Slab
+from gemini.runtime.transport.tensor_transport import Carriage, Line
+
+
+class FarPool:
+    """The sender's side of a line: bytes wait here until the frame that names them is sent."""
+
+    def __init__(self, lane: Lane, device: Device) -> None:
+        self.lane, self.device = lane, device
+        self._waiting: dict[int, torch.Tensor] = {}
+        self._numbers = itertools.count()
+
+    has_news = False  # nothing is shared
+
+    def take(self, size: int) -> Slab:
+        """Room for a tensor."""
+        number = next(self._numbers)
+        self._waiting[number] = torch.empty(size, dtype=torch.uint8, device=self.lane.memory(self.device.where))
+        return Slab(number, 0, size)
+
+    def view(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
+        """To write."""
+        return self._waiting[slab.segment]
+
+    def ship(self, slab: Slab) -> None:
+        """Send it."""
+        self.lane.send(self._waiting.pop(slab.segment))
+
+    def release(self, slabs: list[Slab]) -> None:
+        """They will not be sent."""
+        for slab in slabs:
+            self._waiting.pop(slab.segment, None)
+
+    def news(self) -> list[Segment]:
+        """Nothing is shared."""
+        return []
+
+    def trim(self) -> None:
+        """Nothing is shared."""
+
+    def forget(self) -> None:
+        """Nothing is shared."""
+        self._waiting = {}
+
+
+class FarWindow:
+    """The receiver's side of a line."""
+
+    def __init__(self, lane: Lane, device: Device) -> None:
+        self.lane, self.device, self.where = lane, device, device.where
+        self.is_main = self.where.type == "cpu"
+
+    has_news = False  # nothing is shared
+
+    def look(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
+        """The bytes that come next."""
+        try:
+            found = torch.empty(size, dtype=torch.uint8, device=self.lane.memory(self.device.where))
+        except BaseException:
+            self.lane.channel.torn = True
+            raise
+        self.lane.receive(found)
+        return found.to(self.device.where)
+
+    def released(self) -> list[tuple[int, int, int]]:
+        """Nothing is shared."""
+        return []
+
+    def retake(self, slabs: list[tuple[int, int, int]]) -> None:
+        """Nothing is shared."""
+
+    def forget(self) -> None:
+        """Nothing is shared."""
+
+
+class FarCarriage(Carriage):
+    """Both directions of one end, where no memory is shared."""
+
+    def __init__(self, device: Device, lane: Lane) -> None:
+        super().__init__(device)
+        lines: list[Any] = [Line(line.device, *_ends(lane, line.device)) for line in self.lines]
+        self.lines, self.loans = lines, None
+
+    def ship(self, headers: list[tuple[int, Any] | None]) -> None:
+        """The frame has been sent: now the contents of its tensors."""
+        for header in headers:
+            if header is not None and header[0] >= 0:
+                pool: Any = self.lines[header[0]].pool
+                for slab in tensor_header.slabs(header[1]):
+                    pool.ship(Slab(*slab))
+
+
+def _ends(lane: Lane, device: Device) -> tuple[Any, Any]:
+    return FarPool(lane, device), FarWindow(lane, device)
+
+
+class FarLink(Link):
+    """A link whose tensors go through a lane."""
+
+    carriage: FarCarriage
+
+    def __init__(self, channel: Channel, lane: Lane, side: int = 0) -> None:
+        super().__init__(channel, side)
+        self._lane = lane
+        self.equip(Cpu())
+
+    def equip(self, device: Device) -> None:
+        """The tensors of this end are on `device`; what comes from the other end's device comes there."""
+        self.carriage = FarCarriage(device, self._lane)
+
+    def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
+        super()._send(kind, fields, headers, descriptors)
+        self.carriage.ship(headers)
+
+
+class Inbox(FarLink):
+    """A link that takes what comes while its owner is at work: whoever sends never waits for that work."""
+
+    def __init__(self, channel: Channel, lane: Lane, side: int = 0) -> None:
+        super().__init__(channel, lane, side)
+        self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._take_all, name="gemini-inbox", daemon=True).start()
+
+    def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
+        """The next message; None if none comes in time."""
+        try:
+            found = self._arrived.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        if isinstance(found, BaseException):
+            self._arrived.put(found)  # for whoever asks next
+            raise found
+        message: tuple[Any, list[int]] = found
+        return message
+
+    def _take_all(self) -> None:
+        try:
+            while True:
+                self._arrived.put(super().receive())
+        except BaseException as error:
+            self._arrived.put(error)

@@ -1,0 +1,60 @@
+"""Inputs of a step in a worker: whole tensors of which every micro-batch gets its slice, and numbers."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from gemini.batch_analysis.batch_kinds import Positions, Sample
+
+
+class Inputs:
+    """What came with the call, by port, or with the loss, by number of the value."""
+
+    def __init__(
+        self, whole: list[tuple[Any, Any, int]], numbers: list[Any], tensors: list[Any], sizes: tuple[int, ...]
+    ) -> None:
+        self.sizes, self.total = sizes, sum(sizes)
+        self.starts = [0, *accumulate(sizes)]
+        self.whole = {name: (tensors[at], self._kind(tensors[at], dim)) for name, dim, at in whole}
+        self.numbers = dict(numbers)
+
+    def _kind(self, tensor: torch.Tensor, dim: Any) -> Sample | Positions | None:
+        """How its samples lie: in a dimension with so many entries a sample, or as was said."""
+        if dim is None:
+            return None
+        if isinstance(dim, tuple):
+            return Sample(*dim) if len(dim) > 1 else Positions(*dim)
+        return Sample(dim, tensor.shape[dim] // self.total)
+
+    def part(self, name: Any, mid: int) -> torch.Tensor:
+        """The slice of one micro-batch, in the graph of the whole."""
+        tensor: torch.Tensor
+        tensor, kind = self.whole[name]
+        if kind is None or len(self.sizes) == 1:
+            return tensor
+        if isinstance(kind, Positions):  # every micro-batch numbers its own samples
+            return tensor.narrow(kind.dim, 0, self.sizes[mid])
+        return kind.take(tensor, self.starts[mid], self.sizes[mid], self.total)
+
+    def piece(self, name: Any, mid: int) -> Any:
+        """The value for one micro-batch, with a graph of its own."""
+        if name in self.numbers:
+            return self.numbers[name][mid]
+        tensor = self.whole[name][0]
+        found = self.part(name, mid).detach()
+        return found.requires_grad_() if tensor.requires_grad else found
+
+    def gathered(self, name: Any, parts: dict[int, torch.Tensor | None]) -> torch.Tensor:
+        """The gradient of a whole input, from those of the micro-batches."""
+        _, kind = self.whole[name]
+        found = [parts.get(mid) for mid in range(len(self.sizes))]
+        if not isinstance(kind, Sample) or len(found) == 1:
+            total, *rest = [part for part in found if part is not None]
+            for part in rest:
+                total = total + part
+            return total
+        pieces = [torch.zeros_like(self.part(name, mid)) if part is None else part for mid, part in enumerate(found)]
+        return kind.join(pieces)

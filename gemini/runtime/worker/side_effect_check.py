@@ -1,0 +1,130 @@
+"""The audit: what a unit may not do in a worker, noticed in every call and undone.
+
+A worker has copies of the arguments and of the module's Python state. A unit that changes them (a counter, an input
+written in place), gives a parameter other memory (`weight.data = …`) or draws from Python's generators would leave the
+controller's untouched, and the model would silently be another. Such a call is refused, with the buffers as before, and
+the controller runs it. Objects that it was given and that are known to be alike on both sides (a key-value cache) may
+change: the change is sent back. A call that raises is left as it is, half its buffers written, as on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gemini.guards.module_state import Snapshot
+from gemini.runtime.argument_mutations import Contents, Given
+from gemini.runtime.placeholder_tensors import TOUCHED, Touches
+from gemini.runtime.transport.serialization import Classes
+from gemini.runtime.worker.host_rng_check import Draws
+
+
+class Refusal(Exception):
+    """A unit did what cannot be done from afar."""
+
+
+class Drew(Refusal):
+    """It drew from Python's or NumPy's random numbers."""
+
+
+draws = Draws()
+
+
+class Audit:
+    """Watches the calls of one module."""
+
+    def __init__(self, module: nn.Module, classes: Classes) -> None:
+        self.module, self.classes = module, classes
+        self.buffers = list(module.buffers())
+        self.memory = Memory([*module.parameters(), *self.buffers])
+        self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
+        self.snapshot = Snapshot(module)
+        self.given = Given((), {}, classes)  # what the last call was given
+        self.changes: dict[int, Contents] = {}  # and what it has changed of that
+        self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
+        draws.have_been_made()  # what importing its classes has drawn is not its own
+
+    def watch(self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: Given) -> Any:
+        """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
+        learning = self.suspects is None
+        at_risk = range(len(self.buffers)) if self.suspects is None else self.suspects
+        self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk] if at_risk else []
+        versions = [tensor._version for tensor in inputs]
+        self.given = given
+        self.memory.look()
+        failure: BaseException | None = None
+        result = None
+        try:
+            result = run(*args, **kwargs)
+        except BaseException as error:
+            failure = error
+        has_moved = self.memory.put_back()
+        if learning:  # by contents: batch normalisation writes without counting versions
+            self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
+            self.suspects = {at for at, _ in self._saved} if failure is None else None
+        has_drawn = draws.have_been_made()
+        reason = TOUCHED if Touches.have_been_made() else self._fault(inputs, versions, failure)
+        reason = reason or has_moved
+        if reason or has_drawn:
+            self.undo()
+            raise Refusal(reason) if reason else Drew("it draws from Python's or NumPy's random numbers")
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                failure = None  # its traceback knows this frame
+        return result
+
+    def undo(self) -> None:
+        """Put the buffers back to what they were before the last call."""
+        saved, self._saved = self._saved, []
+        for at, before in saved:
+            self.buffers[at].data.copy_(before)
+
+    def _fault(self, inputs: list[torch.Tensor], versions: list[int], failure: BaseException | None) -> str:
+        if [tensor._version for tensor in inputs] != versions:
+            return "it writes to its inputs"
+        changes = self.given.changes() if self.given.objects else {}
+        if isinstance(changes, str):
+            return changes
+        if changes and failure is not None:
+            return "it changes an object that it was given, and raises"
+        self.changes = changes
+        changed = self.snapshot.changed()
+        return f"in its forward {changed}" if changed else ""
+
+
+class Memory:
+    """Where tensors lie that both sides have."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = tensors
+        self._places: list[Any] = []
+        self._before: list[torch.Tensor] = []  # the tensors in the memory that they have
+
+    def look(self) -> None:
+        """Remember where they are now."""
+        places = [*map(_place, self.tensors)]
+        if places != self._places:
+            self._places, self._before = places, [tensor.data for tensor in self.tensors]
+
+    def put_back(self) -> str:
+        """Give tensors the memory again that they had; what has happened to them, '' if nothing has."""
+        if [*map(_place, self.tensors)] == self._places:
+            return ""
+        for tensor, place, before in zip(self.tensors, self._places, self._before, strict=True):
+            if _place(tensor) != place:
+                tensor.data = before
+        return "in its forward a parameter or buffer gets other memory"
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same, not-a-number included."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -1,0 +1,175 @@
+"""A stage as a worker runs it: forward on what arrived, and the graph that is kept for its backward.
+
+What arrives becomes leaves of the stage's own graph. The contents of an output are not kept for the backward, only its
+place in the graph. An input that the stage writes to is copied first, since others may read the same memory; which
+inputs those are shows in the first forward.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from gemini.autograd_edges import edge_of
+from gemini.guards.module_state import Snapshot
+from gemini.pipe.value_routes import returned
+from gemini.runtime.worker.module_server import Entrance
+from gemini.runtime.worker.side_effect_check import Refusal
+
+if TYPE_CHECKING:
+    from gemini.codegen.stage_interface import Interface
+
+
+_TAKES_EDGES = "GradientEdge" in str(inspect.signature(torch.autograd.backward))
+
+
+def place_in_graph(tensor: torch.Tensor) -> Any:
+    """Where a backward can begin: without the contents, where this version of torch can."""
+    return edge_of(tensor) if _TAKES_EDGES else tensor
+
+
+@dataclass
+class Kept:
+    """What the backward of a stage on one micro-batch needs."""
+
+    leaves: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # by port and reader
+    edges: dict[str, Any] = field(default_factory=dict)  # places of outputs in the graph
+    root: Any = None  # place of the loss, where it follows this stage
+    root_like: torch.Tensor | None = None
+    given: list[Any] | None = None  # to run the forward again
+
+
+class LiveStage:
+    """One stage."""
+
+    def __init__(self, number: int, module: nn.Module, interface: Interface) -> None:
+        self.number, self.module, self.interface = number, module, interface
+        self.modules, self.parameters = list(module.modules()), list(module.parameters())
+        self.trained = [parameter.requires_grad for parameter in self.parameters]
+        self.buffers = list(module.buffers())
+        self.suspects: set[int] | None = None  # buffers that it writes; None: not known yet
+        self.written: set[str] | None = None  # inputs that it writes; None: not known yet
+        self.snapshot = Snapshot(module)
+
+    def follow(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
+        """Take over training flags and frozen parameters."""
+        self.suspects = self.written = None  # in another mode it may write to others
+        for module, flag in zip(self.modules, training, strict=True):
+            module.training = flag
+        self.trained = list(trained)
+
+    def freeze(self) -> None:
+        """Before a step: parameters are trained or frozen as was said last."""
+        for parameter, flag in zip(self.parameters, self.trained, strict=True):
+            parameter.requires_grad_(flag)
+
+    def set_shares(self, shares: list[Any]) -> None:
+        """The factors of reductions over samples, for one micro-batch."""
+        held = getattr(self.module, "shares", None)
+        if isinstance(held, list):
+            held[:] = shares
+
+    # ── forward ────────────────────────────────────────────────────────────────────────────────────────────────
+    def forward(self, given: list[Any], kept: Kept) -> dict[str, Any]:
+        """Run it on values of its input ports, in order; its outputs by port, with their place in `kept`."""
+        entered = [
+            self._enter(port.name, value, kept) for port, value in zip(self.interface.inputs, given, strict=True)
+        ]
+        versions = [_version(value) for value in entered]
+        made = dict(returned(self.interface, self.module(*entered)))
+        if self.written is None or any(
+            _version(value) != version for value, version in zip(entered, versions, strict=True)
+        ):
+            self._note_written(entered, versions)
+        # Without gradients there is no graph, but a view of a parameter still says that it wants one.
+        for name, value in made.items() if torch.is_grad_enabled() else ():
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                kept.edges[name] = place_in_graph(value)
+        return made
+
+    def _enter(self, name: str, value: Any, kept: Kept) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        fresh = value.detach()
+        if fresh.is_inference() or self.written is None or name in self.written:
+            # In inference mode, too, an ordinary copy: nobody counts what is written to another one.
+            with torch.inference_mode(False):
+                fresh = fresh.clone()
+        if not value.requires_grad or not torch.is_grad_enabled():
+            return fresh
+        leaf = kept.leaves[name, self.number] = fresh.requires_grad_()
+        return Entrance.apply(leaf)
+
+    def _note_written(self, entered: list[Any], versions: list[int]) -> None:
+        ports = self.interface.inputs
+        found = {
+            port.name
+            for port, value, version in zip(ports, entered, versions, strict=True)
+            if _version(value) != version
+        }
+        given = [port.name for port in ports if port.name in found and port.source is None]
+        if given:
+            raise Refusal(f"stage {self.number} writes to {', '.join(given)}, an argument of the call")
+        if self.written is not None and found - self.written:
+            raise Refusal(f"stage {self.number} writes to {', '.join(found)} in some calls only")
+        self.written = found
+
+    # ── what it must not change, and what must be put back ─────────────────────────────────────────────────────
+    def save_buffers(self) -> list[tuple[int, torch.Tensor]]:
+        """Copies of the buffers that a forward may write."""
+        return [
+            (at, buffer.detach().clone())
+            for at, buffer in enumerate(self.buffers)
+            if self.suspects is None or at in self.suspects
+        ]
+
+    def restore_buffers(self, saved: list[tuple[int, torch.Tensor]]) -> None:
+        """Put them back."""
+        for at, before in saved:
+            self.buffers[at].data.copy_(before)
+
+    def check(self, saved: list[tuple[int, torch.Tensor]]) -> None:
+        """After a step: learn which buffers it writes; raises Refusal where it has changed anything else."""
+        if self.suspects is None:
+            self.suspects = {at for at, before in saved if not _alike(before, self.buffers[at])}
+        self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as it came
+        changed = self.snapshot.changed()
+        if changed:
+            self.snapshot.take()
+            raise Refusal(f"in stage {self.number} {changed}")
+
+    def scope_of(self, error: BaseException) -> str:
+        """The module inside whose forward an exception came from; '' for the stage itself."""
+        names = {id(module): name for name, module in self.module.named_modules()}
+        found, trace = "", error.__traceback__
+        while trace is not None:
+            found = names.get(id(trace.tb_frame.f_locals.get("self")), found)
+            trace = trace.tb_next
+        return found
+
+
+@contextmanager
+def saving_nothing() -> Iterator[None]:
+    """A forward whose graph says what depends on what, and keeps no tensors: it will be run again."""
+
+    def lost(_: Any) -> Any:
+        raise RuntimeError("this forward was to be run again before its backward")
+
+    with saved_tensors_hooks(lambda _: None, lost):
+        yield
+
+
+def _version(value: Any) -> int:
+    """How often a tensor was written to; in inference mode nobody counts."""
+    return 0 if not isinstance(value, torch.Tensor) or value.is_inference() else int(value._version)
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

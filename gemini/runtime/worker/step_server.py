@@ -1,0 +1,184 @@
+"""Serving steps: the requests of the executor, carried out in a worker's process."""
+
+from __future__ import annotations
+
+import linecache
+import socket
+import sys
+import traceback
+from typing import Any
+
+from gemini.capture import torch_flags
+from gemini.malloc import keep_freed_memory
+from gemini.pipe.live_stages import load_module
+from gemini.random_numbers.rng_state import get_state
+from gemini.runtime.exception_transfer import portable
+from gemini.runtime.memory.controller_heap import trim
+from gemini.runtime.pipelined.code_dependencies import borrowed
+from gemini.runtime.pipelined.lower_program import TAIL
+from gemini.runtime.protocol import Done, Raised, Refused
+from gemini.runtime.step_messages import (
+    ABANDONED,
+    Abandon,
+    Connect,
+    Fetch,
+    Fetched,
+    Retire,
+    Sources,
+    Stages,
+    Step,
+    Stepped,
+    Tasks,
+)
+from gemini.runtime.tracebacks import chain_of
+from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.link import Link
+from gemini.runtime.worker.p2p import Abandoned, Peers
+from gemini.runtime.worker.program_state import Installed, Plan
+from gemini.runtime.worker.side_effect_check import Drew, draws
+from gemini.runtime.worker.step_runner import Before, StageRaised, StepRun
+from gemini.schedule.block import FORWARD
+from gemini.step import split_backward_ops
+from gemini.step.delayed_weight_grads import STORE
+from gemini.step.join_microbatches import PARTS, combined
+
+
+class Steps:
+    """The executor's side of a worker."""
+
+    def __init__(self, control: Link) -> None:
+        self.control = control
+        self.peers = Peers(control)
+        self.programs: dict[int, Installed] = {}
+        self.plans: dict[int, Plan] = {}
+        self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
+        self.last: tuple[int, Before] | None = None  # a step that may yet have to be undone
+        split_backward_ops.install()
+        trim()  # what calls of whole batches have left behind is more than micro-batches will need
+        control.carriage.trim()
+        control.carriage.device.rest()
+        keep_freed_memory()
+
+    def next(self) -> tuple[Any, list[int]] | None:
+        """A request that came in the middle of a step."""
+        return self.peers.postponed.popleft() if self.peers.postponed else None
+
+    def carry_out(self, request: Any, descriptors: list[int]) -> Any:
+        """The reply to a request of the executor."""
+        if isinstance(request, Step):
+            return self._step(request)
+        if isinstance(request, Abandon):
+            return self._abandon(request)
+        if isinstance(request, Fetch):
+            return self._fetch(request)
+        if isinstance(request, Connect):
+            link = Link(Channel(socket.socket(fileno=descriptors[0])), side=request.side)
+            link.equip(self.control.carriage.device)
+            self.peers.add(request.peer, link)
+        elif isinstance(request, Sources):
+            with borrowed(request.lent):
+                for path, text in request.texts.items():
+                    load_module(text, path)
+        elif isinstance(request, Stages):
+            self.programs[request.program] = Installed(request, self.control.homes)
+            self._know()
+        elif isinstance(request, Tasks):
+            self.plans[request.key] = Plan(request, self.programs[request.program])
+        elif isinstance(request, Retire):
+            self._retire(request.programs)
+        return Done(request.number)
+
+    def _know(self) -> None:
+        STORE.know([parameter for one in self.programs.values() for parameter in one.parameters])
+
+    def _retire(self, programs: list[int]) -> None:
+        gone = [self.programs.pop(number) for number in programs if number in self.programs]
+        self.plans = {key: plan for key, plan in self.plans.items() if plan.program not in gone}
+        self._know()
+
+    # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _step(self, request: Step) -> Any:
+        for step in request.dropped:
+            self.outputs.pop(step, None)
+        self.last = None
+        plan = self.plans[request.key]
+        plan.program.follow(request.state)
+        torch_flags.follow(request.region[-1])
+        draws.have_been_made()
+        run = StepRun(plan, request, self.peers, self.control)
+        try:
+            reply = self._run(run)
+        except Abandoned:
+            run.undo()
+            self._answer_abandon()
+            return Refused(request.number, ABANDONED)
+        except StageRaised as raised:
+            run.undo()
+            self._answer_abandon()  # which may have come at the same time
+            return self._raised(request, raised)
+        except BaseException:
+            run.undo()
+            self._answer_abandon()
+            raise
+        self.last = request.step, run.before()
+        if run.outputs:
+            self.outputs[request.step] = run.outputs
+        return reply
+
+    def _run(self, run: StepRun) -> Stepped:
+        reply = run.run()
+        if draws.have_been_made():
+            raise Drew("it draws from Python's or NumPy's random numbers")
+        return reply
+
+    def _answer_abandon(self) -> None:
+        abandon, self.peers.abandon = self.peers.abandon, None
+        if abandon is not None:
+            self.control.send(Done(abandon.number))
+
+    def _abandon(self, request: Abandon) -> Done:
+        """Another worker has failed after this one was done."""
+        if self.last is not None and self.last[0] == request.step:
+            self.last[1].restore()
+            self.outputs.pop(request.step, None)
+        self.last = None
+        return Done(request.number)
+
+    def _raised(self, request: Step, raised: StageRaised) -> Raised:
+        error = raised.error
+        frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        reply = Raised(
+            request.number, portable(error, self.control.classes), _place_of(raised), frames,
+            get_state(self.control.carriage.device), chain_of(error, lambda one: portable(one, self.control.classes)),
+        )  # fmt: skip
+        for one in (raised, error):  # frames hold tensors, and so slabs
+            traceback.clear_frames(one.__traceback__)
+            one.__traceback__ = one.__cause__ = one.__context__ = None
+        return reply
+
+    # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────
+    def _fetch(self, request: Fetch) -> Fetched:
+        parts = self.outputs[request.step][request.name]
+        mids = sorted(parts)
+        found = [parts[mid] for mid in mids]
+        return Fetched(request.number, mids, found if request.how == PARTS else [combined(found, request.how)])
+
+
+def _place_of(raised: StageRaised) -> str:
+    """Where code raised, in words: stage, micro-batch, module, and the generated line."""
+    task = raised.task
+    what = "forward" if task.kind == FORWARD else "the end" if task.kind == TAIL else "backward"
+    where = "all samples" if task.kind == TAIL else f"micro-batch {task.mid}"
+    text = f"{raised.what or what} of stage {task.stage}, {where}"
+    scope = raised.stage.scope_of(raised.error) if not raised.what else ""
+    if scope:
+        text += f", in {scope}"
+    file = getattr(sys.modules.get(type(raised.stage.module).__module__), "__file__", "")
+    trace = raised.error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == file:
+            line = linecache.getline(file, trace.tb_lineno).strip()
+            text += f"; {file.rpartition('/')[2]}:{trace.tb_lineno}: {line}"
+            break
+        trace = trace.tb_next
+    return text

@@ -1,0 +1,107 @@
+"""The store: weight gradients that are computed later than input gradients.
+
+    I    grad of input  = g · W         at once: an earlier stage waits for it
+    W    grad of weight += gᵀ · x       when nobody waits; straight into the memory of the sum
+
+Linear, convolution and embedding become autograd functions that return the gradient of their input and leave
+(g, x) here. It is for parameters of the model themselves: a weight that is computed (weight norm, parametrizations), a
+region of autocast, transforms of functorch and everything else have ordinary autograd, in the input-gradient action.
+A gradient that the model itself asks for in its forward is computed at once, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gemini.runtime.worker.gradient_buffers import Gradients
+
+Later = Callable[[Gradients], None]
+
+
+class Store:
+    """Of one process. `active`: ops of a stage are to use it; `queue`: a backward action collects."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.known: set[int] = set()  # identities of the parameters of stages
+        self.queue: deque[Later] | None = None
+
+    def know(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The parameters whose gradients may be left here; the caller keeps them alive."""
+        self.known = {id(parameter) for parameter in parameters}
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Inside, ops of stages use the store."""
+        before, self.active = self.active, True
+        try:
+            yield
+        finally:
+            self.active = before
+
+    @contextmanager
+    def collecting(self, queue: deque[Later]) -> Iterator[None]:
+        """Inside runs the backward of a stage, whose weight gradients go to `queue`."""
+        before, self.queue = self.queue, queue
+        try:
+            with self.in_use():
+                yield
+        finally:
+            self.queue = before
+
+    def takes(self, given: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+        """Whether an op on these is to leave its weight gradient here."""
+        return (
+            self.active
+            and id(weight) in self.known
+            and weight.requires_grad
+            and torch.is_grad_enabled()
+            and type(given) in (torch.Tensor, torch.nn.Parameter)
+            and given.layout is torch.strided
+            and not weight.is_complex()
+            and (bias is None or not bias.requires_grad or id(bias) in self.known)
+            and not torch.is_autocast_enabled(weight.device.type)
+            and not torch._C._are_functorch_transforms_active()
+        )
+
+    def collects(self) -> bool:
+        """Whether a weight gradient can be left: in a backward of ours, which is not itself differentiated."""
+        return self.queue is not None and not torch.is_grad_enabled()
+
+    def leave(self, later: Later) -> None:
+        """Leave a weight gradient for later."""
+        if self.queue is None:
+            raise RuntimeError("no backward collects weight gradients")
+        self.queue.append(later)
+
+
+class AtOnce(deque[Later]):
+    """A queue where nobody waits for the input gradient: what is left is computed, and so nothing is kept for it."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        super().__init__()
+        self._gradients = gradients
+
+    def append(self, later: Later, /) -> None:
+        """Compute it."""
+        later(self._gradients)
+
+
+def settle(queue: deque[Later], gradients: Gradients) -> None:
+    """Compute what was left; each thing is released as soon as it is done."""
+    with torch.no_grad():
+        while queue:
+            queue.popleft()(gradients)
+
+
+STORE = Store()
+
+
+def split_shape(given: torch.Tensor) -> Any:
+    """A tensor as a matrix of rows."""
+    return given if given.dim() == 2 else given.reshape(-1, given.shape[-1])

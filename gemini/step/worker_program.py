@@ -1,0 +1,307 @@
+"""The program of a step: what every worker does, one action after the other, before anything is sent to anybody.
+
+    worker 0    0F0 0F1 0B0 0F2 0B1 0B2          F forward of a stage on a micro-batch
+    worker 1    1F0 1B0 1F1 1B1 1F2 1B2          B backward; I and W its two halves, input and weight gradients
+
+Where a stage runs follows from the orders: usually always on one worker. A plan with replicas (Chimera) has the same
+stage on several workers, each for some of the micro-batches. Weights live once, in memory that all workers share, so
+replicas are the same weights without any exchange, and their gradients are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gemini.batch_analysis.split_result import Splitting
+from gemini.batch_analysis.tail_spec import Tail
+from gemini.errors import Fault, InvalidPlanError
+from gemini.ir.node import MODULES
+from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+
+if TYPE_CHECKING:
+    from gemini.batch_analysis.loss_tape import Op
+    from gemini.codegen.stage_interface import Interface
+    from gemini.pipe.piped_model import Piped
+    from gemini.schedule.schedplan import SchedPlan
+
+GRADIENTS = (BACKWARD, INPUT_GRADIENT)  # what gives gradients to earlier stages
+_KINDS = (FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+_MOST = 12  # faults that are listed
+
+Orders = tuple[tuple[Action, ...], ...]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is done with outputs of the model in the middle of the step, and which value is differentiated.
+
+    `ports` names the values that are outputs of stages; `operands` those that come with the step. Others are results
+    of `ops`. Values in `keep` stay where the ops ran, to be fetched. `sizes` are as in `Splitting`: numbers in ops that
+    count samples, of which a micro-batch has fewer.
+    """
+
+    ops: tuple[Op, ...]
+    ports: dict[int, str]
+    operands: tuple[int, ...]
+    root: int
+    keep: tuple[int, ...] = ()
+    sizes: dict[int, dict[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def signature(self) -> Hashable:
+        """Equal for losses that workers run in the same way."""
+        ops = tuple(op.kind for op in self.ops)
+        sizes = tuple((at, tuple(found.items())) for at, found in self.sizes.items())
+        return ops, tuple(self.ports.items()), self.operands, self.root, self.keep, sizes
+
+    def ops_for(self, samples: int) -> tuple[Op, ...]:
+        """The ops as a micro-batch of so many samples runs them."""
+        if not self.sizes:
+            return self.ops
+        splitting = Splitting(sizes=self.sizes)
+        return tuple(splitting.op(at, op, samples) for at, op in enumerate(self.ops))
+
+    def reads(self) -> set[int]:
+        """The numbers of the values that ops or root read."""
+        return {self.root, *self.keep, *(one for op in self.ops for one in op.reads())}
+
+    def port_names(self) -> tuple[str, ...]:
+        """The outputs of stages among them, in the order of their numbers."""
+        read = self.reads()
+        return tuple(name for number, name in sorted(self.ports.items()) if number in read)
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """Stages, what flows between them, and the order of actions of every worker. Checked when it is made."""
+
+    interfaces: tuple[Interface, ...]
+    orders: Orders
+    recompute: frozenset[int] = frozenset()
+    draws: tuple[Any, ...] = field(default=(), compare=False)  # of each stage: patterns of its random numbers
+    called: frozenset[str] | None = field(default=None, compare=False)  # modules that stages call; None: maybe all
+    # Of each stage: the buffers that every micro-batch finds as they were before the step, by place among its own.
+    once: tuple[tuple[int, ...], ...] = ()
+    detached: frozenset[int] = frozenset()  # stages in which nothing has a gradient, whatever is trained
+    tail: Tail | None = None  # what sees all micro-batches at once; its stage is the last, and in no order
+
+    def __post_init__(self) -> None:
+        faults = list(_faults(self))
+        if faults:
+            more = len(faults) - _MOST
+            lines = [f"  - {fault}" for fault in faults[:_MOST]] + ([f"  … and {more} more"] if more > 0 else [])
+            raise InvalidPlanError("the plan does not fit this model:\n" + "\n".join(lines))
+
+    @property
+    def nstages(self) -> int:
+        """How many stages the orders are about: all but that of the tail."""
+        return len(self.interfaces) - (self.tail is not None and self.tail.stage is not None)
+
+    @cached_property
+    def tail_worker(self) -> int:
+        """Who runs the tail: the worker of the last stage."""
+        return self.where[self.nstages - 1, 0]
+
+    @property
+    def nworkers(self) -> int:
+        """How many workers the plan has."""
+        return len(self.orders)
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """How many micro-batches a step has."""
+        return 1 + max((action.mid for row in self.orders for action in row), default=-1)
+
+    @cached_property
+    def is_training(self) -> bool:
+        """Whether it has backward actions."""
+        return any(action.btype != FORWARD for row in self.orders for action in row)
+
+    @cached_property
+    def frozen(self) -> frozenset[int]:
+        """Stages without a backward in a plan that has some: nothing in them, or before them only, is trained."""
+        trained = {action.stage for row in self.orders for action in row if action.btype in GRADIENTS}
+        return frozenset(range(self.nstages)) - trained if self.is_training else frozenset()
+
+    @cached_property
+    def where(self) -> dict[tuple[int, int], int]:
+        """The worker of each stage and micro-batch."""
+        found = {
+            (action.stage, action.mid): worker
+            for worker, row in enumerate(self.orders)
+            for action in row
+            if action.btype == FORWARD
+        }
+        if self.tail is not None and self.tail.stage is not None:
+            found[self.tail.stage, 0] = found[self.nstages - 1, 0]
+        return found
+
+    def stages_of(self, worker: int) -> list[int]:
+        """The stages that a worker runs."""
+        found = {action.stage for action in self.orders[worker]}
+        if self.tail is not None and self.tail.stage is not None and worker == self.tail_worker:
+            found.add(self.tail.stage)
+        return sorted(found)
+
+    def drawing(self) -> list[int]:
+        """The stages that draw random numbers, in the order in which one device would."""
+        return [stage for stage, patterns in enumerate(self.draws) if patterns]
+
+    def with_backward(self, stage: int) -> StepProgram:
+        """The same order with a backward of a stage, where it has none: when its worker is through with forwards of a
+        micro-batch, for the loss may read what they make."""
+        if any(action.stage == stage and action.btype in GRADIENTS for row in self.orders for action in row):
+            return self
+        return replace(self, orders=tuple(tuple(_with_backward(row, stage)) for row in self.orders))
+
+    def forward_only(self) -> StepProgram:
+        """The same order without backward actions: evaluation."""
+        rows = tuple(tuple(action for action in row if action.btype == FORWARD) for row in self.orders)
+        return replace(self, orders=rows, recompute=frozenset())
+
+
+def _with_backward(row: Sequence[Action], stage: int) -> Iterator[Action]:
+    mids = {action.mid for action in row if action.stage == stage}
+    last = {action.mid: at for at, action in enumerate(row) if action.btype == FORWARD}
+    for at, action in enumerate(row):
+        yield action
+        if action.btype == FORWARD and action.mid in mids and last[action.mid] == at:
+            yield Action(stage, BACKWARD, action.mid)
+
+
+def program_of(
+    piped: Piped,
+    plan: SchedPlan | Sequence[Iterable[Action | str]],
+    *,
+    memory: float | Sequence[float] | None = None,
+    recompute: Iterable[int] = (),
+    draws: tuple[Any, ...] = (),
+    tail: Tail | None = None,
+) -> StepProgram:
+    """The program for a model in stages by a plan, or by the actions of each worker.
+
+    `memory` limits what a plan may hold on each worker; a plan that was made for a limit keeps to that one.
+    """
+    made = make_program(piped.interfaces, plan, memory=memory, recompute=recompute, draws=draws, tail=tail)
+    return replace(made, called=frozenset(node.target for node in piped.graph.nodes if node.kind in MODULES))
+
+
+def make_program(
+    interfaces: Sequence[Interface],
+    plan: SchedPlan | Sequence[Iterable[Action | str]],
+    *,
+    memory: float | Sequence[float] | None = None,
+    recompute: Iterable[int] = (),
+    draws: tuple[Any, ...] = (),
+    tail: Tail | None = None,
+) -> StepProgram:
+    """The program for stages with these interfaces."""
+    orders, count = _orders(plan, memory), len(interfaces) - (tail is not None and tail.stage is not None)
+    return StepProgram(tuple(interfaces), _unfolded(orders, count), frozenset(recompute), draws, tail=tail)
+
+
+def _orders(plan: SchedPlan | Sequence[Iterable[Action | str]], memory: Any) -> Orders:
+    from gemini.schedule.schedplan import SchedPlan
+
+    if not isinstance(plan, SchedPlan):
+        return tuple(tuple(Action.parse(one) if isinstance(one, str) else one for one in row) for row in plan)
+    plan.validate(memory)
+    together = [block for block in plan if len(plan.device(block)) > 1]
+    if together:
+        raise InvalidPlanError(
+            f"{together[0]} is on devices {list(plan.device(together[0]))} at once\n"
+            "    → the run time has one device a stage: give a plan without tensor parallel blocks"
+        )
+    return tuple(tuple(block.action for block in plan.device_blocks(dev)) for dev in range(plan.ndevs))
+
+
+def _unfolded(orders: Orders, nstages: int) -> Orders:
+    """Replicas of the whole model become the model itself on other micro-batches.
+
+    A plan with k times the stages has k replicas; its micro-batch m is k of ours, one through each.
+    """
+    found = 1 + max((action.stage for row in orders for action in row), default=-1)
+    if not nstages or found % nstages or found == nstages:
+        return orders
+    copies = found // nstages
+    return tuple(
+        tuple(Action(a.stage % nstages, a.btype, a.mid * copies + a.stage // nstages) for a in row) for row in orders
+    )
+
+
+# ── what may be wrong ──────────────────────────────────────────────────────────────────────────────────────────────
+def _faults(program: StepProgram) -> Iterator[Fault]:
+    actions = [(worker, action) for worker, row in enumerate(program.orders) for action in row]
+    if not actions:
+        yield Fault("it has no actions", "give every stage a forward for every micro-batch")
+        return
+    stages = {action.stage for _, action in actions}
+    if len(stages) != program.nstages or max(stages) >= program.nstages:
+        yield Fault(
+            f"it has {1 + max(stages)} stages, the model has {program.nstages}",
+            f"cut the model into {1 + max(stages)} stages, or make a plan for {program.nstages}",
+        )
+        return
+    for stage in sorted(program.recompute - set(range(program.nstages))):
+        yield Fault(f"stage {stage!r} is to be recomputed", f"stages are 0 to {program.nstages - 1}")
+    if program.draws and len(program.draws) != len(program.interfaces):
+        yield Fault(f"random numbers of {len(program.draws)} stages", f"the model has {len(program.interfaces)}")
+    unknown = sorted({str(action) for _, action in actions if action.btype not in _KINDS})
+    if unknown:
+        yield Fault(f"{', '.join(unknown[:5])} is no forward or backward", "use F, B, I and W actions only")
+        return
+    yield from _counted(program, actions)
+    if program.tail is not None:
+        yield from _early(program)
+
+
+def _early(program: StepProgram) -> Iterator[Fault]:
+    """What has a tail goes forward with all micro-batches first, each stage on one worker."""
+    for worker, row in enumerate(program.orders):
+        first = next((at for at, action in enumerate(row) if action.btype != FORWARD), len(row))
+        late = next((action for action in row[first:] if action.btype == FORWARD), None)
+        if late is not None:
+            yield Fault(
+                f"{late} comes after {row[first]} on worker {worker}, which waits for it: the loss is of all samples",
+                "put all forwards first",
+            )
+    homes: dict[int, set[int]] = {}
+    for (stage, _), worker in program.where.items():
+        homes.setdefault(stage, set()).add(worker)
+    several = sorted(stage for stage, found in homes.items() if len(found) > 1)
+    if several:
+        yield Fault(f"stages {several} are on several workers, and the loss is of all samples", "put each on one")
+
+
+def _counted(program: StepProgram, actions: list[tuple[int, Action]]) -> Iterator[Fault]:
+    place: dict[Action, int] = {}
+    for worker, action in actions:
+        if action in place:
+            yield Fault(f"{action} comes twice, on workers {place[action]} and {worker}", "keep one of them")
+        place[action] = worker
+    trained = {action.stage for _, action in actions if action.btype != FORWARD}
+    for mid in range(program.micro_batches):
+        for stage in range(program.nstages):
+            named = {kind: Action(stage, kind, mid) for kind in _KINDS}
+            has = {kind for kind, action in named.items() if action in place}
+            yield from _incomplete(named, has, stage in trained)
+            if len({place[named[kind]] for kind in has}) > 1:
+                where = ", ".join(f"{named[kind]} on {place[named[kind]]}" for kind in has)
+                yield Fault(f"actions of one stage and micro-batch on several workers: {where}", "put them on one")
+
+
+def _incomplete(named: dict[str, Action], has: set[str], trained: bool) -> Iterator[Fault]:
+    if FORWARD not in has:
+        yield Fault(f"{named[FORWARD]} is missing", "give every stage a forward for every micro-batch")
+    if not trained:
+        return
+    if BACKWARD in has and has & {INPUT_GRADIENT, WEIGHT_GRADIENT}:
+        yield Fault(f"{named[BACKWARD]} and its halves are both there", "keep B, or I and W")
+    elif BACKWARD not in has:
+        for kind in (INPUT_GRADIENT, WEIGHT_GRADIENT):
+            if kind not in has:
+                yield Fault(
+                    f"{named[kind]} is missing", "a forward of a stage that is trained has a B, or an I and a W"
+                )
