@@ -7,7 +7,8 @@ A step is `model(x)`, the loss, `loss.backward()`. Of each part is told what the
 of batch and targets are told apart and not counted. What torch's engine takes to accumulate as many gradients is told
 for comparison: steps do without it where nobody can tell (`gemini.runtime.deferred.grad_assignment`). `waiting` is
 the rest of the clock: from the call until a worker begins, and from the last action of a worker until `backward()`
-returns, whoever was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees the gradients of the step before.
+returns, whoever was computing; it needs a quiet machine. `letting go` is `zero_grad`, which frees the gradients of the
+step before.
 
     gpt     the 33.7 M GPT of bench_overlap.py: 133 parameters, 51 of them large
     many    a narrow model of 400 layers: 800 small parameters
