@@ -1,12 +1,16 @@
 """A configuration is checked as a whole, comes from four places, and survives every round trip."""
 
+import ast
 import json
 import pickle
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gemini
 from gemini import GeminiConfig, Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
 from gemini.config.gemini_config import setting_names
 from gemini.errors import ConfigError
@@ -109,7 +113,7 @@ def test_environment_may_name_a_file(tmp_path):
         ('mode = "pipeline"', "a configuration is JSON: write"),
         ("mode: pipeline", "a configuration is JSON: write"),
         ('{"workers": 2,\n', "not JSON"),
-        ('{"workers": 2, "workers": 3}', "'workers' is given twice"),
+        ('{"workers": 2, "workers": 3}', "'workers' occurs twice"),
         ('{"wrokers": 2}', "did you mean 'workers'?"),
         ('{"workers": "2"}', "not str"),
     ],
@@ -164,3 +168,44 @@ def test_setting_names_cover_the_fields():
 )
 def test_settings_that_ask_for_workers(given, asks):
     assert GeminiConfig(**given).asks_for_workers is asks
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"mode": "sharding"}, "mode = 'sharding': sharding is not implemented yet"),
+        ({"mode": "hybrid"}, "mode = 'sharding_and_pipeline': sharding is not implemented yet"),
+        ({"sharding_size": 2}, "sharding_size = 2"),
+        ({"mode": "pipeline", "sharding_dim": -1}, "sharding_dim = -1"),
+        ({"device_mapping": MAPPING}, "device_mapping['stage_0'] names 2 shards"),
+    ],
+)
+def test_settings_without_an_implementation_are_refused_before_anything_starts(given, text):
+    with pytest.raises(ConfigError) as caught:
+        GeminiConfig(**given).check_supported()
+    assert text in str(caught.value)
+    assert "use mode='pipeline'" in str(caught.value)
+
+
+def test_settings_with_an_implementation_are_supported():
+    GeminiConfig().check_supported()
+    GeminiConfig(mode="pipeline", pipeline_degree=2, sharding_size=1).check_supported()
+
+
+def test_every_field_has_a_reader():
+    package = Path(gemini.__file__).parent
+    read = {
+        node.attr
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    assert [entry.name for entry in fields(GeminiConfig) if entry.name not in read] == []
+
+
+def test_a_device_mapping_may_be_json_or_a_file(tmp_path):
+    mapping = {"stage_0": {"shard_0": "cpu"}, "stage_1": {"shard_0": "cpu"}}
+    file = tmp_path / "devices.json"
+    file.write_text(json.dumps(mapping))
+    assert GeminiConfig(device_mapping=json.dumps(mapping)) == GeminiConfig(device_mapping=str(file))
+    assert "neither JSON nor a readable JSON file" in faults(device_mapping=str(tmp_path / "none.json"))[0]

@@ -1,14 +1,14 @@
-"""The command line of `gemini_python`: Gemini's options, the interpreter's flags, the program and its arguments.
+"""The command line of `gemini_python`: options of Gemini, flags of the interpreter, the program and its arguments.
 
     gemini_python --accum-degree 8 -u -W error train.py --epochs 3
                   └──── Gemini ───┘└─ Python ─┘└─ program and its own arguments, untouched
 
-`python` stops reading options at the program, and so does this parser; what it does not know before that is an
-error that names the nearest option.
+Like `python`, the parser stops at the program. An unknown option before that is an error that names the nearest one.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ from gemini.errors import UsageError
 from gemini.launcher.process.program_file import Request
 
 PYTHON_FLAGS = "bBdEiIJOPRsStuvx"
-"""The interpreter's own flags without a value; ``-q`` is Gemini's."""
+"""Interpreter flags without a value; ``-q`` belongs to Gemini."""
 
 PYTHON_HELP = ("--help-all", "--help-env", "--help-xoptions")
 
 
 class Option(NamedTuple):
-    """An option of Gemini's own."""
+    """An option of `gemini_python`; `value` is the placeholder of its value, "" for a switch."""
 
     name: str
     value: str
@@ -41,61 +41,68 @@ OPTIONS = (
     Option("--instrument", "PACKAGE", "instrument an installed package too", "instrumentation", True),
     Option("--no-gemini", "", "run under plain python", "instrumentation"),
     Option("--config", "FILE", "read the configuration from a JSON file"),
-    Option("--mode", "MODE", "auto, sharding, pipeline or hybrid"),
-    Option("--pipeline-degree", "N", "stages the model is cut into (also --stage-cnt)"),
-    Option("--sharding-size", "N", "devices that share one operator"),
-    Option("--sharding-dim", "N", "tensor dimension to split operators along"),
-    Option("--accum-degree", "N", "micro-batches a batch is split into"),
-    Option("--partitioner", "NAME", "how the model is cut"),
-    Option("--schedule", "NAME", "pipeline schedule: a name, or a plan's file"),
-    Option("--rng", "KIND", "exact: random numbers as on one device; fast: each worker its own"),
-    Option("--batch-norm", "KIND", "statistics in training: of the batch, or of each micro-batch"),
-    Option("--trace", "", "write the timeline of a step to the run folder"),
-    Option("--memory-limit", "SIZE", "memory of a device, as 12GB"),
-    Option("--workers", "N", "worker processes"),
-    Option("--watchdog", "SECONDS", "seconds after which a worker that does not answer hangs"),
-    Option("--run-folder", "DIR", "where a run keeps what it writes"),
-    Option("--seed", "N", "seed of every search Gemini makes"),
-    Option("--strict", "", "raise where Gemini would fall back to a slower path"),
-    Option("--dry-run", "", "plan and report; end before the first backward pass"),
-    Option("--verify", "", "make the first steps in one process too, and print the largest difference"),
-    Option("--quiet", "", "print nothing but the program's own output (also -q)"),
     Option("--version", "", "print the version and exit (also -V)", "information"),
     Option("--help", "", "print this help and exit (also -h)", "information"),
 )
+"""Options that are no setting. A setting's flag is derived from its field of `GeminiConfig`."""
 
-ALIASES = {"--stage-cnt": "--pipeline-degree"}
-SETTINGS = {option.name for option in OPTIONS if option.group == "configuration"} - {"--config"}
-_KNOWN = {option.name: option for option in OPTIONS}
+_FIXED = {option.name: option for option in OPTIONS}
+
+
+@functools.cache
+def setting_options() -> dict[str, Option]:
+    """Return the flags of all settings. Loads the configuration, so a run without options does not call it."""
+    from dataclasses import fields
+
+    from gemini.config.gemini_config import GeminiConfig
+
+    return {
+        (name := "--" + entry.name.replace("_", "-")): Option(name, entry.metadata["value"], entry.metadata["help"])
+        for entry in fields(GeminiConfig)
+    }
+
+
+@functools.cache
+def setting_aliases() -> dict[str, str]:
+    """Return other spellings of flags: those of the configuration."""
+    from gemini.config.gemini_config import ALIASES
+
+    return {"--" + alias.replace("_", "-"): "--" + name.replace("_", "-") for alias, name in ALIASES.items()}
+
+
+def _find_option(name: str) -> Option | None:
+    return _FIXED.get(name) or setting_options().get(setting_aliases().get(name, name))
 
 
 @dataclass
 class Invocation(Request):
-    """A command line, understood: what `python` is to run, and `given`, the values of Gemini's own options."""
+    """A parsed command line: what `python` runs, and in `given` the values of the options of Gemini."""
 
     given: dict[str, list[str]] = field(default_factory=dict)
 
     def has(self, option: str) -> bool:
-        """Whether `option` was given."""
+        """Whether `option` occurs."""
         return option in self.given
 
     def last(self, option: str) -> str | None:
-        """The value `option` was last given."""
+        """Return the last value of `option`."""
         return self.given[option][-1] if option in self.given else None
 
     def names(self, option: str) -> list[str]:
-        """Every name given to a repeatable, comma-separated option."""
+        """Return every name of a repeatable, comma-separated option."""
         return [name.strip() for value in self.given.get(option, ()) for name in value.split(",") if name.strip()]
 
     def settings(self) -> dict[str, str | float | bool]:
-        """The configuration settings given, by the names `GeminiConfig` has for them; it judges their values."""
+        """Return the settings by field name of `GeminiConfig`, which checks their values."""
         return {
-            name[2:].replace("-", "_"): _value(name, self.given[name][-1]) for name in self.given if name in SETTINGS
+            name[2:].replace("-", "_"): _value(option, self.given[name][-1])
+            for name in self.given
+            if name not in _FIXED and (option := setting_options()[name])
         }
 
 
-def _value(name: str, text: str) -> str | float | bool:
-    kind = _KNOWN[name].value
+def _value(option: Option, text: str) -> str | float | bool:
+    kind = option.value
     if not kind:
         return True
     readers: dict[str, Callable[[str], float]] = {"N": int, "SECONDS": float}
@@ -139,7 +146,6 @@ def parse(argv: Sequence[str]) -> Invocation:
 
 def _long(found: Invocation, word: str, words: list[str], at: int, faults: list[str]) -> int:
     name, equals, value = word.partition("=")
-    name = ALIASES.get(name, name)
     if name == "--check-hash-based-pycs":
         end = at if equals else at + 1
         found.flags += [word, *words[at:end]]
@@ -149,14 +155,15 @@ def _long(found: Invocation, word: str, words: list[str], at: int, faults: list[
         found.flags.append(name)
         found.typed.append(name)
         return at
-    option = _KNOWN.get(name)
+    option = _find_option(name)
     if option is None:
         from gemini.nearest_name import nearest
 
-        close = nearest(name, [*_KNOWN, *ALIASES])
+        close = nearest(name, [*_FIXED, *setting_options(), *setting_aliases()])
         hint = f"did you mean {close}?" if close else "gemini_python --help lists them"
         faults.append(f"unknown option {name}\n    → {hint}")
         return at
+    name = option.name
     if not option.value:
         if equals:
             faults.append(f"{name} takes no value, but {value!r} was given\n    → write {name}")
@@ -207,12 +214,12 @@ def _short(found: Invocation, word: str, words: list[str], at: int, faults: list
 
 
 def usage() -> str:
-    """The one-line usage."""
+    """Return the one-line usage."""
     return "usage: gemini_python [gemini options] [python flags] (script.py | -m module | -c code | -) [arguments]"
 
 
 def help_text() -> str:
-    """The whole help."""
+    """Return the help text."""
     lines = [
         usage(),
         "",
@@ -221,7 +228,7 @@ def help_text() -> str:
     ]
     for group in ("instrumentation", "configuration", "information"):
         lines += ["", f"{group}:"]
-        for option in OPTIONS:
+        for option in (*OPTIONS, *setting_options().values()):
             if option.group == group:
                 spelled = f"{option.name} {option.value}".strip()
                 lines.append(f"  {spelled:<22} {option.help}")

@@ -1,26 +1,26 @@
-"""`GeminiConfig`: every setting of a run, checked when it is made, frozen afterwards.
+"""`GeminiConfig`: every setting of a run, checked on construction, frozen afterwards.
 
-Settings come from four places. Where two of them name the same setting, the one higher up in this list wins:
+Settings come from four sources. Where two sources name the same setting, the one higher up in this list wins:
 
-    1. keywords                 GeminiConfig(accum_degree=8), written in the program
-    2. command-line flags       gemini_python --accum-degree 8, typed for one run
-    3. a JSON file              gemini_python --config gemini.json, kept for a project
-    4. GEMINI_CONFIG            a JSON file's path, or JSON itself, kept for a machine
+    1. keywords                 GeminiConfig(accum_degree=8), in the program
+    2. command-line flags       gemini_python --accum-degree 8, for one run
+    3. a JSON file              gemini_python --config gemini.json, for a project
+    4. GEMINI_CONFIG            the path of a JSON file, or JSON itself, for a machine
 
-`GeminiConfig(…)` alone reads keywords only; `GeminiConfig.load(…)` puts the four together. All faults of a
-configuration are reported in one `ConfigError`, each with its value and a remedy.
+`GeminiConfig(…)` reads keywords only; `GeminiConfig.load(…)` merges all four. One `ConfigError` reports all faults of
+a configuration, each with its value and a remedy.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from gemini.config import readers as settings
+from gemini.config import readers
 from gemini.config.modes import Mode
 from gemini.errors import ConfigError, Fault
 from gemini.nearest_name import nearest
@@ -32,55 +32,69 @@ _EXAMPLE = 'a configuration is JSON: write {"mode": "pipeline", …}'
 DeviceMapping = Mapping[str, Mapping[str, str]]
 
 
-def _setting(default: Any, read: Callable[[Any], Any], help: str, hash: bool = True) -> Any:
-    return field(default=default, metadata={"read": read, "help": help}, hash=hash)
+def _setting(default: Any, read: Callable[[Any], Any], value: str, help: str, *, hash: bool = True) -> Any:
+    """A field with its reader, the placeholder of its command-line flag ("" for a switch) and its help text."""
+    return field(default=default, metadata={"read": read, "value": value, "help": help}, hash=hash)
 
 
 @dataclass(frozen=True, init=False)
 class GeminiConfig:
     """The settings of a run. `None` means: Gemini chooses.
 
+    The command-line flags of `gemini_python` are derived from these fields (`gemini.cli.launcher_flags`).
+
     >>> GeminiConfig(mode="hybrid", sharding_size=4, pipeline_degree=8).mode
     <Mode.SHARDING_AND_PIPELINE: 'sharding_and_pipeline'>
     """
 
-    mode: Mode = _setting(Mode.AUTO, settings.mode, "how to spread the model: auto, sharding, pipeline or hybrid")
-    sharding_size: int | None = _setting(None, settings.count, "devices that share one operator")
-    sharding_dim: int | None = _setting(None, settings.dimension, "tensor dimension to split operators along")
-    pipeline_degree: int | None = _setting(None, settings.count, "stages the model is cut into (also: stage_cnt)")
-    accum_degree: int | None = _setting(None, settings.count, "micro-batches a batch is split into")
+    mode: Mode = _setting(Mode.AUTO, readers.mode, "MODE", "parallelism: auto, pipeline, sharding or hybrid")
+    sharding_size: int | None = _setting(None, readers.count, "N", "devices that share one operator")
+    sharding_dim: int | None = _setting(
+        None, readers.dimension, "N", "weight dimension to shard: 0 reduction, -1 output"
+    )
+    pipeline_degree: int | None = _setting(None, readers.count, "N", "pipeline stages (also: stage_cnt)")
+    accum_degree: int | None = _setting(None, readers.count, "N", "micro-batches per batch")
     device_mapping: DeviceMapping | None = _setting(
-        None, settings.device_mapping, 'devices, as {"stage_0": {"shard_0": "cuda:0"}}', hash=False
+        None,
+        readers.device_mapping,
+        "JSON",
+        """devices, as '{"stage_0": {"shard_0": "cuda:0"}}' or the path of a JSON file""",
+        hash=False,
     )
-    partitioner: str = _setting("exact", settings.partitioner, "how the model is cut")
-    schedule: str = _setting("auto", settings.schedule, "auto, composed, none, a library name, or a plan's file")
-    rng: str = _setting("exact", settings.rng, "exact: random numbers as on one device; fast: each worker its own")
+    partitioner: str = _setting("exact", readers.partitioner, "NAME", "algorithm that cuts the model into stages")
+    schedule: str = _setting(
+        "auto", readers.schedule, "NAME", "auto, composed, none, a schedule of the library, or the file of a plan"
+    )
+    rng: str = _setting("exact", readers.rng, "KIND", "exact: the random numbers of one device; fast: per worker")
     batch_norm: str = _setting(
-        "batch", settings.batch_norm, "batch normalization in training: statistics of the batch, or of each micro-batch"
+        "batch", readers.batch_norm, "KIND", "batch-norm statistics in training: of the batch or of each micro-batch"
     )
-    trace: bool = _setting(False, settings.flag, "write the timeline of a step to the run folder")
-    memory_limit: int | None = _setting(None, settings.memory, "memory of a device, in bytes or as 12GB")
-    workers: int | None = _setting(None, settings.count, "worker processes")
-    watchdog: float = _setting(60.0, settings.seconds, "seconds after which a worker that does not answer hangs")
-    run_folder: str = _setting(".gemini", settings.word, "where a run keeps what it writes")
-    seed: int = _setting(0, settings.seed, "seed of every search Gemini makes")
-    strict: bool = _setting(False, settings.flag, "raise where Gemini would fall back to a slower path")
-    verify: bool = _setting(False, settings.flag, "make the first steps on one device too, and compare")
-    dry_run: bool = _setting(False, settings.flag, "plan and report, without training")
-    quiet: bool = _setting(False, settings.flag, "print nothing but the program's own output")
+    trace: bool = _setting(False, readers.flag, "", "write the timeline of one step to the run folder")
+    memory_limit: int | None = _setting(None, readers.memory, "SIZE", "memory per device, in bytes or as 12GB")
+    workers: int | None = _setting(None, readers.count, "N", "worker processes")
+    watchdog: float = _setting(
+        60.0, readers.seconds, "SECONDS", "seconds without a reply after which a worker counts as hung"
+    )
+    run_folder: str = _setting(".gemini", readers.word, "DIR", "folder for the artifacts of a run")
+    seed: int = _setting(0, readers.seed, "N", "seed of every search")
+    strict: bool = _setting(False, readers.flag, "", "raise instead of falling back to a slower path")
+    verify: bool = _setting(False, readers.flag, "", "repeat the first steps in one process and print the difference")
+    dry_run: bool = _setting(False, readers.flag, "", "plan and report; end before the first backward pass")
+    quiet: bool = _setting(False, readers.flag, "", "print nothing but the output of the script")
 
     def __init__(self, **given: Any) -> None:
-        self._take(given, source="GeminiConfig")
+        self._assign(given, source="GeminiConfig")
 
-    def _take(self, given: Mapping[str, Any], source: str) -> None:
+    def _assign(self, given: Mapping[str, Any], source: str) -> None:
+        """Read and check all values, then set the fields; all faults are raised in one error."""
         faults: list[Fault] = []
         values = {entry.name: entry.default for entry in fields(self)}
-        readers = {entry.name: entry.metadata["read"] for entry in fields(self)}
-        for name, value in _canonical(given, faults).items():
+        read = {entry.name: entry.metadata["read"] for entry in fields(self)}
+        for name, value in _drop_unknown(given, faults).items():
             if value is None:
                 continue
-            result = readers[name](value)
-            if isinstance(result, settings.Wrong):
+            result = read[name](value)
+            if isinstance(result, readers.Wrong):
                 faults.append(Fault(f"{name} = {value!r}: {result.what}", result.remedy))
             else:
                 values[name] = result
@@ -99,39 +113,56 @@ class GeminiConfig:
         environ: Mapping[str, str] | None = None,
         **keywords: Any,
     ) -> GeminiConfig:
-        """Put keywords, flags, a JSON file and GEMINI_CONFIG together, in that order of precedence."""
+        """Merge keywords, flags, a JSON file and GEMINI_CONFIG, in that order of precedence."""
         environment = (os.environ if environ is None else environ).get(ENVIRONMENT, "").strip()
         merged: dict[str, Any] = {}
         sources = []
         if environment:
-            merged |= _spelled(_read_environment(environment))
+            merged |= _resolve_aliases(_read_environment(environment))
             sources.append(ENVIRONMENT)
         if path is not None:
-            merged |= _spelled(_read_file(Path(path), str(path)))
+            merged |= _resolve_aliases(_read_file(Path(path), str(path)))
             sources.append(str(path))
         for name, layer in (("command line", flags), ("keywords", keywords)):
             if layer:
-                merged |= _spelled({key: value for key, value in layer.items() if value is not None})
+                merged |= _resolve_aliases({key: value for key, value in layer.items() if value is not None})
                 sources.append(name)
         config = cls.__new__(cls)
-        config._take(merged, source="configuration from " + (" + ".join(sources) or "defaults"))
+        config._assign(merged, source="configuration from " + (" + ".join(sources) or "defaults"))
         return config
 
     @property
     def asks_for_workers(self) -> bool:
-        """Whether these settings, and not only Gemini's own choice, spread the model over several devices."""
+        """Whether these settings request several devices, rather than leave the choice to Gemini."""
         degrees = (self.sharding_size or 1, self.pipeline_degree or 1, self.workers or 1)
         return self.mode is not Mode.AUTO or max(degrees) > 1 or self.device_mapping is not None
 
     @property
     def worker_count(self) -> int:
-        """The number of workers that these settings ask for."""
+        """The number of workers these settings request."""
         if self.device_mapping is not None:
             return sum(len(devices) for devices in self.device_mapping.values())
         return self.workers or (self.sharding_size or 1) * (self.pipeline_degree or 1)
 
+    def check_supported(self) -> None:
+        """Raise for settings that no part of Gemini implements yet, before anything starts."""
+        faults = [Fault(what, "use mode='pipeline' with pipeline_degree=N") for what in self._unsupported()]
+        if faults:
+            raise ConfigError(faults)
+
+    def _unsupported(self) -> Iterator[str]:
+        if self.mode in (Mode.SHARDING, Mode.SHARDING_AND_PIPELINE):
+            yield f"mode = {str(self.mode)!r}: sharding is not implemented yet"
+        if (self.sharding_size or 1) > 1:
+            yield f"sharding_size = {self.sharding_size}: sharding is not implemented yet"
+        if self.sharding_dim is not None:
+            yield f"sharding_dim = {self.sharding_dim}: sharding is not implemented yet"
+        for stage, devices in (self.device_mapping or {}).items():
+            if len(devices) > 1:
+                yield f"device_mapping[{stage!r}] names {len(devices)} shards: sharding is not implemented yet"
+
     def to_dict(self) -> dict[str, Any]:
-        """Every setting as plain JSON values."""
+        """Return every setting as plain JSON values."""
         plain: dict[str, Any] = {}
         for entry in fields(self):
             value = getattr(self, entry.name)
@@ -141,7 +172,7 @@ class GeminiConfig:
         return plain
 
     def to_json(self) -> str:
-        """The settings as JSON text that `load` reads back."""
+        """Return the settings as JSON text that `load` reads back."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def __reduce__(self) -> tuple[Callable[..., GeminiConfig], tuple[dict[str, Any]]]:
@@ -153,18 +184,18 @@ def _rebuild(values: dict[str, Any]) -> GeminiConfig:
 
 
 def setting_names() -> tuple[str, ...]:
-    """The names a configuration may use, aliases included."""
+    """Return the names a configuration may use, aliases included."""
     return (*(entry.name for entry in fields(GeminiConfig)), *ALIASES)
 
 
-def _spelled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Aliases under their one name, so that a stronger source replaces a weaker one whichever word each used."""
+def _resolve_aliases(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace aliases by field names, so that a stronger source overrides a weaker one under either name."""
     if any(alias in given and name in given for alias, name in ALIASES.items()):
         return dict(given)
     return {ALIASES.get(name, name): value for name, value in given.items()}
 
 
-def _canonical(given: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]:
+def _drop_unknown(given: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]:
     known = setting_names()
     result: dict[str, Any] = {}
     for name, value in given.items():
@@ -263,5 +294,5 @@ def _parse(text: str, source: str) -> dict[str, Any]:
         what = f"a configuration is a JSON object, not {type(value).__name__}"
         raise ConfigError([Fault(what, _EXAMPLE)], source)
     if repeated:
-        raise ConfigError([Fault(f"{name!r} is given twice", "keep one") for name in repeated], source)
+        raise ConfigError([Fault(f"{name!r} occurs twice", "remove one") for name in repeated], source)
     return value

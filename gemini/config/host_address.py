@@ -1,4 +1,4 @@
-"""Addresses: how a worker on another host is named in a device mapping.
+"""Host addresses: the name of a worker on another host in a device mapping.
 
 node2:9000/cpu      the worker that listens at port 9000 of node2, on its CPU
 node2:9000/cuda:1   on its second GPU
@@ -17,7 +17,7 @@ _WORKER = re.compile(_HOST + r":(?P<port>\d{1,5})/(?P<device>[a-z][a-z_]*(?::\d+
 
 @dataclass(frozen=True)
 class Address:
-    """Where a worker listens, and the device that it is to compute on there."""
+    """Host and port a worker listens on, and the device it computes on."""
 
     host: str
     port: int
@@ -40,15 +40,15 @@ def is_address(name: str) -> bool:
 def worker_at(name: str) -> Address | None:
     """An entry of a device mapping that names a host; None if it is not well formed."""
     found = _WORKER.fullmatch(name)
-    return None if found is None else _made(found, found["device"])
+    return None if found is None else _make_address(found, found["device"])
 
 
 def place_at(text: str) -> Address | None:
     """HOST:PORT, as in `--listen`; None if it is not well formed."""
     found = _PLACE.fullmatch(text)
-    return None if found is None else _made(found, "cpu", least=0)
+    return None if found is None else _make_address(found, "cpu", least=0)
 
 
-def _made(found: re.Match[str], device: str, least: int = 1) -> Address | None:
+def _make_address(found: re.Match[str], device: str, least: int = 1) -> Address | None:
     port = int(found["port"])
     return Address(found["host"].strip("[]"), port, device) if least <= port < 1 << 16 else None

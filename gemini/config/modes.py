@@ -1,4 +1,4 @@
-"""How a model is spread over devices: the values of `GeminiConfig(mode=…)`, importable by name."""
+"""Parallelism modes: the values of `GeminiConfig(mode=…)`, importable by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Mode(str, Enum):
-    """A way to spread a model. Members are strings, so `"pipeline"` and `pipeline` are equal."""
+    """A kind of model parallelism. Members are strings, so `"pipeline"` and `pipeline` are equal."""
 
     AUTO = "auto"
     SHARDING = "sharding"

@@ -1,12 +1,14 @@
-"""Readers of single settings: each turns what a person wrote into a value, or says what is wrong with it."""
+"""Readers of single settings: each converts user input to a value, or returns the fault with a remedy."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +28,7 @@ BATCH_NORM = ("batch", "micro-batch")
 
 @dataclass(frozen=True)
 class Wrong:
-    """Why a value cannot be used, and what can."""
+    """A rejected value: the fault, and the remedy."""
 
     what: str
     remedy: str
@@ -83,10 +85,10 @@ def word(value: Any) -> str | Wrong:
 
 
 def partitioner(value: Any) -> str | Wrong:
-    """A partitioner by name: one of ours, or one that an installed package brings (`gemini.partitioners`)."""
+    """Read the name of a partitioner: built in, or registered by an installed package (`gemini.partitioners`)."""
     if value in PARTITIONERS:
         return str(value)
-    if isinstance(value, str) and value in (found := installed("gemini.partitioners")):
+    if isinstance(value, str) and value in (found := registered_names("gemini.partitioners")):
         return found[found.index(value)]
     return Wrong("not a partitioner", remedy(str(value), PARTITIONERS))
 
@@ -104,17 +106,17 @@ def schedule(value: Any) -> str | Wrong:
 
 
 def rng(value: Any) -> str | Wrong:
-    """How micro-batches draw random numbers."""
-    return value if value in RNG else Wrong("not a way to draw", remedy(str(value), RNG))
+    """Read the policy for random numbers in micro-batches."""
+    return value if value in RNG else Wrong("not an rng policy", remedy(str(value), RNG))
 
 
 def batch_norm(value: Any) -> str | Wrong:
-    """What batch normalization takes statistics of in training."""
-    return value if value in BATCH_NORM else Wrong("not what statistics are of", remedy(str(value), BATCH_NORM))
+    """Read the scope of batch-norm statistics in training."""
+    return value if value in BATCH_NORM else Wrong("not a scope of statistics", remedy(str(value), BATCH_NORM))
 
 
-def installed(group: str) -> list[str]:
-    """The names that installed packages register under an entry-point group."""
+def registered_names(group: str) -> list[str]:
+    """Return the names that installed packages register under an entry-point group."""
     from importlib.metadata import entry_points
 
     return sorted(entry.name for entry in entry_points(group=group))
@@ -137,7 +139,11 @@ def memory(value: Any) -> int | Wrong:
 
 def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
     """`{"stage_0": {"shard_0": "cuda:0", …}, …}`, complete and in order; several shards may share a device."""
-    example = 'write {"stage_0": {"shard_0": "cuda:0", "shard_1": "cuda:1"}, "stage_1": …}'
+    example = 'write {"stage_0": {"shard_0": "cuda:0"}, "stage_1": {"shard_0": "cuda:1"}}'
+    if isinstance(value, str):
+        value = _parse_mapping(value)
+        if isinstance(value, Wrong):
+            return value
     if not isinstance(value, Mapping) or not value:
         return Wrong("a mapping from stages to shards to devices is needed", example)
     if set(value) != {f"stage_{index}" for index in range(len(value))}:
@@ -159,6 +165,14 @@ def device_mapping(value: Any) -> Mapping[str, Mapping[str, str]] | Wrong:
             {f"shard_{number}": shards[f"shard_{number}"] for number in range(len(shards))}
         )
     return MappingProxyType(result)
+
+
+def _parse_mapping(text: str) -> Any:
+    """Parse JSON, or the JSON file that `text` names: the form of a command-line flag."""
+    try:
+        return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return Wrong(f"neither JSON nor a readable JSON file: {error}", "write a JSON object or the path of a file")
 
 
 def _is_device(name: Any) -> bool:
