@@ -1,12 +1,14 @@
-"""The module that instrumented source imports as `__gemini__`; its functions live in `gemini.launcher.script_api`."""
+"""The module that instrumented source imports as `__gemini__`: another name of `gemini.launcher.script_api`.
+
+It is the same module object, not a wrapper: the launcher replaces functions in it while a program runs, and a lookup
+costs a script's steps nothing extra.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
 
 from gemini.launcher import script_api
+from gemini.launcher.script_api import *  # noqa: F403 - the names, for type checkers
 
-
-def __getattr__(name: str) -> Any:
-    """Return `name` from the script API, which the launcher may replace while a program runs."""
-    return getattr(script_api, name)
+sys.modules[__name__] = script_api

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from gemini.instrument.names.device_names import CUDA_STUBS, DEVICE_KEYWORDS
 from gemini.launcher import script_api as managed
-from gemini.launcher.script_api.cuda_stubs import NAMES
+from gemini.launcher.script_api.cuda_stubs import REPLACEMENTS, SCALERS
+from gemini.launcher.script_api.script_devices import KEYWORDS
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="these devices are absent only without CUDA")
 
@@ -105,7 +107,7 @@ def test_every_stand_in_exists_and_answers() -> None:
     managed.stand_in(torch.cuda.set_rng_state)(state)
     assert torch.equal(torch.rand(3), drawn)
     assert managed.stand_in(torch.cuda.is_available) is torch.cuda.is_available
-    assert "torch.cuda.is_available" not in NAMES
+    assert "torch.cuda.is_available" not in CUDA_STUBS
 
 
 @without_cuda
@@ -166,3 +168,9 @@ def test_what_a_program_puts_in_torchs_place_is_its_own() -> None:
         print(g.stand_in(torch.cuda.current_device)())
     """)
     assert done.stdout.split() == ["True", "cuda", "0"]
+
+
+def test_the_script_api_has_a_function_for_every_name_that_the_pass_inserts() -> None:
+    assert tuple(KEYWORDS) == DEVICE_KEYWORDS
+    replaced = {f"torch.{name}" for name in (*REPLACEMENTS, *SCALERS)}
+    assert replaced == {name for name in CUDA_STUBS if not name.endswith("Tensor")}

@@ -1,8 +1,8 @@
-"""Say which path each model of the last run took, and what kept it from a faster one.
+"""Show which path each model of the last run took, and what prevented a faster one.
 
 gemini explain                          the last run in .gemini
-gemini explain --run-folder DIR         of another folder
-gemini explain --json                   for programs
+gemini explain --run-folder DIR         the last run in another run folder
+gemini explain --json                   the same as JSON
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-SUMMARY = "say which path each model of the last run took, and why not a faster one"
+SUMMARY = "show which path each model of the last run took, and what prevented a faster one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,12 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the stories of the last run."""
-    from gemini.report.run_journal import read_newest
+    """Print the journal of the last run."""
+    from gemini.runtime.run_journal import read_newest
 
     stories = read_newest(args.run_folder)
     if args.json:
         print(json.dumps([asdict(story) for story in stories], indent=1))
-    else:
+    elif stories:
         print("\n".join(str(story) for story in stories))
+    else:
+        print("the last run trained no model with workers: it ran as under python")
     return 0

@@ -10,6 +10,7 @@ A model that stays here costs nothing from then on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from torch import nn
 from gemini.config.gemini_config import GeminiConfig
 from gemini.launcher.model_discovery import Instead
 from gemini.launcher.policy import Forced
-from gemini.launcher.trial_clock import Clock
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -32,6 +32,23 @@ _WHY_ONE = {
     False: "this machine has one core and no more devices",
 }
 _GAIN = 1.1  # a plan below this is not worth its memory and its noise
+
+
+class Clock:
+    """Time that a step takes if nothing else runs on the machine.
+
+    On a CPU it is the calling thread's CPU time: that thread takes part in every operator, and time spent waiting for a
+    core does not count. With CUDA, backward runs on other threads: there it is the process's CPU time, at most the
+    wall-clock time.
+    """
+
+    def __init__(self) -> None:
+        self.own = time.process_time if torch.cuda.is_initialized() else time.thread_time
+        self.wall, self.cpu = time.perf_counter(), self.own()
+
+    def ms(self) -> float:
+        """Return the elapsed milliseconds."""
+        return min(time.perf_counter() - self.wall, self.own() - self.cpu) * 1e3
 
 
 @dataclass
@@ -120,7 +137,7 @@ class Auto(Forced):
         return at_best_ms(model, args, kwargs, trial.step_ms, how_many_workers(self.config))
 
     def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
-        from gemini.runtime.interception.local_mode import here
+        from gemini.runtime.local_mode import here
         from gemini.runtime.pipelined.without_hooks import hookless
         from gemini.snapshot.model_state import undrawn
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from gemini.capture.patch_lock import TURN
+from gemini.capture.patches import PATCH_LOCK
 
 if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
@@ -99,7 +99,7 @@ class Recognition:
         if not any(id(one) in self._open or (self._all and one.requires_grad) for one in parameters):
             _remember(self._passing, module)
             return None
-        with TURN:  # another thread may have found it meanwhile
+        with PATCH_LOCK:  # another thread may have found it meanwhile
             return None if key in self._settled else self._found(module, parameters)
 
     def _found(self, module: nn.Module, parameters: list[nn.Parameter]) -> Instead | None:
@@ -170,7 +170,7 @@ class Recognition:
     # ── where modules are met ────────────────────────────────────────────────────────────────────────────────────────
     def _watch(self) -> None:
         dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
-        with TURN:
+        with PATCH_LOCK:
             if dispatch is not None and nn.Module.__call__ is dispatch._call:
                 dispatch.ask_about_others(self.meet)
             elif nn.Module.__call__ is _CALL:
@@ -184,7 +184,7 @@ class Recognition:
 
     def stop_watching(self) -> None:
         """Torch's own call again, where the run time has not put its own there."""
-        with TURN:
+        with PATCH_LOCK:
             if getattr(nn.Module.__call__, "is_recognition", False):
                 nn.Module.__call__ = _CALL
 

@@ -105,7 +105,7 @@ class Forced:
 
     def stays(self, model: nn.Module, reason: str, how: str = "as under python") -> bool:
         """A model has no workers: one line says why, and so does `gemini explain` afterwards."""
-        from gemini.report.run_journal import journal_of
+        from gemini.runtime.run_journal import journal_of
 
         name, reason = type(model).__name__, reason.partition("\n")[0]
         self.say(f"{name} runs {how}: {reason}")
@@ -130,10 +130,15 @@ def _obstacle(model: nn.Module) -> str:
     return ""
 
 
+def load_config(session: Session, folder: str) -> GeminiConfig:
+    """Return the configuration of a session; its run folder is relative to `folder`."""
+    config = GeminiConfig.load(session["config"], flags=session["flags"])
+    return GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+
+
 def decider_for(session: Session, folder: str) -> Forced:
     """What a session asks for."""
-    config = GeminiConfig.load(session["config"], flags=session["flags"])
-    config = GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+    config = load_config(session, folder)
     is_asked = config.asks_for_workers
     config = completed(config)
     if config.dry_run:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.launcher.trial_clock import Clock
-from gemini.runtime.interception.local_mode import here
+from gemini.launcher.auto import Clock
+from gemini.runtime.local_mode import here
 
 _IDLE = 1.05  # no plan keeps all workers busy all the time
 
@@ -34,7 +34,7 @@ def at_best_ms(model: nn.Module, args: Any, kwargs: Any, step_ms: float, workers
 
 def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
     """How many times as long a forward takes on fewer threads."""
-    from gemini.capture.call_binding import Call
+    from gemini.ir.call_binding import Call
     from gemini.runtime.pipelined.without_hooks import hookless
     from gemini.snapshot.model_state import Saved
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gemini.instrument.program.import_hook import Hook
     from gemini.launcher.model_discovery import Recognition
+    from gemini.launcher.process.import_hook import Hook
     from gemini.launcher.process.launch_session import Session
 
 _OPTIMIZERS = "torch.optim.optimizer"
@@ -59,7 +59,7 @@ def follow(name: str) -> None:
     """Torch's optimizers have just been imported: be told what they are given, and of losses without any."""
     import atexit
 
-    from gemini.launcher.script_api import forward_calls, site_marks
+    from gemini.launcher.script_api import forward_calls, training_marks
 
     kind: Any = sys.modules[name].Optimizer
     add = kind.add_param_group
@@ -71,16 +71,13 @@ def follow(name: str) -> None:
     add_param_group.__doc__ = add.__doc__
     kind.add_param_group = add_param_group
 
-    def marked(_: Any, site: Any) -> None:
-        if site.kind in ("loss", "step"):
-            unwatch()
-            site_marks.rest()  # all that is asked of them is known
-            if armed.recognition is None:  # it does without an optimizer of torch's
-                _tell(lambda found: found.take_all())
+    def started() -> None:
+        if armed.recognition is None:  # the script trains without an optimizer of torch's
+            _tell(lambda found: found.take_all())
 
-    unwatch = site_marks.watch(marked)
+    training_marks.on_first_step(started)
     forward_calls.begin()
-    atexit.register(_farewell)
+    atexit.register(_end_run)
     if armed.session is not None and not armed.session["flags"].get("strict"):
         from gemini.launcher import excepthook
 
@@ -106,9 +103,12 @@ def _tell(news: Callable[[Recognition], None]) -> None:
         armed.session = None
 
 
-def _farewell() -> None:
-    """One line where a program that has torch, and ends well, has trained nothing."""
-    if os.getpid() != armed.owner or armed.session is None or armed.session["quiet"] or hasattr(sys, "last_value"):
+def _end_run() -> None:
+    """Record the run; print one line where a program that imported torch ends without an error and trained nothing."""
+    if os.getpid() != armed.owner or armed.session is None:
+        return
+    _record_run(armed.session)
+    if armed.session["quiet"] or hasattr(sys, "last_value"):
         return
     found = armed.recognition
     if found is None or not found.models:
@@ -117,3 +117,16 @@ def _farewell() -> None:
         what = _NOTHING if found is None or not found.layers else _LAYERS
         with suppress(OSError, ValueError, AttributeError):  # standard error is closed
             sys.stderr.write(f"gemini: {what}: the program ran as under python\n")
+
+
+def _record_run(session: Session) -> None:
+    """Let `gemini explain` report this run also where no model of it has a journal entry."""
+    from contextlib import suppress
+
+    with suppress(Exception):  # a faulty configuration has been reported already
+        from pathlib import Path
+
+        from gemini.launcher.policy import load_config
+        from gemini.runtime.run_journal import record_idle_run
+
+        record_idle_run(Path(load_config(session, armed.folder).run_folder).resolve())

@@ -34,7 +34,7 @@ class Verification:
         if self.steps >= _STEPS:
             return
         from gemini.runtime.deferred.pending_call import RAN
-        from gemini.runtime.interception.local_mode import here
+        from gemini.runtime.local_mode import here
 
         before, pending.state = pending.state, RAN  # made again, not made
         try:

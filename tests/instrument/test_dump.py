@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemini.cli.main import main
-from gemini.instrument.output.dump_writer import MARKER
+from gemini.instrument.output import DUMP_MARKER
 
 MOVES = 'class T:\n    def cuda(self): return "moved by its own method"\n'  # instrumented, and needs no torch
 
@@ -260,8 +260,8 @@ def test_an_earlier_dump_is_replaced_and_nothing_else(tmp_path: Path, capsys: py
     assert main(["dump", str(script), "-o", str(out)]) == 0
     (out / "left-over.py").write_text("")
     assert main(["dump", str(script), "-o", str(out)]) == 0
-    assert sorted(os.listdir(out)) == [MARKER, "s.py"]
-    os.unlink(out / MARKER)
+    assert sorted(os.listdir(out)) == [DUMP_MARKER, "s.py"]
+    os.unlink(out / DUMP_MARKER)
     capsys.readouterr()
     assert main(["dump", str(script), "-o", str(out)]) == 2
     said = capsys.readouterr()

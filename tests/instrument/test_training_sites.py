@@ -1,4 +1,4 @@
-"""Training sites: what is marked, that nothing else changes, and that the marks find the real objects."""
+"""Training sites: which expressions are marked, that nothing else changes, and that the marks detect training."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Iterator
 
 import pytest
 
+import gemini.managed
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.device_placement import DevicePlacement
 from gemini.instrument.passes.training_sites import TrainingSites
 from gemini.instrument.text.source_file import SourceFile
 from gemini.launcher import script_api as managed
+from gemini.launcher.script_api import training_marks
 
 IMPORTS = "import torch, torch.nn as nn\nfrom torch import optim\nclass Net(nn.Module): ...\n"
 
 
 @pytest.fixture(autouse=True)
-def _no_sites() -> Iterator[None]:
-    managed.forget()
+def _no_handler() -> Iterator[None]:
+    before = managed.loss, managed.step
     yield
-    managed.forget()
+    managed.loss, managed.step = before
 
 
 def instrumented(text: str, *passes: type) -> str:
@@ -33,16 +35,8 @@ def instrumented(text: str, *passes: type) -> str:
 
 
 REWRITES = [
-    ("net = Net()", "net = __gemini__.model(Net())"),
-    (
-        "opt = optim.Adam(net.parameters(), lr=0.1)",
-        "opt = __gemini__.optimizer(optim.Adam(__gemini__.model(net).parameters(), lr=0.1))",
-    ),
-    (
-        "opt = torch.optim.SGD([{'params': a.parameters()}, {'params': self.b.parameters()}])",
-        "opt = __gemini__.optimizer(torch.optim.SGD([{'params': __gemini__.model(a).parameters()}, "
-        "{'params': __gemini__.model(self.b).parameters()}]))",
-    ),
+    ("net = Net()", "net = Net()"),
+    ("opt = optim.Adam(net.parameters(), lr=0.1)", "opt = optim.Adam(net.parameters(), lr=0.1)"),
     ("loss.backward()", "__gemini__.loss(loss).backward()"),
     ("(loss / 4).backward(retain_graph=True)", "(__gemini__.loss(loss / 4)).backward(retain_graph=True)"),
     ("scaler.scale(loss).backward()", "__gemini__.loss(scaler.scale(loss)).backward()"),
@@ -61,11 +55,6 @@ def test_marks(before: str, after: str) -> None:
     assert instrumented(IMPORTS + before + "\n") == IMPORTS + after + "\n"
 
 
-def test_parts_of_a_model_are_not_models() -> None:
-    text = IMPORTS + "class Two(Net):\n    def __init__(self):\n        self.first = Net()\n"
-    assert instrumented(text) == text
-
-
 def test_methods_of_a_model_may_call_it_by_forward() -> None:
     text = IMPORTS + "class Two(Net):\n    def loss(self, x):\n        return {}.forward(x).sum()\n"
     assert instrumented(text.format("self")) == text.format("__gemini__.called(self)")
@@ -78,14 +67,12 @@ def test_what_a_forward_calls_by_forward_is_its_own() -> None:
     assert instrumented(text) == text
 
 
-def test_schedulers_are_not_optimizers() -> None:
-    text = IMPORTS + "s = optim.lr_scheduler.StepLR(opt, 1)\n"
-    assert instrumented(text) == text
-
-
 def test_marks_stay_inside_of_placement() -> None:
-    text = instrumented(IMPORTS + "net = Net().cuda()\n", TrainingSites, DevicePlacement)
-    assert text.endswith("net = __gemini__.on(__gemini__.model(Net())).cuda()\n")
+    text = instrumented(IMPORTS + "y = net.forward(x).cuda()\nnet.cuda().forward(x)\n", TrainingSites, DevicePlacement)
+    assert text.endswith(
+        "y = __gemini__.on(__gemini__.called(net).forward(x)).cuda()\n"
+        "__gemini__.called(__gemini__.on(net).cuda()).forward(x)\n"
+    )
 
 
 SCRIPT = """
@@ -122,42 +109,30 @@ def run(text: str) -> tuple[str, dict[str, object]]:
     return said.getvalue(), namespace
 
 
-def test_the_program_is_the_same_and_its_sites_are_known() -> None:
+def test_the_program_is_the_same_and_its_first_step_is_reported_once() -> None:
+    calls: list[str] = []
+    training_marks.on_first_step(lambda: calls.append("trains"))
     done = PassManager([TrainingSites()]).run(SourceFile.from_text(SCRIPT, "script.py", "__main__"))
     plain, _ = run(SCRIPT)
-    marked, namespace = run(done.text)
+    assert calls == []
+    marked, _ = run(done.text)
     assert marked == plain
-    assert {site.kind for site in managed.sites()} == {"model", "optimizer", "loss", "step"}
-    assert [site.line for site in managed.sites() if site.kind == "step"] == [24]  # opt's, not the game's
-    assert managed.marked("model") == (namespace["net"],)
-    assert managed.marked("optimizer") == (namespace["opt"],)
+    assert calls == ["trains"]
 
 
-def test_marks_keep_nothing_alive() -> None:
-    _, namespace = run(PassManager([TrainingSites()]).run(SourceFile.from_text(SCRIPT, "s.py")).text)
-    assert managed.marked("model")
-    namespace.clear()
-    assert managed.marked("model") == managed.marked("optimizer") == ()
-
-
-def test_a_run_time_can_watch() -> None:
-    seen: list[tuple[object, str]] = []
-    stop = managed.watch(lambda value, site: seen.append((value, site.kind)))
-    _, namespace = run(PassManager([TrainingSites()]).run(SourceFile.from_text(SCRIPT, "s.py")).text)
-    stop()
-    managed.model(namespace["net"])
-    kinds = [kind for _, kind in seen]
-    assert kinds == ["model", "model", "optimizer", *["loss", "step"] * 3]
-    assert seen[0][0] is namespace["net"]
-
-
-def test_values_that_are_no_ones_pass_through() -> None:
+@pytest.mark.parametrize("mark", ["loss", "step"])
+def test_values_of_other_types_are_not_reported(mark: str) -> None:
+    calls: list[str] = []
+    training_marks.on_first_step(lambda: calls.append(mark))
     for value in (None, 3, "text", object(), [1]):
-        assert managed.model(value) is value
-        assert managed.optimizer(value) is value
-        assert managed.loss(value) is value
-        assert managed.step(value) is value
-    assert managed.sites() == ()
+        assert getattr(managed, mark)(value) is value
+    assert calls == []
+
+
+@pytest.mark.parametrize("name", ["model", "optimizer", "loss", "step"])
+def test_marks_of_dumps_by_earlier_versions_return_their_argument(name: str) -> None:
+    value = object()
+    assert getattr(gemini.managed, name)(value) is value
 
 
 def test_instrumenting_again_changes_nothing() -> None:
@@ -169,7 +144,7 @@ def test_instrumenting_again_changes_nothing() -> None:
     assert manager.run(SourceFile.from_text(once.text, "script.py", "__main__")).text == once.text
 
 
-def test_an_optimizer_without_weak_references_is_no_trouble() -> None:
+def test_a_wrapper_of_an_optimizer_is_reported() -> None:
     class Slim:
         __slots__ = ()
 
@@ -177,7 +152,8 @@ def test_an_optimizer_without_weak_references_is_no_trouble() -> None:
 
         def zero_grad(self) -> None: ...
 
+    calls: list[str] = []
+    training_marks.on_first_step(lambda: calls.append("trains"))
     slim = Slim()
     assert managed.step(slim) is slim
-    assert [site.kind for site in managed.sites()] == ["step"]
-    assert managed.marked("step") == ()
+    assert calls == ["trains"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gemini.launcher.trial_clock import Clock
+from gemini.launcher.auto import Clock
 
 
 def spin(seconds: float) -> None:

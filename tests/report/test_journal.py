@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from gemini.cli.main import main
-from gemini.report import run_journal as journals
-from gemini.report.run_journal import Journal
+from gemini.runtime import run_journal as journals
+from gemini.runtime.run_journal import Journal
+from tests.instrument.launching import GEMINI, run, script
 
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,3 +77,18 @@ def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pyt
     for _ in range(5):
         story.took("overlapped")
     assert capsys.readouterr().err.count("gemini explain will not know this run") == 1
+
+
+def test_the_last_run_is_reported_also_without_workers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = script("idle", "import torch\ntorch.ones(2).sum()\n")
+    run(GEMINI, idle, tmp_path / "run")
+    folder = tmp_path / "run" / ".gemini"
+    assert not folder.exists()  # nothing to correct
+    earlier = Journal(folder)
+    earlier.stays("Net", "too short")
+    os.utime(earlier.write(), (0, 0))
+    run(GEMINI, idle, tmp_path / "run", fresh=False)
+    assert main(["explain", "--run-folder", str(folder)]) == 0
+    assert capsys.readouterr().out == "the last run trained no model with workers: it ran as under python\n"
+    assert main(["explain", "--run-folder", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []

@@ -18,8 +18,8 @@ from gemini.instrument.inspect.pytorch_vocabulary import PYTORCH
 from gemini.instrument.inspect.tensorflow_vocabulary import TENSORFLOW
 from gemini.instrument.inspect.vocabulary import Vocabulary
 from gemini.instrument.names.qualified_names import ModuleLookup, Names
-from gemini.instrument.passes.existing_edits import is_inserted_call
 from gemini.instrument.passes.pass_input import Unit
+from gemini.instrument.passes.prefilter import is_inserted_call
 from gemini.instrument.text.source_file import SourceFile
 
 VOCABULARIES: tuple[Vocabulary, ...] = (PYTORCH, TENSORFLOW)

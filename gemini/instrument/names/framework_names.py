@@ -7,7 +7,9 @@ reached by the module it is defined in (``torch.nn.modules.linear.Linear`` is ``
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
+_STAR_IMPORTS = Path(__file__).with_name("torch_star_imports.txt")
 _ROOTS = frozenset(["torch", "tensorflow", "keras", "numpy", "builtins"])
 
 # Where things are defined → the public module that has them under the same name.
@@ -34,9 +36,21 @@ def is_framework(qualified: str) -> bool:
 @cache
 def star(module: str) -> frozenset[str] | None:
     """The names that ``from module import *`` binds; None where the module is not known here."""
-    from gemini.instrument.names.torch_exports import STAR
+    return torch_star_imports().get(module)
 
-    return frozenset(STAR[module].split()) if module in STAR else None
+
+@cache
+def torch_star_imports() -> dict[str, frozenset[str]]:
+    """Return the names that a star import binds, by public module of PyTorch; a test compares them with PyTorch's."""
+    names: dict[str, list[str]] = {}
+    module = ""
+    for line in _STAR_IMPORTS.read_text(encoding="utf-8").splitlines():
+        if line.startswith(" "):
+            names[module] += line.split()
+        elif not line.startswith("#"):
+            module = line
+            names[module] = []
+    return {module: frozenset(bound) for module, bound in names.items()}
 
 
 @cache

@@ -1,1 +1,6 @@
-"""Instrumented source for people: dumps with a header, patches, and what is new in a tree."""
+"""Instrumented source for people: dumps that plain `python` runs, headers and patches."""
+
+from __future__ import annotations
+
+DUMP_MARKER = ".gemini-dump.json"
+"""The file that marks a folder as a dump and lists its modules."""

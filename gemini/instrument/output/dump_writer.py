@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from gemini.errors import ArtifactError
+from gemini.instrument.output import DUMP_MARKER
 from gemini.instrument.output.dump_header import annotated, verbatim
 from gemini.instrument.pass_manager.instrumented_file import Instrumented
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.program.package_data import links_of, rest_of
 from gemini.instrument.text.parser import parser_warnings_muted
 from gemini.instrument.text.source_file import SourceFile
-from gemini.launcher.script_api.dump_imports import MARKER
 
 _RUNNER = """\
 # Written by Gemini: starts the dumped module as `python -m {module}` starts the original.
@@ -145,9 +145,9 @@ def check_folder(folder: Path) -> None:
         raise ArtifactError(
             f"cannot read the folder {folder}: {error.strerror or error}\n    → name another folder for the dump"
         ) from error
-    if names and MARKER not in names:
+    if names and DUMP_MARKER not in names:
         raise ArtifactError(
-            f"{folder} is not empty and not an earlier dump (it has no {MARKER})\n    → name a new or empty folder"
+            f"{folder} is not empty and not an earlier dump (it has no {DUMP_MARKER})\n    → name a new or empty folder"
         )
 
 
@@ -165,7 +165,7 @@ def _fill(dump: Dump, draft: Path) -> None:
         if not os.path.lexists(link):
             link.symlink_to(origin)
     marker = {"made_by": "gemini", "start": dump.start or ".", "modules": dump.modules}
-    (draft / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+    (draft / DUMP_MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
 
 
 def _umask() -> int:

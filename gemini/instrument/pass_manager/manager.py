@@ -26,7 +26,7 @@ from gemini.instrument.pass_manager.pass_order import levels
 from gemini.instrument.pass_manager.verify_pass import verified
 from gemini.instrument.passes.base import Changed, Failed, Pass, Result, Skipped
 from gemini.instrument.passes.pass_input import Unit
-from gemini.instrument.passes.prefilter import triggered
+from gemini.instrument.passes.prefilter import can_affect
 from gemini.instrument.text.edits import Edit, apply
 from gemini.instrument.text.fstrings import fit
 from gemini.instrument.text.parser import collector_paused, compile_tree, parser_warnings_muted
@@ -144,7 +144,7 @@ class PassManager:
         return state
 
     def _run_level(self, state: _State, level: Sequence[Pass], *, strict: bool) -> None:
-        hit = [one for one in level if self._is_triggered(one, state)]
+        hit = [one for one in level if self._is_can_affect(one, state)]
         if not hit or not self._is_readable(state, hit):
             return
         wanted = [(one, edits) for one in hit if (edits := self._ask(one, state))]
@@ -203,8 +203,8 @@ class PassManager:
         state.current, state.unit = edited, self._unit(edited)
         state.positions = spliced.positions.after(state.positions)
 
-    def _is_triggered(self, one: Pass, state: _State) -> bool:
-        if triggered(one.triggers, state.current.text):
+    def _is_can_affect(self, one: Pass, state: _State) -> bool:
+        if can_affect(one.triggers, state.current.text):
             return True
         state.results[one.name] = Skipped(one.name, f"the file does not mention {' or '.join(one.triggers)}")
         return False

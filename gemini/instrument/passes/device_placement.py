@@ -17,13 +17,11 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
+from gemini.instrument.names.device_names import ACCELERATORS, CUDA_STUBS, DEVICE_KEYWORDS
 from gemini.instrument.passes.base import Pass
-from gemini.instrument.passes.existing_edits import is_inserted
-from gemini.instrument.passes.name_spellings import last_word, mentions, spellings
 from gemini.instrument.passes.pass_input import Unit
+from gemini.instrument.passes.prefilter import is_inserted, last_word, mentions, spellings
 from gemini.instrument.text.edits import Edit
-from gemini.launcher.script_api.cuda_stubs import NAMES as STAND_INS
-from gemini.launcher.script_api.script_devices import ACCELERATORS, KEYWORDS
 
 # Methods that place their receiver, which the source does not tell the type of.
 _PLACING = ("cuda", "to", "to_empty", "pin_memory")
@@ -31,7 +29,7 @@ _PLACING = ("cuda", "to", "to_empty", "pin_memory")
 _MAKING = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _Routes = Mapping[str | None, str]
 # Keyword → the function that routes its value, in calls of torch's own functions and classes. None is ``**options``.
-_KEYWORDS: _Routes = {None: "keywords", **{name: name for name in KEYWORDS}}
+_KEYWORDS: _Routes = {None: "keywords", **{name: name for name in DEVICE_KEYWORDS}}
 # Of these, keywords do not say where anything is put: a DataLoader warns about pin_memory and goes on.
 _UNPLACED = ("torch.utils.data.", "torch.optim.", "torch.distributed.")
 # Calls that take a device by position: name → (position, routing function).
@@ -51,7 +49,7 @@ _POSITIONS = {
     "torch.distributed.init_process_group": (0, "backend"),
 }
 _PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
-_STANDING_IN = frozenset(name.rpartition(".")[2] for name in STAND_INS)
+_STANDING_IN = frozenset(name.rpartition(".")[2] for name in CUDA_STUBS)
 # Calls whose keywords are their own; the `device` of a scaler says what kind of arithmetic to set up.
 _OWN_KEYWORDS: dict[str, _Routes] = {
     "torch.jit.load": {"map_location": "device"},  # a device only: functions and tables are refused
@@ -114,7 +112,7 @@ class DevicePlacement(Pass):
 
     def _references(self, unit: Unit) -> Iterator[Edit]:
         for node in mentions(unit, _STANDING_IN):
-            if unit.resolve(node) in STAND_INS and not _is_only_named(unit, node):
+            if unit.resolve(node) in CUDA_STUBS and not _is_only_named(unit, node):
                 yield Edit.wrap(node, "__gemini__.stand_in(", ")", "works without CUDA")
 
 

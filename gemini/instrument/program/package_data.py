@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
+from gemini.instrument.output import DUMP_MARKER
 from gemini.instrument.text.source_file import SourceFile
-from gemini.launcher.script_api.dump_imports import MARKER
 
 _MOST = 5000  # files of one package; more is a folder of something else
 _SOURCE = (".py",)
@@ -84,7 +84,7 @@ def _files(folder: Path) -> list[Path]:
 def _walk(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        if "pyvenv.cfg" in files or MARKER in files:  # an environment, or a dump, that lies inside
+        if "pyvenv.cfg" in files or DUMP_MARKER in files:  # an environment, or a dump, that lies inside
             folders.clear()
             continue
         yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypedDict
 
-    from gemini.instrument.program.import_hook import Hook
+    from gemini.launcher.process.import_hook import Hook
     from gemini.launcher.process.launch_session import Session
 
     class Plan(TypedDict):
@@ -35,6 +35,38 @@ if TYPE_CHECKING:
         path0: str | None
         compile: bytes | None
         session: Session
+
+
+def boot() -> None:
+    """Run `begin` with the launcher's plan; if that cannot be done, become plain `python`."""
+    import posix
+    import sys
+
+    plan: Plan = globals()["PLAN"]
+    try:
+        if plan["descriptor"] is not None:
+            posix.close(plan["descriptor"])
+        else:
+            posix.unlink(plan["opened"])
+            posix.rmdir(plan["opened"].rpartition("/")[0])
+        if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+            del sys.path[0]  # the folder of the file that this came in
+        if "gemini" not in sys.modules:
+            external = sys.modules["_frozen_importlib_external"]
+            folder = plan["gemini"]
+            spec = external.spec_from_file_location(
+                "gemini", folder + "/__init__.py", submodule_search_locations=[folder]
+            )
+            sys.modules["_frozen_importlib"]._load(spec)
+        from gemini.launcher.process.bootstrap import begin
+
+        begin(plan)
+    except Exception as fault:
+        if plan["plain"] is None:
+            raise
+        sys.stderr.write(f"gemini_python: {type(fault).__name__}: {fault}; running under plain python\n")
+        sys.stderr.flush()
+        posix.execv(sys.executable, [sys.executable, *plan["plain"]])
 
 
 def begin(plan: Plan) -> None:
@@ -58,8 +90,7 @@ def begin_child(session: Session) -> None:
 
 def install(session: Session, library: list[str]) -> Hook:
     """Enter `session`: hook imports, `runpy`, and the start of other processes."""
-    from gemini.instrument.program import import_hook
-    from gemini.launcher.process import child_processes
+    from gemini.launcher.process import child_processes, import_hook
     from gemini.launcher.process import launch_session as sessions
 
     sessions.enter(session)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-    from gemini.instrument.program.import_hook import Hook
+    from gemini.launcher.process.import_hook import Hook
 
 _GREET = "with open(PLACE, encoding='utf-8') as file: exec(file.read())"
 _COMPILED = "compile(f.read(), fname, 'exec')"

@@ -12,7 +12,7 @@ import marshal
 from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
-from gemini.launcher.process.boot_statement import boot
+from gemini.launcher.process.bootstrap import boot
 
 if TYPE_CHECKING:
     from gemini.launcher.process.bootstrap import Plan

@@ -20,7 +20,7 @@ def enter(session: Session, place: str) -> None:
         if current() is not None:  # forked by a server that has been here
             return
     if "gemini" not in sys.modules:
-        folder = place.rpartition("/instrument/")[0]
+        folder = place.rpartition("/launcher/")[0]
         external = sys.modules["_frozen_importlib_external"]
         spec = external.spec_from_file_location("gemini", folder + "/__init__.py", submodule_search_locations=[folder])
         sys.modules["_frozen_importlib"]._load(spec)

@@ -5,9 +5,10 @@
     device placement    __gemini__.device("cuda:0")      the device itself where it exists, else the managed one
                         __gemini__.on(x).cuda()          the same for methods, when x is torch's
                         __gemini__.stand_in(torch.cuda.synchronize)()
-    training sites      __gemini__.model(net), .optimizer(opt), .loss(loss), .step(opt): each returns its
-                        argument, and notes where the script has it
-                        __gemini__.called(net).forward(x): a call of the module
+    training sites      __gemini__.loss(loss).backward(), __gemini__.step(opt).step()
+                                                         the argument; the first one reports that the script trains
+                        __gemini__.called(net).forward(x)
+                                                         a call of the module
 
 The passes stay thin because these functions decide with the real objects in hand. None of them imports a
 framework: without torch in `sys.modules` everything passes through unchanged.
@@ -27,29 +28,24 @@ from gemini.launcher.script_api.script_devices import (
     pin_memory,
     set_managed_device,
 )
-from gemini.launcher.script_api.site_marks import Site, forget, loss, marked, model, optimizer, sites, step, watch
+from gemini.launcher.script_api.training_marks import loss, model, optimizer, step
 
 __all__ = [
-    "Site",
     "backend",
     "called",
     "device",
     "device_ids",
     "device_type",
-    "forget",
     "keywords",
     "loss",
     "map_location",
-    "marked",
     "model",
     "on",
     "optimizer",
     "pin_memory",
     "prefer",
     "set_managed_device",
-    "sites",
     "stand_in",
     "step",
     "tensor_type",
-    "watch",
 ]

@@ -17,6 +17,7 @@ from functools import cache, lru_cache, partial, wraps
 from types import ModuleType
 from typing import Any
 
+from gemini.instrument.names.device_names import CUDA_STUBS
 from gemini.launcher.script_api.device_methods import cuda
 from gemini.launcher.script_api.script_devices import device_type, is_present, is_replaced, managed_for, torch_module
 
@@ -136,8 +137,6 @@ def _rng(name: str) -> Callable[..., Any]:
     return call
 
 
-_TENSOR_TYPES = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
-
 # torch.<name> → what takes its place.
 REPLACEMENTS: dict[str, Any] = {
     "cuda.Event": Event,
@@ -173,9 +172,6 @@ REPLACEMENTS: dict[str, Any] = {
 }
 # Made for the managed device, but only once the script was given it: see `device_type`.
 SCALERS = {"cuda.amp.autocast": "amp.autocast", "cuda.amp.GradScaler": "amp.GradScaler"}
-NAMES = frozenset(
-    f"torch.{name}" for name in (*REPLACEMENTS, *SCALERS, *(f"cuda.{kind}Tensor" for kind in _TENSOR_TYPES))
-)
 
 _by_identity: dict[int, str] = {}
 
@@ -217,7 +213,7 @@ def tensor_type(value: Any) -> Any:
 
 
 def _identities(torch: ModuleType) -> Iterator[tuple[int, str]]:
-    for qualified in NAMES:
+    for qualified in CUDA_STUBS:
         name = qualified.removeprefix("torch.")
         found = _attribute(torch, name)
         # What the program has put in torch's place (`torch.cuda.synchronize = lambda: None`) is its own.

@@ -11,7 +11,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-MARKER = ".gemini-dump.json"
+from gemini.instrument.output import DUMP_MARKER
 
 
 class DumpedModules:
@@ -42,7 +42,7 @@ def prefer(file: str) -> None:
     if any(isinstance(finder, DumpedModules) and finder.folder == folder for finder in sys.meta_path):
         return
     try:
-        with open(os.path.join(folder, MARKER), encoding="utf-8") as marker:
+        with open(os.path.join(folder, DUMP_MARKER), encoding="utf-8") as marker:
             modules = json.load(marker)["modules"]
     except (OSError, ValueError, KeyError):  # copied out of its folder: an ordinary script again
         return

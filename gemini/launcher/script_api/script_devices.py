@@ -14,10 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from gemini.instrument.names.device_names import ACCELERATORS
 from gemini.log import tell
 
-# The device types whose presence differs between machines. Everything else ("cpu", "meta") is everywhere.
-ACCELERATORS = frozenset({"cuda", "hip", "hpu", "mps", "mtia", "npu", "xla", "xpu"})
 _NAME = re.compile(r"([a-z]+)(?::(\d+))?\Z")
 
 _managed = "cpu"

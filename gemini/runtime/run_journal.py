@@ -1,0 +1,216 @@
+"""The journal of a run: which path each model's steps took, and what kept them from a faster one.
+
+Paths, the fastest first:
+
+    overlapped     by a plan: micro-batches go through the workers at the same time
+    undivided      by a plan, the batch as one micro-batch: only gradients of weights overlap
+    dispatched     the program's forward here, its modules in the workers, one batch at a time
+    local          in the program's own process
+
+It is written when the program ends, also by `os._exit`, one file a process; and now and then before, for programs that
+are killed. `gemini explain` reads the newest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gemini.atomic_files import write_whole
+from gemini.errors import ArtifactError
+
+OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
+FORMAT = 1
+_KEPT = 20  # files of earlier runs
+_EVERY = 2.0  # seconds between two writings, after the first calls
+_SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
+_FIRST = (1, 2, 4, 8, 16, 32, 64)
+_RENEWED = 16  # calls after which plans are told as they are then, and every time that there are four times as many
+_TIMED = 15  # steps whose times are known
+
+
+@dataclass
+class Story:
+    """One model in one run."""
+
+    model: str
+    workers: int
+    plan: str = ""  # stages and schedule, where there is one
+    steps: dict[str, int] = field(default_factory=dict)  # calls by path
+    reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
+    traces: list[str] = field(default_factory=list)
+    last_ms: list[float] = field(default_factory=list)  # what the last steps by that plan took
+    told: ClassVar[Any] = None  # what to call then; a story of a journal has one
+    _tell_plan: ClassVar[Any] = None  # a weak reference to what tells of the plan as it is now
+
+    def took(self, path: str, reason: str = "") -> None:
+        """A call has taken a path; `reason` says why not a faster one."""
+        self.steps[path] = self.steps.get(path, 0) + 1
+        if reason:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+        if self.told is not None:
+            self.told()
+
+    def renew_by(self, tell_plan: Callable[[], str]) -> None:
+        """Have the plan told by a method, which tells more the more steps have run, when the story is written."""
+        vars(self)["_tell_plan"] = weakref.WeakMethod(tell_plan)
+
+    def renew(self) -> None:
+        """Tell of the plan as it is now."""
+        tell_plan = self._tell_plan and self._tell_plan()
+        self.plan = (tell_plan and tell_plan()) or self.plan
+
+    def timed(self, step_ms: float) -> None:
+        """A step by the plan took so long."""
+        self.last_ms.append(step_ms)
+        del self.last_ms[:-_TIMED]
+
+    def _measured(self) -> str:
+        if not self.last_ms:
+            return ""
+        return f"; {statistics.median(self.last_ms):.0f} ms measured (median of the last {len(self.last_ms)})"
+
+    def __str__(self) -> str:
+        taken = ", ".join(f"{self.steps[path]} {path}" for path in PATHS if self.steps.get(path)) or "no calls"
+        where = f"on {self.workers} workers: {taken}" if self.workers else "in the program's own process"
+        lines = [f"{self.model} {where}"]
+        if self.plan:
+            lines.append(f"  plan: {self.plan}{self._measured()}")
+        lines += [f"  {count} × not faster: {reason}" for reason, count in Counter(self.reasons).most_common()]
+        lines += [f"  trace: {path}" for path in self.traces]
+        return "\n".join(lines)
+
+
+class Journal:
+    """The stories of a process. Written at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.owner = folder, os.getpid()
+        self.stories: list[Story] = []
+        self.quiet = False
+        self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
+        self._renewed = _RENEWED  # how many calls there are when plans are told anew
+        atexit.register(self._end)
+
+    def story(self, model: str, workers: int) -> Story:
+        """A new story."""
+        made = Story(model, workers)
+        vars(made)["told"] = self._told
+        self.stories.append(made)
+        return made
+
+    def stays(self, model: str, reason: str) -> None:
+        """A model is left in the program's own process, and its calls are not counted."""
+        self.stories.append(Story(model, 0, reasons={reason: 1}))
+
+    def write(self) -> Path:
+        """Write it as it is now."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"explain-{self.owner}.json"
+        told = {"format": FORMAT, "time": time.time(), "models": [asdict(story) for story in self.stories]}
+        write_whole(path, json.dumps(told, indent=1) + "\n")
+        for old in _files(self.folder)[_KEPT:]:
+            with contextlib.suppress(OSError):
+                old.unlink()
+        return path
+
+    def _told(self) -> None:
+        """A call has taken a path: write it all down if that was not done for a while."""
+        now = time.monotonic()
+        self._calls += 1
+        if now >= self._due or self._calls in _FIRST:
+            renews = self._calls >= self._renewed  # which takes some milliseconds: what steps have taken is simulated
+            self._renewed = 4 * self._calls if renews else self._renewed
+            self._end(renews=renews)
+            cost = time.monotonic() - now
+            self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
+
+    def _end(self, *, renews: bool = True) -> None:
+        if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):
+            try:
+                for story in self.stories if renews else ():
+                    story.renew()
+                self.write()
+            except (ArtifactError, OSError) as error:  # a full disk is no reason to end with an error
+                self._complain(error)
+
+    def _complain(self, error: Exception) -> None:
+        """One line, once."""
+        if not self.quiet:
+            reason = str(error).partition("\n")[0]
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error is closed
+                sys.stderr.write(f"gemini: {reason}: gemini explain will not know this run\n")
+        self.quiet = True
+
+
+_journals: dict[tuple[int, Path], Journal] = {}
+
+
+def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
+    """`os._exit`, which nothing else precedes: what was told so far is written first."""
+
+    def _exit(status: int) -> Any:
+        with contextlib.suppress(Exception):
+            for journal in list(_journals.values()):
+                journal._end()
+        return leave(status)
+
+    _exit.__doc__ = leave.__doc__
+    return _exit
+
+
+def journal_of(folder: Path, quiet: bool = False) -> Journal:
+    """The journal of this process in a run folder; where it cannot be written one line says so, unless `quiet`."""
+    key = os.getpid(), folder
+    if not _journals:
+        os._exit = _before_exit(os._exit)  # type: ignore[assignment]
+    if key not in _journals:
+        _journals[key] = Journal(folder)
+        _journals[key].quiet = quiet
+    return _journals[key]
+
+
+def record_idle_run(folder: Path) -> None:
+    """Write an empty journal if this process has no other and `folder` has journals of earlier runs.
+
+    Otherwise `gemini explain` would report an earlier run as the last one.
+    """
+    journal = _journals.get((os.getpid(), folder))
+    if not (journal and journal.stories) and _files(folder):
+        with contextlib.suppress(ArtifactError, OSError):
+            (journal or Journal(folder)).write()
+
+
+def _files(folder: Path) -> list[Path]:
+    """Journals, the newest first."""
+    found = [(path.stat().st_mtime, path) for path in folder.glob("explain-*.json")]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def read_newest(folder: Path) -> list[Story]:
+    """The stories of the last run that ended; raises ArtifactError."""
+    for path in _files(folder) if folder.is_dir() else ():
+        try:
+            return [_story(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"cannot read {path}: {error}\n    → run the program again") from error
+    raise ArtifactError(
+        f"{folder} holds no journal of a run\n    → run a program with workers first, or name its run folder: "
+        "gemini explain --run-folder DIR"
+    )
+
+
+def _story(entry: dict[str, Any]) -> Story:
+    told = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
+    return Story(**told, last_ms=entry.get("last_ms", []))
