@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 Found = tuple[torch.Tensor | None, ...]
+_OWNS = "ownership_token" in GradientEdge._fields
 
 
 def accumulate(roots: Sequence[Any], gradients: Sequence[torch.Tensor]) -> None:
@@ -73,3 +74,20 @@ def _into_leaves(roots: Sequence[Any], gradients: Sequence[torch.Tensor], ends: 
     finally:
         for end, gradient in zip(ends, before, strict=True):
             end.grad = gradient
+
+
+class OwnedEdge(GradientEdge):  # type: ignore[misc]
+    """An edge that keeps the graph behind it alive."""
+
+    owner: Any = None
+
+
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Where the gradient of a tensor arrives."""
+    edge = get_gradient_edge(tensor)
+    if _OWNS or not isinstance(edge.node, torch._C._FunctionBase):
+        return edge
+    owned = OwnedEdge(*edge)
+    with torch.enable_grad():
+        owned.owner = tensor.view_as(tensor).grad_fn
+    return owned

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,17 @@ import torch
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST = 32 << 20  # bytes: the C library takes no larger threshold, and comes to this one by itself
 _NEVER = 2**31 - 1
+_LARGE_IDLE = 32 << 20  # bytes of idle memory that are worth a trim
+_PAUSE = 0.005  # seconds between two measurements of the idle memory, at least
+_SHARE = 100  # measuring takes at most 1/100 of the time: it is slow in a fragmented heap
+_FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+_next_check = [0.0]  # a time.monotonic()
+
+
+class _MallInfo(ctypes.Structure):
+    """`struct mallinfo2`."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS.split())
 
 
 def keep_freed_memory() -> bool:
@@ -49,8 +61,35 @@ def freed_memory_kept(sizes: Iterable[int] = ()) -> Iterator[None]:
             library.malloc_trim(0)
 
 
+def trim() -> None:
+    """Return the idle memory of the heap to the system."""
+    library = _library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+def trim_if_large() -> None:
+    """Return idle memory to the system where there is much of it; rate-limited, since measuring it takes time.
+
+    The C library retains freed memory for later use. On one device the next forward uses it; a controller's next
+    forward runs in the workers, which lack the memory that lies idle in the controller.
+    """
+    began = time.monotonic()
+    if began < _next_check[0]:
+        return
+    library = _library()
+    has_info = library is not None and hasattr(library, "mallinfo2")
+    idle = library.mallinfo2().fordblks if library is not None and has_info else 0
+    ended = time.monotonic()
+    _next_check[0] = ended + max(_PAUSE, _SHARE * (ended - began))
+    if library is not None and idle > _LARGE_IDLE:
+        library.malloc_trim(0)
+
+
 @functools.lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL | None:
     """The C library, where it is one that can be told."""
     library = ctypes.CDLL(None)
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _MallInfo
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None

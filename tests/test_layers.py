@@ -43,10 +43,17 @@ LAYERS = (
 """From the lowest layer to the highest. Units of one layer do not import each other, except leaves."""
 
 RUNTIME_LAYERS = (
+    ("local_mode", "tracebacks", "grad_fn_names", "retained_inputs", "run_journal"),
     ("devices",),
+    ("graph_token",),
     ("transport",),
+    ("exception_transfer", "argument_mutations"),
+    ("protocol", "placeholder_tensors", "failure_replay"),
+    ("step_messages",),
     ("memory",),
-    ("worker", "pool"),
+    ("worker",),
+    ("hosts",),
+    ("pool",),
     ("eager", "deferred"),
     ("pipelined",),
     ("interception",),

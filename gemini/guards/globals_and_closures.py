@@ -44,8 +44,8 @@ from gemini.guards.value_watch import (
     members,
     slots,
 )
-from gemini.runtime.transport.serialization import is_the_users
 from gemini.snapshot.attribute_values import holds_iterator
+from gemini.user_code import is_user_module
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _DESCRIPTORS = (property, staticmethod, classmethod)
@@ -170,13 +170,13 @@ class _Reader:
             value = value.func
         if id(value) in self._seen:
             return
-        if isinstance(value, types.FunctionType) and is_the_users(value.__module__):
+        if isinstance(value, types.FunctionType) and is_user_module(value.__module__):
             self._seen.add(id(value))
             self._follow_function(value, own)
-        elif isinstance(value, type) and is_the_users(value.__module__):
+        elif isinstance(value, type) and is_user_module(value.__module__):
             self._seen.add(id(value))
             is_module = issubclass(value, nn.Module)
-            kinds = [kind for kind in value.__mro__ if is_the_users(kind.__module__)]
+            kinds = [kind for kind in value.__mro__ if is_user_module(kind.__module__)]
             called = _reached(kinds, set(_CALLED))  # a method of one class may be that of another's `self.method()`
             for kind in kinds:
                 self._follow_members(kind, called if is_module else {*vars(kind)})
@@ -188,7 +188,7 @@ class _Reader:
         """Methods of a class, and those that they name."""
         for name in named:
             for function in functions_of(vars(kind).get(name)):
-                if id(function) in self._seen or not is_the_users(function.__module__):
+                if id(function) in self._seen or not is_user_module(function.__module__):
                     continue
                 self._seen.add(id(function))
                 self._note(f"{kind.__name__}.{name}", Place(kind, name, vars))
@@ -235,7 +235,7 @@ class _Reader:
 
     def _read_module(self, name: str, module: Any, names: set[str], depth: int = 0) -> None:
         """What code reads of a module of the program."""
-        if isinstance(module, types.ModuleType) and is_the_users(module.__name__) and depth < _DEEP:
+        if isinstance(module, types.ModuleType) and is_user_module(module.__name__) and depth < _DEEP:
             for one in (names | {"__getattr__"}) & vars(module).keys():
                 self._read(f"{name}.{one}", Place(vars(module), one), names, depth=depth + 1)
 
@@ -252,7 +252,7 @@ class _Reader:
     def _read_object(self, name: str, value: Any, names: set[str], depth: int = 0) -> None:
         """What code reads of an object: attributes that it names, and those that methods name that it may call."""
         self._read_members(name, value, names, depth)
-        kinds = [kind for kind in type(value).__mro__ if is_the_users(kind.__module__)]
+        kinds = [kind for kind in type(value).__mro__ if is_user_module(kind.__module__)]
         reached = _reached(kinds, names | _UNSAID)
         for kind in kinds:
             self._follow_members(kind, reached)
@@ -312,7 +312,7 @@ def _may_read(part: nn.Module, key: str) -> bool:
     kind = type(part)
     if kind not in _idle_in:
         kinds = [one for one in kind.__mro__ if one not in (nn.Module, object)]
-        makers = [vars(one).get("__init__") for one in kinds if not is_the_users(one.__module__)]
+        makers = [vars(one).get("__init__") for one in kinds if not is_user_module(one.__module__)]
         given = {name for maker in makers for function in functions_of(maker) for name in function.__code__.co_names}
         _idle_in[kind] = given - _reached(kinds, set(_CALLED))
     return key not in _idle_in[kind]

@@ -25,8 +25,8 @@ from gemini.guards.functional_call import has_swapped
 from gemini.guards.tensor_guards import Facts
 from gemini.pipe.identity_guard import Sameness
 from gemini.planner.hook_precondition import hooks_inside
-from gemini.runtime.deferred.contract import MISSING
 
+MISSING: Any = object()  # in the place of an attribute that does not exist
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
 _HOOKS = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FRAMES = (nn.Module, nn.ModuleDict, nn.ModuleList)

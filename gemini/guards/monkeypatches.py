@@ -22,7 +22,7 @@ from gemini.guards.bytecode import functions_of, stored_in
 from gemini.guards.dict_versions import writes_of
 from gemini.guards.library_classes import OPAQUE, portable
 from gemini.guards.reachable_code import reached
-from gemini.runtime.transport.serialization import is_the_users
+from gemini.user_code import is_user_module
 
 _OWN = ("torch", "typing_extensions")  # whose functions are torch's, or do as they do
 _COMPILED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -61,7 +61,7 @@ class _Names:
         author = _author(value)
         if author is None or _root(author) == "gemini":  # which computes the same
             return False
-        if is_the_users(author) or (self._root == "torch" and isinstance(value, functools.partial)):  # torch has none
+        if is_user_module(author) or (self._root == "torch" and isinstance(value, functools.partial)):  # torch has none
             return True
         first = self._first.get(name, value)
         if first is not value and _root(_author(first) or "") != "gemini":
@@ -120,7 +120,7 @@ class _Additions(_Members):
         if name in (self._first if self._fresh is None else self._fresh):
             return False
         author = _author(value)
-        return is_the_users(author) if author is not None else super()._is_foreign(name, value)
+        return is_user_module(author) if author is not None else super()._is_foreign(name, value)
 
 
 class Methods:
@@ -128,7 +128,7 @@ class Methods:
 
     def __init__(self, model: nn.Module) -> None:
         kinds = {kind: None for part in model.modules() for kind in type(part).__mro__}
-        found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_the_users(kind.__module__)]
+        found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_user_module(kind.__module__)]
         self._members = [_Additions(), *map(_Members, found)]
         self._names: list[_Names] = [*self._members]
         reach = reached(kinds)
@@ -167,7 +167,7 @@ def _author(value: Any) -> str | None:
         return str(value.__globals__.get("__name__", ""))
     if isinstance(value, _COMPILED):
         return "torch"
-    return type(value).__module__ if callable(value) and is_the_users(type(value).__module__) else None
+    return type(value).__module__ if callable(value) and is_user_module(type(value).__module__) else None
 
 
 def _is_another(name: str, value: Any) -> bool:
@@ -188,7 +188,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _stores(kind: type, name: str) -> bool:
     """Whether code of a library's class sets an attribute of this name, of the class: then that is its own affair."""
     functions = (one for base in kind.__mro__ for member in vars(base).values() for one in functions_of(member))
-    return any(name in stored_in(one.__code__) for one in functions if not is_the_users(one.__module__))
+    return any(name in stored_in(one.__code__) for one in functions if not is_user_module(one.__module__))
 
 
 def _same(values: list[Any], others: list[Any]) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gemini.guards.bytecode import globals_in, names_in, part_of
 from gemini.guards.value_watch import cells
-from gemini.runtime.transport.serialization import is_the_users
+from gemini.user_code import is_user_module
 
 _DRAWING = frozenset((
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform",
@@ -59,7 +59,7 @@ def _draws(hook: Any, depth: int = 0) -> bool:
     function = part_of(hook, "__func__") or hook
     if not isinstance(function, types.FunctionType):
         function = part_of(type(hook), "__call__")
-    if not isinstance(function, types.FunctionType) or not is_the_users(function.__module__):
+    if not isinstance(function, types.FunctionType) or not is_user_module(function.__module__):
         return False
     code = function.__code__
     if not names_in(code).isdisjoint(_DRAWING):

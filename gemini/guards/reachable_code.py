@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from gemini.guards.bytecode import functions_of, globals_in, names_in, part_of
-from gemini.runtime.transport.serialization import is_the_users
+from gemini.user_code import is_user_module
 
 _LEFT_OUT = frozenset(("torch", "numpy", "", *sys.stdlib_module_names))
 _PROGRAM = "the program"
@@ -79,9 +79,9 @@ class Reach:
             if where not in _LEFT_OUT and home in (where, _PROGRAM) and not issubclass(value, nn.Module):
                 self.follow_members(value, where, (*_MADE, *names))
             return
-        if not is_the_users(place[0]) and (_is_function(value) or is_the_users(type(value).__module__)):
+        if not is_user_module(place[0]) and (_is_function(value) or is_user_module(type(value).__module__)):
             self.found[place[0]].add(place[1])
-        elif not is_the_users(place[0]) and id(value) not in self._seen:
+        elif not is_user_module(place[0]) and id(value) not in self._seen:
             self._seen.add(id(value))
             self.tables += [(".".join(place), one) for one in _tables(value)]
         self._follow(value, home)
@@ -92,7 +92,7 @@ def _tables(value: Any) -> list[dict[Any, Any]]:
     if isinstance(value, dict):
         return [value]
     kind = type(value)
-    if _home(kind.__module__) in _LEFT_OUT or is_the_users(kind.__module__) or isinstance(value, nn.Module):
+    if _home(kind.__module__) in _LEFT_OUT or is_user_module(kind.__module__) or isinstance(value, nn.Module):
         return []
     kinds = [one for one in kind.__mro__ if _home(one.__module__) not in _LEFT_OUT]
     held = [getattr(value, "__dict__", {}), *map(vars, kinds)]
@@ -105,4 +105,4 @@ def _is_function(value: Any) -> bool:
 
 def _home(module: str | None) -> str:
     """The library that a module is of."""
-    return _PROGRAM if is_the_users(module) else (module or "").partition(".")[0]
+    return _PROGRAM if is_user_module(module) else (module or "").partition(".")[0]

@@ -32,7 +32,7 @@ from torch import nn
 from gemini.errors import ArtifactError
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import set_state
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import here
 
 KEPT = 3
 _LARGE = 256 << 20  # bytes of tensors

@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 import torch
 
 from gemini.runtime.exception_transfer import Bare
-from gemini.runtime.memory.shared_layout import Home
 from gemini.runtime.tracebacks import Raising
 from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.tensor_layout import Home
 
 
 class Hello(NamedTuple):

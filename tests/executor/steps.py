@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.loss_tape import Op
-from gemini.capture.call_binding import bind
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import bind
 from gemini.ir.pytree import Literal, Mapping, Ref, leaves
 from gemini.ir.pytree import Sequence as Listed
 from gemini.partition import Options
@@ -19,7 +19,6 @@ from gemini.pipe import Piped, pipe_model
 from gemini.runtime.memory.shared_parameters import Household
 from gemini.runtime.pipelined.step_executor import Executor
 from gemini.runtime.pipelined.step_request import StepRequest, StepResult, Whole, inputs_of
-from gemini.runtime.pool.fault_policy import Record
 from gemini.runtime.pool.worker_pool import Crew
 from gemini.step.worker_program import Loss, StepProgram
 
@@ -99,7 +98,7 @@ class Bench:
 
     def __init__(self, piped: Piped, crew: Crew) -> None:
         self.piped, self.crew, self.model = piped, crew, piped.model
-        self.household = Household(crew, Record("test"), torch.device("cpu"))
+        self.household = Household(crew, torch.device("cpu"))
         self.household.take_in([*self.model.parameters(), *self.model.buffers()])
         self.results = [
             piped.wiring.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.wiring.results

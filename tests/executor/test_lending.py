@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 
 from gemini.pipe.live_stages import load_module
-from gemini.runtime.pipelined.code_dependencies import borrowed, lend
+from gemini.runtime.transport.code_dependencies import borrowed, lend
 
 TEXT = "from odd_user_module import double\nimport odd_user_module\n\nRESULT = double(odd_user_module.THREE)\n"
 

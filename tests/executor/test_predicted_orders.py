@@ -15,8 +15,8 @@ from gemini.errors import ScheduleError
 from gemini.partition import Options, Partition, analyse
 from gemini.pipe.piped_model import Piped
 from gemini.profiling import profile
-from gemini.runtime.pipelined.lower_program import lower
 from gemini.schedule.library import LIBRARY
+from gemini.step.lower_program import lower
 from gemini.step.worker_program import Loss, program_of
 
 

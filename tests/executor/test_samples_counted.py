@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import bind
+from gemini.ir.call_binding import bind
 from gemini.planner.plan_request import Wish
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.pipelined.step_request import Whole, inputs_of

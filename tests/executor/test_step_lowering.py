@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gemini.codegen.stage_interface import Interface, Port
 from gemini.errors import InvalidPlanError
 from gemini.ir.pytree import Ref
-from gemini.runtime.pipelined.lower_program import LOSS, Lowered, lower
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action
+from gemini.step.lower_program import LOSS, Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
 

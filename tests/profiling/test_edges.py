@@ -7,9 +7,8 @@ import sys
 
 PROGRAM = """
 import torch
-from gemini.edges import edge_of
-from gemini.backward import differentiate
-from gemini.profiling.cuts import cut
+from gemini.autograd_engine import differentiate, edge_of
+from gemini.profiling.detach import cut
 
 class Twice(torch.autograd.Function):
     @staticmethod

@@ -13,7 +13,7 @@ from gemini.malloc import freed_memory_kept
 
 PROGRAM = """
 import json, resource, torch
-from gemini.allocator import freed_memory_kept
+from gemini.malloc import freed_memory_kept
 
 def faults(call):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

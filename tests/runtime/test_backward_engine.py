@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.autograd_edges import edge_of
-from gemini.autograd_engine import accumulate, differentiate
+from gemini.autograd_engine import accumulate, differentiate, edge_of
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pool.worker_pool import Crew
@@ -18,7 +17,7 @@ from gemini.runtime.pool.worker_pool import Crew
 _ALONE = """
 import sys
 import torch
-from gemini.backward import accumulate, differentiate
+from gemini.autograd_engine import accumulate, differentiate
 
 x = torch.randn(4, 3, requires_grad=True)
 y = x.exp()

@@ -9,8 +9,8 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from gemini.guards.active_modes import watcher
+from gemini.runtime.eager.first_call_trace import Observation, Seen
 from gemini.runtime.eager.module_placement import choose, deal
-from gemini.runtime.interception.first_call_trace import Observation, Seen
 
 WORK = st.lists(st.integers(0, 1000), min_size=1, max_size=30)
 

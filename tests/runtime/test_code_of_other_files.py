@@ -11,7 +11,8 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from gemini.runtime.transport.serialization import _by_value, _from_value, is_the_users
+from gemini.runtime.transport.serialization import _by_value, _from_value
+from gemini.user_code import is_user_module
 
 TEXT = """
 import threading
@@ -35,10 +36,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     log = tmp_path / "log"
     (tmp_path / "a_file_of_the_users.py").write_text(TEXT.format(log=str(log)), encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    is_the_users.cache_clear()
+    is_user_module.cache_clear()
     yield importlib.import_module("a_file_of_the_users")
     sys.modules.pop("a_file_of_the_users", None)
-    is_the_users.cache_clear()
+    is_user_module.cache_clear()
 
 
 def runs(tmp_path: Path) -> int:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.zoo.classics import CLASSICS
 from gemini import GeminiConfig
 from gemini.errors import ConfigError
 from gemini.runtime.devices import registry
@@ -19,7 +20,6 @@ from gemini.runtime.memory.optimizer_state import optimizer_state_follows
 from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime import mirror
 from tests.runtime.training import largest_difference, state_difference, train
-from tests.zoo.classics import CLASSICS
 
 registry.register("mirror", "tests.runtime.mirror:Mirror")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.zoo.classics import CLASSICS
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.training import largest_difference, state_difference, train
-from tests.zoo.classics import CLASSICS
 
 # Models in which no module can run elsewhere: each keeps a computed tensor in an attribute of every layer.
 AT_HOME = ("old_weight_norm", "loss_in_attribute")

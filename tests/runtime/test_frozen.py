@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from gemini.planner.plan_request import Wish
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 
 STEPS = 10
 

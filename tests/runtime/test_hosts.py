@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from conformance.zoo.classics import CLASSICS
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pool.worker_pool import Crew
 from tests.runtime.hosts import Host
 from tests.runtime.training import difference, largest_difference, state_difference, train
-from tests.zoo.classics import CLASSICS
 
 SAMPLE = ("batch_norm", "dropout", "tied", "lstm", "conv")  # all of them are slow
 

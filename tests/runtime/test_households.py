@@ -9,13 +9,12 @@ import torch
 from torch import nn
 
 from gemini.runtime.memory.shared_parameters import Household
-from gemini.runtime.pool.fault_policy import Record
 from gemini.runtime.pool.worker_pool import Crew
 
 
 def test_a_tensor_of_two_models_is_where_it_was_brought_last(crew: Crew) -> None:
     shared = nn.Parameter(torch.arange(3.0))
-    one, other = (Household(crew, Record(name), torch.device("cpu")) for name in ("one", "other"))
+    one, other = (Household(crew, torch.device("cpu")) for _ in range(2))
     device, held = crew.workers[0].device, crew.workers[0].link.held
     one.take_in([shared])
     first = held[id(shared)]
@@ -32,7 +31,7 @@ def test_a_tensor_of_two_models_is_where_it_was_brought_last(crew: Crew) -> None
 
 def test_weights_that_the_program_keeps_are_not_written_over(crew: Crew) -> None:
     weight = nn.Parameter(torch.zeros(3))
-    household, device = Household(crew, Record("one"), torch.device("cpu")), crew.workers[0].device
+    household, device = Household(crew, torch.device("cpu")), crew.workers[0].device
     household.take_in([weight])
     numbers = set()
     for value in range(4):
@@ -52,7 +51,7 @@ def test_weights_that_the_program_keeps_are_not_written_over(crew: Crew) -> None
 
 def test_micro_batches_bring_weights_home_once(crew: Crew) -> None:
     weights = [nn.Parameter(torch.zeros(3)) for _ in range(8)]
-    household, device = Household(crew, Record("one"), torch.device("cpu")), crew.workers[0].device
+    household, device = Household(crew, torch.device("cpu")), crew.workers[0].device
     household.take_in(weights)
     backups = [weight.data for weight in weights]
     for weight in weights:

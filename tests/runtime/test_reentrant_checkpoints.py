@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.autograd_edges import edge_of
-from gemini.autograd_engine import differentiate
+from gemini.autograd_engine import differentiate, edge_of
 
 
 @pytest.mark.parametrize("by_edge", [False, True])

@@ -7,7 +7,7 @@ from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.errors import ConfigError
-from gemini.runtime.memory.host_memory import available
+from gemini.runtime.devices.host_memory import available
 
 MANY = 1_000_000
 

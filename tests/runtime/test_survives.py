@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED
 from gemini.runtime.session import start
 from tests.runtime.test_faults_lost import acting, inputs
 

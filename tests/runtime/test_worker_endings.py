@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gemini.errors import WorkerError
+from gemini.runtime.devices import host_memory
 from gemini.runtime.devices.cpu import MappedSegment
-from gemini.runtime.memory import host_memory
 from gemini.runtime.pool import worker_failure
 from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.protocol import Preload

@@ -14,12 +14,12 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 pytest.importorskip("transformers")
 
+from conformance.zoo import results
+from conformance.zoo.verdict import Animal, zoo
+from conformance.zoo.workers_verdict import judge
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pool.worker_pool import Crew
-from tests.zoo import results
-from tests.zoo.judging import Animal, zoo
-from tests.zoo.workers_judging import judge
 
 # One of each kind: encoder, decoder with a cache, both, mixture of experts, vision, convolution, speech, detection, …
 FAMILIES = ("bert", "llama", "t5", "mixtral", "vit", "resnet", "wav2vec2", "detr", "mamba", "clip", "albert", "gpt2")
@@ -74,7 +74,7 @@ def test_what_a_model_collects_by_hooks_is_collected(crew: Crew) -> None:
 def test_the_zoo_trains_in_two_workers(tmp_path: Path) -> None:
     """Every model; takes about an hour on two cores."""
     file = tmp_path / "zoo.jsonl"
-    subprocess.run([sys.executable, "-m", "tests.zoo.workers", "--results", str(file)], check=True)
+    subprocess.run([sys.executable, "-m", "conformance.zoo.workers", "--results", str(file)], check=True)
     rows = [row for row in results.read(file).values() if row["status"] not in ("not buildable", "not trainable")]
     wrong = {row["model"]: row["reason"] for row in rows if row["status"] not in ("equal", "noise")}
     assert not wrong

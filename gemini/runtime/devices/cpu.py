@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from gemini.runtime.devices.base import Device
-from gemini.runtime.memory.finalizers import when_gone
-from gemini.runtime.memory.host_memory import amount
+from gemini.runtime.devices.finalizers import when_gone
+from gemini.runtime.devices.host_memory import amount
 
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all that this process has mapped
 

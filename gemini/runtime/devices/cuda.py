@@ -16,7 +16,7 @@ import torch
 
 from gemini.runtime.devices import cuda_ipc
 from gemini.runtime.devices.base import Device
-from gemini.runtime.memory.finalizers import when_gone
+from gemini.runtime.devices.finalizers import when_gone
 
 
 class _Bytes:

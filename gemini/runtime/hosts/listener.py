@@ -27,8 +27,8 @@ from gemini.config.host_address import Address
 from gemini.errors import ConfigError, UsageError
 from gemini.runtime.devices import registry
 from gemini.runtime.devices.remote_device import identity
+from gemini.runtime.hosts import spawn
 from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
-from gemini.runtime.pool import spawn
 from gemini.runtime.transport.channel import ChannelClosed
 
 ENTRY = "gemini.runtime.hosts.host_session"

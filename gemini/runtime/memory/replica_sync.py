@@ -20,7 +20,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from gemini.runtime.memory.shared_layout import Home, lay_out, memory_of
+from gemini.runtime.memory.shared_layout import lay_out, memory_of
+from gemini.runtime.transport.tensor_layout import Home
 
 _library = ctypes.CDLL(None)
 _library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]

@@ -12,13 +12,13 @@ of the model with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
 from torch import nn
 
 from gemini.runtime.devices.base import Device, Segment
+from gemini.runtime.transport.tensor_layout import Home
 
 _ALIGN = 64
 _ADDRESS, _SHAPE, _STRIDES = torch.Tensor.data_ptr, attrgetter("shape"), torch.Tensor.stride
@@ -28,30 +28,6 @@ Place = tuple[int, torch.Size, tuple[int, ...]]
 
 class Astray(Exception):
     """A tensor cannot be where a worker would need it: its module runs in the program's process."""
-
-
-@dataclass(frozen=True)
-class Home:
-    """The place of one tensor in the segment."""
-
-    offset: int
-    size: int  # bytes of its storage
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    start: int  # of the tensor in its storage, in elements
-    is_parameter: bool
-    requires_grad: bool
-
-    def open(self, segment: Segment) -> torch.Tensor:
-        """The tensor, in the process that has opened the segment."""
-        found = self.look(segment.view(self.offset, self.size))
-        return nn.Parameter(found, self.requires_grad) if self.is_parameter else found
-
-    def look(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor in the bytes of its storage."""
-        empty = torch.empty(0, dtype=self.dtype, device=memory.device)
-        return empty.set_(memory.untyped_storage(), self.start, self.shape, self.stride)
 
 
 def places_of(tensors: Sequence[torch.Tensor]) -> list[Place]:

@@ -15,16 +15,16 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import nn
 
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.memory.optimizer_state import optimizer_state_follows
 from gemini.runtime.memory.shared_layout import Astray, Place, can_move, move_in, places_of
-from gemini.runtime.pool.fault_policy import Record
-from gemini.runtime.pool.worker_pool import Crew
 from gemini.runtime.transport.link import Link
+from gemini.runtime.transport.tensor_layout import Home
 
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
@@ -38,11 +38,50 @@ class _Had(NamedTuple):
     number: int
 
 
+class _Worker(Protocol):
+    """A worker process, for the tensors that it maps."""
+
+    link: Link
+    device: Device
+    is_far: bool
+
+
+class Workers(Protocol):
+    """The worker pool, for the tensors that its workers map."""
+
+    @property
+    def workers(self) -> Sequence[_Worker]:
+        """All workers, by place."""
+        ...
+
+    def place(self, segment: Segment, homes: list[Home], device: str) -> int:
+        """Map tensors of a segment in the workers of a device; the number of the first."""
+        ...
+
+    def forget(self, units: list[int], homes: list[int], segments: list[Segment]) -> None:
+        """Note that a model is gone, with its modules, tensors and segments."""
+        ...
+
+    def tell_forgotten(self) -> None:
+        """Send what was noted to the workers."""
+        ...
+
+
+class Placed(Protocol):
+    """A module of the model with the worker that runs it."""
+
+    number: int
+    name: str
+    module: nn.Module
+    household: Household
+    held: list[torch.Tensor]  # its parameters and buffers
+
+
 class Household:
     """Homes of tensors, under the same numbers in all processes."""
 
-    def __init__(self, crew: Crew, record: Record, outside: torch.device) -> None:
-        self.crew, self.record = crew, record
+    def __init__(self, crew: Workers, outside: torch.device) -> None:
+        self.crew = crew
         self.lock = threading.RLock()  # whoever sees to it that tensors are at home
         self.outside = outside  # where the program has put the model
         self.tensors: dict[int, torch.Tensor] = {}  # held, so that no identity is reused
@@ -180,7 +219,7 @@ class Household:
                     tensor.grad = tensor.grad.to(self.outside)
 
 
-def _leave(crew: Crew, links: list[Link], units: list[int], numbers: list[int], segments: list[Segment]) -> None:
+def _leave(crew: Workers, links: list[Link], units: list[int], numbers: list[int], segments: list[Segment]) -> None:
     """The model is gone: its tensors' identities may soon be those of others."""
     gone = set(numbers)
     for link in links:

@@ -13,21 +13,42 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gemini.errors import WorkerError
+from gemini.ir.autograd_modes import Region
 from gemini.log import tell
 from gemini.runtime import tracebacks
 from gemini.runtime.exception_transfer import line_of, rebuilt
 from gemini.runtime.failure_replay import KEPT, Failure, save
 from gemini.runtime.pool.out_of_memory import shortage
-from gemini.runtime.pool.worker_handle import OurFault
+from gemini.runtime.pool.worker_handle import OurFault, Worker
 from gemini.runtime.protocol import Raised
 from gemini.runtime.transport.tensor_header import Unsendable
 
-if TYPE_CHECKING:
-    from gemini.runtime.eager.remote_call import Call
-    from gemini.runtime.eager.remote_module import Unit
+
+class _Module(Protocol):
+    """A module that a worker runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def worker(self) -> Worker: ...
+    @property
+    def modes(self) -> Sequence[bool]: ...
+
+
+class _Call(Protocol):
+    """A call of such a module."""
+
+    @property
+    def unit(self) -> _Module: ...
+    @property
+    def arguments(self) -> tuple[Any, Any] | None: ...
+    @property
+    def generator(self) -> bytes: ...
+    @property
+    def region(self) -> Region: ...
 
 
 class WorkerTraceback(Exception):
@@ -72,7 +93,7 @@ class Record:
         self.say(f"{what} runs in this process: {reason:.400}", once=once)
 
     def save(
-        self, call: Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
+        self, call: _Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
     ) -> None:
         """Save a call that failed, and note on the exception where. A failure to do so is no failure."""
         if self.folder is None or self._saved >= KEPT or not isinstance(error, Exception) or call.arguments is None:
@@ -98,7 +119,7 @@ class Record:
         tell(f"gemini: {text}")
 
 
-def surfaced(reply: Any, unit: Unit, what: str) -> BaseException:
+def surfaced(reply: Any, unit: _Module, what: str) -> BaseException:
     """The exception to raise for what a unit's code has raised in its worker."""
     if not isinstance(reply, Raised):
         return WorkerError(f"worker {unit.worker.place} answered {what} of {unit.name} with {reply!r:.200}")

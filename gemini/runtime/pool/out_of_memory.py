@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gemini.profiling.measured_device import is_out_of_memory
-from gemini.runtime.memory.host_memory import amount, available
+from gemini.runtime.devices.host_memory import amount, available
 from gemini.runtime.pool.worker_failure import LESS
 
 _AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECASE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 
-from gemini.runtime.memory import host_memory
+from gemini.runtime.devices import host_memory
 
 LESS = "smaller batches, a larger --accum-degree or more workers need less memory"
 

@@ -18,25 +18,23 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from gemini.capture import torch_flags
 from gemini.errors import WorkerError
 from gemini.ir.autograd_modes import Region
+from gemini.runtime.devices.host_memory import kills
 from gemini.runtime.devices.registry import make, path_of
-from gemini.runtime.memory.host_memory import kills
-from gemini.runtime.pool import spawn
+from gemini.runtime.hosts import spawn
+from gemini.runtime.memory.shared_parameters import Placed
 from gemini.runtime.pool.signals import GRACE, Held, waiting
 from gemini.runtime.pool.worker_failure import ending_of, of_failed, of_killed
 from gemini.runtime.pool.worker_output import repeat
 from gemini.runtime.protocol import NEWS, Drop, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link, Unreadable
-
-if TYPE_CHECKING:
-    from gemini.runtime.eager.remote_module import Unit
 
 _SLICE = 0.5  # seconds between looks at the clock while waiting
 START = 60.0  # seconds for the start, at the least
@@ -224,11 +222,11 @@ class Worker:
             self.link.send(Drop(0, calls))
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
-    def bring_home(self, unit: Unit) -> bool:
+    def bring_home(self, unit: Placed) -> bool:
         """See to it that it has a unit's tensors; whether it must be told of other ones. Raises Astray."""
         return unit.household.bring_home(unit.held, self.device)
 
-    def leave(self, unit: Unit) -> None:
+    def leave(self, unit: Placed) -> None:
         """A unit runs in the program's process now."""
         unit.household.let_go(unit.held)
 

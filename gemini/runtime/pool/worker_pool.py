@@ -19,11 +19,11 @@ from typing import Any
 from gemini.config.host_address import is_address
 from gemini.guards.globals_and_closures import remember_environment
 from gemini.runtime.devices.base import Segment
-from gemini.runtime.hosts.remote_worker import FarWorker
-from gemini.runtime.memory.shared_layout import Home
+from gemini.runtime.pool.remote_worker import FarWorker
 from gemini.runtime.pool.worker_handle import OurFault, Worker
 from gemini.runtime.protocol import Done, Forget, Place, Preload
 from gemini.runtime.transport.channel import ChannelClosed
+from gemini.runtime.transport.tensor_layout import Home
 
 _PATIENCE = 60.0  # seconds
 _FAREWELL = 2.0  # seconds in which workers may leave by themselves

@@ -94,10 +94,10 @@ def reduce(value: Any) -> Any:
 
 def reduce_memoized(value: Any) -> Any:
     """A memoized function: by name where a worker can import it, else made again of the function in it."""
-    from gemini.runtime.transport.serialization import is_the_users
+    from gemini.user_code import is_user_module
 
     parameters = getattr(value, "cache_parameters", None)
-    if parameters is None or not is_the_users(value.__module__):
+    if parameters is None or not is_user_module(value.__module__):
         return value.__reduce__()
     return _memoized, (value.__wrapped__, *parameters().values())
 
@@ -108,10 +108,10 @@ def _memoized(function: Callable[..., Any], maxsize: int | None, typed: bool) ->
 
 def _is_made_inside(function: types.FunctionType) -> bool:
     """Whether a function was made inside another one by a module of an installed package."""
-    from gemini.runtime.transport.serialization import is_the_users
+    from gemini.user_code import is_user_module
 
     name = function.__globals__.get("__name__")
-    if "<locals>" not in function.__qualname__ or not isinstance(name, str) or is_the_users(name):
+    if "<locals>" not in function.__qualname__ or not isinstance(name, str) or is_user_module(name):
         return False
     home = sys.modules.get(name)
     return getattr(home, "__file__", None) is not None and vars(home) is function.__globals__
@@ -151,12 +151,12 @@ def _filled(function: types.FunctionType, found: tuple[list[tuple[Any, ...]], di
 
 def _other_name(cls: type) -> str:
     """The name by which an installed module has a class, where that is not the class's own; '' if it is, or none."""
-    from gemini.runtime.transport.serialization import is_the_users
+    from gemini.user_code import is_user_module
 
     home = sys.modules.get(cls.__module__)
     if home is None or "." in cls.__qualname__ or getattr(home, cls.__qualname__, None) is cls:
         return ""
-    if is_the_users(cls.__module__):  # a worker does not run the program, and so has none of its names
+    if is_user_module(cls.__module__):  # a worker does not run the program, and so has none of its names
         return ""
     return next((name for name, found in vars(home).items() if found is cls), "")
 

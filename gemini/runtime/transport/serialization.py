@@ -24,10 +24,11 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+
+from gemini.user_code import is_user_module
 
 try:
     import cloudpickle
@@ -74,7 +75,7 @@ class Classes:
         """How a class or function of the user's program is named on the way; None for what can be imported."""
         if one in self.number:
             return (self.number[one],)
-        if not is_the_users(one.__module__) or (cloudpickle is None and one.__module__ != "__main__"):
+        if not is_user_module(one.__module__) or (cloudpickle is None and one.__module__ != "__main__"):
             return None
         if isinstance(one, types.FunctionType) and _holds_parts(one, set()):
             return None
@@ -234,7 +235,7 @@ def _without_imports() -> Iterator[None]:
 
 def _can_be_copied(name: str, module: Any, known: Collection[str]) -> bool:
     is_plain = isinstance(module, types.ModuleType) and module.__name__ == name
-    return is_plain and name not in known and name != "__main__" and is_the_users(name)
+    return is_plain and name not in known and name != "__main__" and is_user_module(name)
 
 
 def _reduce_method(method: types.MethodType) -> Any:
@@ -342,16 +343,3 @@ class _Unpacker(_Opener):
         if isinstance(one, Missing):
             raise pickle.UnpicklingError(one.reason)
         return one
-
-
-_FOLDERS: set[str] = {*(path for path in sys.path if path.endswith("-packages")), str(Path(io.__file__).parent)}
-_INSTALLED = tuple(str(Path(folder).resolve()) for folder in (*_FOLDERS, str(Path(__file__).parents[2])))
-
-
-@functools.lru_cache(maxsize=4096)
-def is_the_users(name: str | None) -> bool:
-    """Whether a module belongs to the user's program, rather than to an installed package."""
-    if name == "__main__":
-        return True
-    file = getattr(sys.modules.get(name or ""), "__file__", None)
-    return file is not None and not str(Path(file).resolve()).startswith(_INSTALLED)

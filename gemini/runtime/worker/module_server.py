@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.autograd_edges import edge_of
-from gemini.autograd_engine import differentiate
+from gemini.autograd_engine import differentiate, edge_of
 from gemini.capture import torch_flags
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gemini.autograd_edges import edge_of
+from gemini.autograd_engine import edge_of
 from gemini.guards.module_state import Snapshot
 from gemini.pipe.value_routes import returned
 from gemini.runtime.worker.module_server import Entrance

@@ -22,7 +22,6 @@ from gemini.autograd_engine import accumulate
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import DrawsDiffer, SlicedDraws
-from gemini.runtime.pipelined.lower_program import LOSS, TAIL, Task
 from gemini.runtime.step_messages import Parcel, Step, Stepped
 from gemini.runtime.worker.gradient_buffers import Gradients
 from gemini.runtime.worker.microbatch_inputs import Inputs
@@ -35,6 +34,7 @@ from gemini.runtime.worker.value_mailbox import Arrivals
 from gemini.runtime.worker.whole_batch_stage import run_tail
 from gemini.schedule.block import FORWARD, LETTERS, WEIGHT_GRADIENT
 from gemini.step.delayed_weight_grads import STORE, AtOnce, Later, settle
+from gemini.step.lower_program import LOSS, TAIL, Task
 
 
 class StageRaised(Exception):

@@ -9,13 +9,10 @@ import traceback
 from typing import Any
 
 from gemini.capture import torch_flags
-from gemini.malloc import keep_freed_memory
+from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
 from gemini.random_numbers.rng_state import get_state
 from gemini.runtime.exception_transfer import portable
-from gemini.runtime.memory.controller_heap import trim
-from gemini.runtime.pipelined.code_dependencies import borrowed
-from gemini.runtime.pipelined.lower_program import TAIL
 from gemini.runtime.protocol import Done, Raised, Refused
 from gemini.runtime.step_messages import (
     ABANDONED,
@@ -32,6 +29,7 @@ from gemini.runtime.step_messages import (
 )
 from gemini.runtime.tracebacks import chain_of
 from gemini.runtime.transport.channel import Channel
+from gemini.runtime.transport.code_dependencies import borrowed
 from gemini.runtime.transport.link import Link
 from gemini.runtime.worker.p2p import Abandoned, Peers
 from gemini.runtime.worker.program_state import Installed, Plan
@@ -41,6 +39,7 @@ from gemini.schedule.block import FORWARD
 from gemini.step import split_backward_ops
 from gemini.step.delayed_weight_grads import STORE
 from gemini.step.join_microbatches import PARTS, combined
+from gemini.step.lower_program import TAIL
 
 
 class Steps:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.pipelined.lower_program import LOSS, TAIL, Readers, Task
 from gemini.runtime.step_messages import Parcel
 from gemini.schedule.block import FORWARD
+from gemini.step.lower_program import LOSS, TAIL, Readers, Task
 
 Key = tuple[str, int]
 

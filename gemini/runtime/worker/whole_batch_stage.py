@@ -15,10 +15,10 @@ import torch
 
 from gemini.batch_analysis.batch_kinds import Sample
 from gemini.batch_analysis.tail_spec import cut, join
-from gemini.runtime.pipelined.lower_program import LOSS, Task
 from gemini.runtime.step_messages import Parcel
 from gemini.runtime.worker.stage_state import Kept
 from gemini.step.delayed_weight_grads import AtOnce
+from gemini.step.lower_program import LOSS, Task
 
 if TYPE_CHECKING:
     from gemini.runtime.worker.step_runner import StepRun

@@ -7,7 +7,7 @@ backward, what the unit writes comes back before the reply: see `gemini.runtime.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gemini.config.host_address import Address, worker_at
 from gemini.errors import WorkerError
@@ -18,6 +18,7 @@ from gemini.runtime.hosts.code_versions import sources_of
 from gemini.runtime.hosts.host_connection import FarProcess, connect
 from gemini.runtime.memory.replica_sync import Ledger
 from gemini.runtime.memory.shared_layout import Astray
+from gemini.runtime.memory.shared_parameters import Placed
 from gemini.runtime.pool.worker_failure import LESS, holding
 from gemini.runtime.pool.worker_handle import START, OurFault, Worker, remember
 from gemini.runtime.protocol import Backward, Done, Fill, Forget, Forward, Install, Lodge, Outputs
@@ -26,9 +27,6 @@ from gemini.runtime.transport.dist_p2p import Lane
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.remote_link import FarLink
 from gemini.runtime.transport.tcp_channel import TcpChannel
-
-if TYPE_CHECKING:
-    from gemini.runtime.eager.remote_module import Unit
 
 
 class FarWorker(Worker):
@@ -134,7 +132,7 @@ class FarWorker(Worker):
             self.copies[news.unit][1].take(news.places, news.tensors)
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
-    def bring_home(self, unit: Unit) -> bool:
+    def bring_home(self, unit: Placed) -> bool:
         """See to it that it has copies of a unit's tensors that can hold their contents."""
         for tensor in unit.held:
             if tensor.device != unit.household.outside:
@@ -155,7 +153,7 @@ class FarWorker(Worker):
         self.copies[unit.number] = first, ledger
         return True
 
-    def leave(self, unit: Unit) -> None:
+    def leave(self, unit: Placed) -> None:
         """A unit runs in the program's process now: its tensors are there."""
         if self.copies.pop(unit.number, None) is not None and not self.loss:
             with contextlib.suppress(OurFault, WorkerError):  # the next call will say so

@@ -1,0 +1,58 @@
+"""Lending: functions and classes of the user's program that generated text imports, for a worker.
+
+The program's modules are not imported in workers: they would run there again. What the text wants of them travels by
+value, as all that the program defines does, and the worker executes the text with modules that hold just that.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from gemini.user_code import is_user_module
+
+Lent = dict[str, dict[str, Any]]
+
+
+def lend(texts: Iterable[str]) -> Lent:
+    """What these texts import of the user's program: objects by name, by module."""
+    found: Lent = {}
+    for text in texts:
+        tree = ast.parse(text)
+        aliases: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and is_user_module(node.module):
+                _add(found, node.module, [alias.name for alias in node.names])
+            elif isinstance(node, ast.Import):
+                aliases |= {one.asname or one.name: one.name for one in node.names if is_user_module(one.name)}
+        for node in ast.walk(tree) if aliases else ():
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in aliases:
+                _add(found, aliases[ast.unparse(node.value)], [node.attr])
+    return found
+
+
+def _add(found: Lent, module: str, names: list[str]) -> None:
+    held = vars(sys.modules[module])
+    found.setdefault(module, {}).update({name: held[name] for name in names if name in held})
+
+
+@contextmanager
+def borrowed(lent: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """For a while, modules of these names hold these objects."""
+    before = {name: sys.modules.get(name) for name in lent}
+    for name, objects in lent.items():
+        stub = ModuleType(name)
+        vars(stub).update({**vars(before[name] or stub), **objects})
+        sys.modules[name] = stub
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
