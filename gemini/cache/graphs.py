@@ -24,20 +24,22 @@ import torch
 from torch import nn
 
 from gemini.capture import capture, torch_flags
-from gemini.capture.batch_dim import known_places, opens_leaves, rolled_times
-from gemini.capture.call_binding import Call, bind, signature_of
-from gemini.capture.entry import with_variants
-from gemini.capture.module_hooks import has_hooks
-from gemini.capture.out_spec import sketch
-from gemini.capture.python_state import fingerprint, readable
+from gemini.capture.entry import attach_model
+from gemini.capture.options import DEFAULT_OPTIONS, CaptureOptions
+from gemini.capture.python_state import fingerprint
+from gemini.capture.specialize import accepts_call
 from gemini.capture.verify.gradient_record import way_back
 from gemini.capture.verify.step_observation import tensor_difference
 from gemini.errors import GeminiError
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call, bind, signature_of
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.interpreter import GuardBroken, NodeFailed
+from gemini.ir.out_spec import sketch
 from gemini.ir.serialize import load_graph
+from gemini.ir.validity import readable
 from gemini.pipe.manifest import GRAPH, versions
 from gemini.snapshot.model_state import Saved
 
@@ -46,33 +48,50 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 _KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "builtins"})  # fixed by their versions
 
 
-def capture_or_reuse(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, Any], folder: Path | None
+def capture_or_reuse(  # noqa: PLR0917
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: dict[str, Any],
+    folder: Path | None,
+    options: CaptureOptions = DEFAULT_OPTIONS,
 ) -> tuple[Graph, bool]:
-    """The graph of a model, and whether it had been kept. `settings` are those of capture."""
-    key = None if folder is None else _key(model, args, kwargs, settings)
+    """Return the graph of a model and whether it came from the cache; `settings` and `options` are those of capture."""
+    key = None if folder is None else _key(model, args, kwargs, settings, options)
     if folder is None or key is None:
-        return capture(model, args, kwargs, **settings), False
+        return capture(model, args, kwargs, **settings, options=options), False
     place = folder / key
     graph = _reuse(place, model, args, kwargs)
     if graph is not None:
         return graph, True
-    graph = capture(model, args, kwargs, **settings)
-    if not graph.is_whole:
+    graph = capture(model, args, kwargs, **settings, options=options)
+    if not graph.is_whole and not graph.reassigned:
         _keep(graph, place)
     return graph, False
 
 
 # ── the key ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _key(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], settings: dict[str, Any]) -> str | None:
+def _key(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: dict[str, Any],
+    options: CaptureOptions,
+) -> str | None:
     """A text that differs where the graph might; None where that cannot be told."""
     code = _code(model)
     if code is None or has_hooks(model):
         return None
     modules = dict(model.named_modules())
-    facts: list[Any] = [versions(), settings, Region.current(), torch_flags.current(), code]
+    facts: list[Any] = [
+        versions(),
+        settings,
+        Region.current(),
+        torch_flags.current(),
+        code,
+    ]
     facts.append(signature_of(bind(model, args, kwargs)))
-    facts += [*known_places(), rolled_times(), opens_leaves()]
+    facts += [*options.sample_dims(), options.repeats, options.opens_leaves]
     facts += readable(fingerprint(model, modules))
     for name, module in modules.items():
         plain = sorted((key, repr(value)) for key, value in vars(module).items() if isinstance(value, _PLAIN))
@@ -117,14 +136,18 @@ def _imported(module: Any) -> Iterator[str]:
 # ── using again ────────────────────────────────────────────────────────────────────────────────────────────────────
 def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
     try:
-        graph = load_graph(place / GRAPH, model)
+        graph = attach_model(load_graph(place / GRAPH), model)
     except GeminiError:
         return None
-    if graph.is_whole or not graph.accepts(bind(model, args, kwargs)) or not _agrees(graph, model, Call(args, kwargs)):
+    if (
+        graph.is_whole
+        or not accepts_call(graph, bind(model, args, kwargs))
+        or not _agrees(graph, model, Call(args, kwargs))
+    ):
         return None
     with suppress(OSError):  # another run may have replaced it
         os.utime(place)  # the least recently used goes first
-    return with_variants(graph, model)
+    return graph
 
 
 def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
@@ -141,6 +164,8 @@ def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
         return False
     finally:
         state.restore()
+    if state.reassigned:
+        return False
     same = expected[:2] == found[:2] and len(expected[2]) == len(found[2])
     return same and not any(tensor_difference(a, b) for a, b in zip(expected[2], found[2], strict=True))
 

@@ -17,15 +17,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import gcd
 
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import Call
 from gemini.capture.warmup import Settling
+from gemini.ir.call_binding import Call
 from gemini.ir.encode import tensors
 
 _PACKED = 3  # numbers of samples that are tried where inputs are packed
@@ -154,58 +153,13 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-_known: ContextVar[BatchPlan | None] = ContextVar("known", default=None)
-
-
-@contextmanager
-def knowing(plan: BatchPlan) -> Iterator[None]:
-    """Inside, calls count samples where this plan says: few samples would not show it."""
-    before = _known.set(plan)
-    try:
-        yield
-    finally:
-        _known.reset(before)
-
-
-def known_places() -> list[tuple[int | None, int]]:
-    """Where calls are known to count samples; empty where that is to be found out."""
-    plan = _known.get()
-    return [] if plan is None else plan.places()
-
-
-_rolling: ContextVar[tuple[int, bool]] = ContextVar("rolling", default=(0, False))
-
-
-@contextmanager
-def rolling(times: int, *, opened: bool = False) -> Iterator[None]:
-    """Inside, what is captured is a micro-batch, and compared with so many of it (`gemini.capture.sample_loops`).
-
-    `opened`: modules without children are looked into, too, but for those of torch.nn.
-    """
-    before = _rolling.set((times, opened))
-    try:
-        yield
-    finally:
-        _rolling.reset(before)
-
-
-def rolled_times() -> int:
-    """How many of a micro-batch it is to be compared with; 0: no loops over samples are looked for."""
-    return _rolling.get()[0]
-
-
-def opens_leaves() -> bool:
-    """Whether modules without children are looked into."""
-    return _rolling.get()[1]
-
-
-def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | None:
+def find_batch(model: nn.Module, call: Call, settling: Settling, known: BatchPlan | None = None) -> BatchPlan | None:
     """The plan under which samples are independent; the first that runs at all, if none is; else None.
 
     These are the first runs of the model; a verdict from runs in which it settled is not trusted.
     """
-    if (known := _plan_of(call.tensors)) is not None:
-        return known
+    if known is not None and (plan := _fit_plan(known, call.tensors)) is not None:
+        return plan
     runnable: BatchPlan | None = None
     if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
         return next(candidates(call.tensors), None)
@@ -224,10 +178,9 @@ def find_batch(model: nn.Module, call: Call, settling: Settling) -> BatchPlan | 
     return runnable
 
 
-def _plan_of(given: Sequence[torch.Tensor]) -> BatchPlan | None:
-    """What is known beforehand of a call with these tensors."""
-    plan = _known.get()
-    if plan is None or len(plan.dims) != len(given):
+def _fit_plan(plan: BatchPlan, given: Sequence[torch.Tensor]) -> BatchPlan | None:
+    """Return the plan with the number of samples of these tensors; None where it does not fit them."""
+    if len(plan.dims) != len(given):
         return None
     size = plan.samples(given)
     return None if size is None else replace(plan, size=size)

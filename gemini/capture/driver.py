@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.batch_dim import BatchPlan, candidates, find_batch, rolled_times, second_batches
-from gemini.capture.call_binding import Call, bind, signature_of
-from gemini.capture.deterministic_kernels import deterministic
+from gemini.capture.batch_dim import BatchPlan, candidates, find_batch, second_batches
 from gemini.capture.leaf_policy import Granularity
 from gemini.capture.memoized import find_caches
 from gemini.capture.nested_training import refused_training
+from gemini.capture.options import CaptureOptions
 from gemini.capture.python_state import (
     drawing_rates,
     fingerprint,
@@ -35,17 +34,19 @@ from gemini.capture.python_state import (
 )
 from gemini.capture.sample_loops import Unlike, roll
 from gemini.capture.scaling_reads import Lookout, scaling_lines
-from gemini.capture.specialize import Validity
+from gemini.capture.torch_flags import deterministic
 from gemini.capture.trace_diff import Subject, Trace, first_mismatch, mark_batch, other_way, trace
 from gemini.capture.trace_state import Coarsen
 from gemini.capture.verify.graph_check import BackwardFailed, Checks, Rejected
 from gemini.capture.verify.step_observation import Differences, tensor_difference
 from gemini.capture.warmup import Settling, materialize
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call, bind, signature_of
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import MODULES, Guard, Node
+from gemini.ir.validity import Validity
 from gemini.snapshot.model_state import Saved
 
 _log = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ _THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by g
 class Refinement:
     """Captures one variant of a model for one call."""
 
-    def __init__(self, model: nn.Module, call: Call, granularity: Granularity) -> None:
-        self.model, self.call, self.granularity = model, call, granularity
+    def __init__(self, model: nn.Module, call: Call, granularity: Granularity, options: CaptureOptions) -> None:
+        self.model, self.call, self.granularity, self.options = model, call, granularity, options
         held = (*call.tensors, *model.parameters(), *model.buffers())
         self.without_weights = any(tensor.device.type == "meta" for tensor in held)
         self.plan: BatchPlan | None = None
@@ -88,24 +89,29 @@ class Refinement:
                     raise
 
     def capture(self) -> Graph:
-        """The finest graph that equals the model on all batches tried."""
+        """Return the finest graph that equals the model on all batches tried."""
         try:
-            held = (*self.call.tensors, *self.model.parameters())
-            with self.saved.watching(), deterministic(held), refused_training():
-                self.plan = find_batch(self.model, self.call, self.settling)
-                self.settling.finish(self._first_call)
-                while True:
-                    try:
-                        return self._attempt()
-                    except Coarsen as found:
-                        reason = f"{found.reason} ({found.line})" if found.line else found.reason
-                        _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
-                        if found.released:
-                            self.granularity.release(found.released)
-                        else:
-                            self.granularity.coarsen(found.scope, reason, found.calls)
+            graph = self._refine()
         finally:
             self.saved.restore()
+        graph.reassigned = tuple(sorted(self.saved.reassigned))
+        return graph
+
+    def _refine(self) -> Graph:
+        held = (*self.call.tensors, *self.model.parameters())
+        with self.saved.watching(), deterministic(held), refused_training():
+            self.plan = find_batch(self.model, self.call, self.settling, self.options.batch)
+            self.settling.finish(self._first_call)
+            while True:
+                try:
+                    return self._attempt()
+                except Coarsen as found:
+                    reason = f"{found.reason} ({found.line})" if found.line else found.reason
+                    _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
+                    if found.released:
+                        self.granularity.release(found.released)
+                    else:
+                        self.granularity.coarsen(found.scope, reason, found.calls)
 
     def _attempt(self) -> Graph:
         first = self._first_trace()
@@ -185,7 +191,7 @@ class Refinement:
         if self.plan is None:
             self.checked["half batch"] = "no input has a batch dimension"
             return None
-        if times := rolled_times():
+        if times := self.options.repeats:
             self._rolled(first, graph, self.plan, times)
             return None
         given, size = self.plan.resized(self.call.tensors)
@@ -269,8 +275,11 @@ class Refinement:
         return None if other_way(first, other) else other
 
     def _keep_scaling(self, first: Trace, other: Trace) -> None:
-        """Keep whole the functions of inputs alone whose Python reads more from more samples."""
-        if lines := scaling_lines(first, other):
+        """Keep whole the functions of inputs alone whose Python reads more from more samples.
+
+        Only where the caller splits batches: otherwise a graph per value read is finer.
+        """
+        if self.options.sample_dims() and (lines := scaling_lines(first, other)):
             trace(self.subject, self.call.tensors, self.granularity, lookout=Lookout(lines))
 
     def _depends_on_batch(self, scope: tuple[str, ...], reason: str, line: str) -> None:

@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.batch_dim import opens_leaves
-from gemini.capture.call_binding import Call
 from gemini.capture.driver import Refinement
-from gemini.capture.leaf_policy import make_granularity
+from gemini.capture.leaf_policy import Granularity, make_granularity
+from gemini.capture.options import DEFAULT_OPTIONS, CaptureOptions
+from gemini.capture.python_state import fingerprint
 from gemini.capture.specialize import Variants
 from gemini.errors import CaptureError
+from gemini.ir.call_binding import Call
 from gemini.ir.graph import Graph
+from gemini.ir.validity import differing, readable
 
 
 def capture(
@@ -22,12 +24,13 @@ def capture(
     *,
     depth: int | None = None,
     basic_blocks: tuple[type | str, ...] = (),
+    options: CaptureOptions = DEFAULT_OPTIONS,
 ) -> Graph:
     """Capture a model as a graph, on one batch."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"capture needs an nn.Module, got {type(model).__name__}")
     names = [block if isinstance(block, str) else block.__name__ for block in _as_tuple(basic_blocks)]
-    graph = _capture_once(model, args, kwargs or {}, depth, basic_blocks)
+    graph = _capture_once(model, args, kwargs or {}, make_granularity(model, depth, basic_blocks), options)
     graph.settings = {"depth": depth, "basic_blocks": names}
     return with_variants(graph, model)
 
@@ -35,16 +38,57 @@ def capture(
 def with_variants(graph: Graph, model: nn.Module) -> Graph:
     """Let a graph capture further variants of its model with the same settings."""
     depth, blocks = graph.settings["depth"], tuple(graph.settings["basic_blocks"])
-    graph.variants = Variants(model, lambda args, kwargs: _capture_once(model, args, kwargs, depth, blocks))
+
+    def recapture(args: Any, kwargs: Any) -> Graph:
+        return _capture_once(model, args, kwargs, make_granularity(model, depth, blocks), DEFAULT_OPTIONS)
+
+    graph.variants = Variants(model, recapture)
     graph.variants.graphs.append(graph)
     return graph
 
 
-def _capture_once(model: nn.Module, args: Any, kwargs: Any, depth: Any, basic_blocks: Any) -> Graph:
-    granularity = make_granularity(model, depth, basic_blocks)
-    granularity.opens_leaves = opens_leaves()
-    return Refinement(model, Call(tuple(args), dict(kwargs)), granularity).capture()
+def _capture_once(model: nn.Module, args: Any, kwargs: Any, granularity: Granularity, options: CaptureOptions) -> Graph:
+    granularity.opens_leaves = options.opens_leaves
+    return Refinement(model, Call(tuple(args), dict(kwargs)), granularity, options).capture()
 
 
 def _as_tuple(blocks: Any) -> tuple[Any, ...]:
     return (blocks,) if isinstance(blocks, (str, type)) else tuple(blocks)
+
+
+def attach_model(graph: Graph, model: nn.Module, *, any_state: bool = False) -> Graph:
+    """Attach a loaded graph to the model it was captured from, so that it can run; raises CaptureError.
+
+    A model in another state (a mode, an attribute, a configuration) is refused; or, with `any_state`, accepted: the
+    graph then holds from the time on that the model is in the captured state.
+    """
+    faults = _missing_parts(graph, model)
+    if not faults and graph.validity is not None and graph.awaited is not None:
+        now = fingerprint(model, graph.validity.glue)
+        differences = list(differing(graph.awaited, readable(now)))
+        if not (differences and any_state):
+            graph.validity.fingerprint, graph.awaited = now, None
+            faults += differences
+    if faults:
+        listed = "\n".join(f"  - {fault}" for fault in faults[:8])
+        raise CaptureError(f"this graph does not fit the model:\n{listed}\n    → capture the model as it is now")
+    graph.model = model
+    return with_variants(graph, model)
+
+
+def _missing_parts(graph: Graph, model: nn.Module) -> list[str]:
+    faults = []
+    if type(model).__name__ != graph.model_name:
+        faults.append(f"it was captured from a {graph.model_name}, this is a {type(model).__name__}")
+    modules = {name for name, _ in model.named_modules()}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tensors = parameters | {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    for node in graph.nodes:
+        if node.kind in ("module", "block") and node.target not in modules:
+            faults.append(f"module {node.target!r} is missing")
+        if node.kind in ("parameter", "buffer") and node.target not in tensors:
+            faults.append(f"{node.kind} {node.target!r} is missing")
+    return faults
+
+
+Graph.attach = attach_model

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import has_hooks
 from gemini.errors import CaptureError, Fault
+from gemini.ir.hook_tables import has_hooks
 from gemini.nearest_name import remedy
 
 # Containers of torch.nn whose Python is worth opening; its other modules are layers.

@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import nn
 
+from gemini.user_code import is_user_module
+
 _DEPTH = 3  # functions that call each other
 _DRAWING = frozenset(
     [
@@ -49,13 +51,7 @@ def draws(cache: Any) -> bool:
     """
     if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
         return False
-    return _is_the_programs(cache.__module__) and _may_draw(cache.__wrapped__, _DEPTH)
-
-
-def _is_the_programs(name: str | None) -> bool:
-    from gemini.runtime.transport.serialization import is_the_users
-
-    return is_the_users(name)
+    return is_user_module(cache.__module__) and _may_draw(cache.__wrapped__, _DEPTH)
 
 
 def _may_draw(function: Any, depth: int) -> bool:
@@ -67,7 +63,7 @@ def _may_draw(function: Any, depth: int) -> bool:
     if not _DRAWING.isdisjoint(name.rstrip("_") for name in names):
         return True
     called = [space[name] for name in names if isinstance(space.get(name), types.FunctionType)] if depth else []
-    return any(_may_draw(one, depth - 1) for one in called if _is_the_programs(one.__module__))
+    return any(_may_draw(one, depth - 1) for one in called if is_user_module(one.__module__))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

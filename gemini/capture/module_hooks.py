@@ -7,37 +7,18 @@ run around the graph: the graph stands in for `forward` only.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from gemini.capture.patches import ORIGINAL_CALL
+from gemini.ir.hook_tables import has_hooks
 
-_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# Hooks that only collect outputs while the model's own forward runs: the graph returns what they collected.
-_COLLECTING = ("transformers.utils.output_capturing",)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks of the user hang on a module."""
-    return any(
-        getattr(hook, "__module__", "") not in _COLLECTING
-        for kind in _KINDS
-        for hook in (getattr(module, kind) or {}).values()
-    )
-
-
-def has_any_hooks(module: nn.Module) -> bool:
-    """Whether hooks hang on a module, those that only collect included."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
-def hook_tables(module: nn.Module) -> list[Any]:
-    """The dictionaries in which hooks of a module are: where all are empty it has none."""
-    return [getattr(module, kind) for kind in _KINDS]
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def with_hooks(
@@ -70,3 +51,44 @@ def with_hooks(
             del own["forward"]
         else:
             own["forward"] = replaced
+
+
+@contextmanager
+def unhooked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, hooks that hang on these tensors now are not called."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    held = [hooks for tensor in tensors for kind in kinds if (hooks := getattr(tensor, kind, None))]
+    found = [(hooks, dict(hooks)) for hooks in held]
+    for hooks, _ in found:
+        hooks.clear()  # autograd looks into the same dictionary
+    try:
+        yield
+    finally:
+        for hooks, before in found:
+            added = dict(hooks)
+            hooks.clear()
+            hooks.update({**before, **added})  # in their order
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Inside, a call of the model runs its forward without the hooks on the model itself.
+
+    Hooks of the model run once, around its pipelined call; an analysis that runs the model inside that call must not
+    run them again.
+    """
+    own = vars(model)
+    removed: dict[str, Any] = {kind: own[kind] for kind in _MODULE_HOOKS if own[kind]}
+    wrapper = own.get("forward")
+    is_wrapped = hasattr(wrapper, "__gemini_stands_for__")
+    try:
+        own.update({kind: OrderedDict() for kind in removed})
+        if is_wrapped:
+            own["forward"] = wrapper.__gemini_stands_for__
+            if own["forward"] is None:
+                del own["forward"]
+        yield
+    finally:
+        own.update(removed)
+        if is_wrapped:
+            own["forward"] = wrapper

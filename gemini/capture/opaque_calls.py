@@ -21,19 +21,19 @@ from gemini.capture.attribute_writes import TARGET, Attributes, can_be_assigned
 from gemini.capture.dynamic_shapes import Dynamic, resized
 from gemini.capture.leaf_policy import Granularity
 from gemini.capture.memoized import filled, forget_since
-from gemini.capture.out_spec import sketch
 from gemini.capture.patches import ORIGINAL_APPLY, ORIGINAL_CALL, ORIGINAL_PARAMETER
 from gemini.capture.provenance import own_tensors
 from gemini.capture.scaling_reads import REASON
-from gemini.capture.tensor_writes import memory_of
 from gemini.capture.trace_state import DRAWS, Coarsen, Recording, Smuggled
 from gemini.ir.encode import strip, tensors, walk
 from gemini.ir.import_paths import symbol_of
 from gemini.ir.node import EMPTY_KWARGS, Node
 from gemini.ir.op_targets import op_name
+from gemini.ir.out_spec import sketch
 from gemini.ir.pytree import Literal, Owned, Ref, Sequence
 from gemini.snapshot.changed_modules import changed, state_of
 from gemini.snapshot.model_state import python_randomness, torch_randomness
+from gemini.snapshot.tensor_writes import memory_of
 
 
 @dataclass

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,8 +31,22 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 from torch.distributions import Distribution
 
-from gemini.capture.patch_lock import TURN
+from gemini.ir.op_targets import find_call
 from gemini.ir.symint import TracedInt
+
+# One thread at a time patches how modules are called, or traces a call: each patch restores what it found, so two
+# threads that interleave would restore each other's patches.
+PATCH_LOCK = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Release the lock in a forked process: its only thread does not hold it."""
+    reset = getattr(PATCH_LOCK, "_at_fork_reinit", None)
+    if reset is not None:
+        reset()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 ORIGINAL_CALL = nn.Module.__call__
 ORIGINAL_SET = nn.Module.__setattr__
@@ -88,7 +103,7 @@ def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]
     """Route these places to `watcher` until the block ends."""
     thread = threading.get_ident()
     of_modules, of_torch = _of_modules(watcher, thread), _of_torch(watcher, thread)
-    with TURN, ExitStack() as stack:
+    with PATCH_LOCK, ExitStack() as stack:
         stack.callback(_tell_compiler)
         _swap(stack, builtins, "len", _length(thread))
         _swap(stack, builtins, "range", TracedRange)
@@ -208,16 +223,6 @@ def _script_target(function: Any) -> str:
     """`package.module:name` of a scripted function; its qualified name begins with `__torch__`."""
     module, _, name = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
     return f"{module}:{name}"
-
-
-def find_call(target: str) -> tuple[Any, str]:
-    """(module or class, attribute) of a target `package.module:Class.name`."""
-    module, _, qualname = target.partition(":")
-    owner: Any = sys.modules[module]
-    *outer, name = qualname.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    return owner, name
 
 
 def _wrap_call(stack: ExitStack, watcher: Watcher, target: str) -> None:

@@ -7,7 +7,8 @@ exactly and is wrong on the next); the region that uses it becomes a basic block
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -68,16 +69,6 @@ class Origins:
 _EMPTY = nn.Module()
 
 
-def get_held(model: nn.Module, name: str) -> torch.Tensor:
-    """The tensor of a parameter, buffer or attribute node."""
-    head, bracket, rest = name.partition("[")
-    module_name, _, attribute = head.rpartition(".")
-    found: Any = getattr(model.get_submodule(module_name) if module_name else model, attribute)
-    for part in (bracket + rest).replace("]", "").split("[")[1:]:
-        found = found[int(part) if part.lstrip("-").isdigit() else part.strip("'\"")]
-    return found
-
-
 def own_tensors(module: nn.Module) -> dict[int, str]:
     """The tensors that a module and its children hold, plain attributes included, by identity."""
     found: dict[int, str] = {}
@@ -91,3 +82,29 @@ def own_tensors(module: nn.Module) -> dict[int, str]:
             elif key not in vars(_EMPTY) and isinstance(value, (list, tuple, dict)):
                 found.update((id(leaf), "") for _, leaf in walk(value) if isinstance(leaf, torch.Tensor))
     return found
+
+
+T = TypeVar("T")
+
+
+class KnownTensors(Generic[T]):
+    """A mapping from living tensors, by identity."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[torch.Tensor], T]] = {}
+
+    def get(self, tensor: torch.Tensor) -> T | None:
+        """What is known about a tensor."""
+        found = self._entries.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else None
+
+    def add(self, tensor: torch.Tensor, value: T) -> None:
+        """Know a tensor from now on."""
+        self._entries[id(tensor)] = weakref.ref(tensor), value
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return self.get(tensor) is not None
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._entries.clear()

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import has_hooks
 from gemini.ir.encode import attributes
+from gemini.ir.hook_tables import has_hooks
 from gemini.snapshot.attribute_values import held_by
 
 _IDLE = "?"  # of an attribute, only whether it is 0 or 1
@@ -235,39 +235,3 @@ def _forward(replaced: Any) -> int | None:
     """The identity of a forward set on the instance; the stand-in of a running graph counts as what it replaced."""
     replaced = getattr(replaced, "__gemini_stands_for__", replaced)
     return None if replaced is None else id(replaced)
-
-
-def readable(found: tuple[Any, ...]) -> list[str]:
-    """A fingerprint as texts, without identities: comparable between processes."""
-    texts = []
-    for fact in found:
-        if fact and isinstance(fact[0], str) and ("@" in fact[0] or len(fact) == 2):
-            if not fact[0].startswith("_output_capturing"):  # what transformers installs on a first call
-                texts.append(f"{fact[0]}: {fact[1]}")
-        elif fact and isinstance(fact[0], str):
-            name, plain, children, buffers, parameters, forward, *_ = fact
-            held = [("children", [key for key, _ in children]), ("buffers", buffers), ("parameters", parameters)]
-            texts.append(f"{name or 'model'}: {[*plain, *held, ('own forward', forward is not None)]}")
-        else:
-            texts.append(f"state: {sorted((key, value) for key, value in fact if key[:1] != '_')!r}")
-    return texts
-
-
-def differing(before: list[str], now: list[str]) -> Iterator[str]:
-    """How two fingerprints, as texts, differ: a line each place, with what is other there and nothing else."""
-    if len(before) != len(now):
-        yield "the model has other modules"
-        return
-    for one, other in zip(before, now, strict=True):
-        if one != other:
-            name = one.partition(":")[0]
-            was, became = (text[len(name) + 2 :].split("), (") for text in (one, other))
-            old = [part for part in was if part not in became]
-            new = [part for part in became if part not in was]
-            yield f"{name}: {_few(old)} is now {_few(new)}"
-
-
-def _few(parts: list[str]) -> str:
-    """The first of them, and how many more there are."""
-    shown = "; ".join(part.strip("[()]") for part in parts[:2])
-    return f"{shown} and {len(parts) - 2} more" if len(parts) > 2 else shown

@@ -34,7 +34,7 @@ from typing import Any
 from gemini.capture.attribute_writes import TARGET as ASSIGN
 from gemini.capture.concretize import PARTS, expr_data_refs, short_name
 from gemini.capture.cse import memory_of, representatives
-from gemini.capture.input_pins import causes_of, inputs_of
+from gemini.capture.graph_guards import causes_of, inputs_of
 from gemini.capture.sample_indices import is_shifted, without
 from gemini.capture.trace_diff import Trace
 from gemini.ir.node import Guard, Node

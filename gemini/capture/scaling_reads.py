@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini.capture.batch_dim import known_places
 from gemini.capture.concretize import expr_data_refs
 from gemini.capture.source_location import call_candidates, is_model_code
 from gemini.ir.encode import tensors
@@ -28,8 +27,6 @@ REASON = "its Python code reads numbers that count samples"
 def scaling_lines(one: Trace, other: Trace) -> frozenset[str]:
     """The lines at which a trace of more or fewer samples reads other numbers from contents."""
     read: list[dict[str, set[str]]] = []
-    if not known_places():  # who does not split batches is better off with what is read, one way at a time
-        return frozenset()
     for trace in (one, other):
         found: dict[str, set[str]] = {}
         for guard in trace.tracer.guards.values():

@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import bind, signature_of
+from gemini.capture.graph_guards import early_guards
 from gemini.capture.module_hooks import with_hooks
 from gemini.capture.python_state import fingerprint
 from gemini.ir.autograd_modes import Region
-from gemini.ir.encode import tensors
+from gemini.ir.call_binding import bind, signature_of
+from gemini.ir.encode import follow, tensors
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.snapshot.model_state import Attributes, Generators
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
-
-Signature = tuple[tuple[Any, ...], ...]
 
 
 class Variants:
@@ -52,7 +51,11 @@ class Variants:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = bind(self.model, args, kwargs)
         for graph in list(self.graphs):
-            if graph.is_whole or not graph.accepts(bound) or graph.foresight().broken(self.model, bound) is not None:
+            if (
+                graph.is_whole
+                or not accepts_call(graph, bound)
+                or early_guards(graph).broken(self.model, bound) is not None
+            ):
                 continue
             done, output = self._attempt(graph, bound)
             if done:
@@ -107,36 +110,19 @@ class Before:
         self.generators.restore()
 
 
-class Validity:
-    """For which calls a graph holds."""
+def accepts_call(graph: Graph, bound: dict[str, Any]) -> bool:
+    """Return whether a call, bound by name, may run by a graph; guards on contents are checked during the run."""
+    if graph.rolled and not _has_captured_size(graph, bound):
+        return False
+    validity = graph.validity
+    if validity is None:
+        return True
+    if Region.current() != validity.region or not validity.fits(signature_of(bound)):
+        return False
+    return fingerprint(graph.bound_model(), validity.glue) == validity.fingerprint
 
-    def __init__(
-        self, signature: Signature, batch: dict[str, tuple[int, int]], region: Region, glue: list[str]
-    ) -> None:
-        self.signature, self.batch, self.region, self.glue = signature, batch, region, glue
-        self.fingerprint: tuple[Any, ...] = ()
 
-    def accepts(self, model: nn.Module, bound: dict[str, Any]) -> bool:
-        """Whether a call may run by the graph."""
-        if Region.current() != self.region or not self._fits(signature_of(bound)):
-            return False
-        return fingerprint(model, self.glue) == self.fingerprint
-
-    def _fits(self, signature: Signature) -> bool:
-        """Equal up to the batch size, which must be one for all inputs."""
-        if len(signature) != len(self.signature):
-            return False
-        sizes = set()
-        for fact, expected in zip(signature, self.signature, strict=True):
-            if fact == expected and fact[0] not in self.batch:
-                continue
-            if fact[0] not in self.batch or fact[:-1] != expected[:-1] or len(fact[-1]) != len(expected[-1]):
-                return False
-            dim, factor = self.batch[fact[0]]
-            shape, wanted = list(fact[-1]), list(expected[-1])
-            samples, rest = divmod(shape.pop(dim), factor)
-            wanted.pop(dim)
-            if rest or shape != wanted:
-                return False
-            sizes.add(samples)
-        return len(sizes) <= 1 and 0 not in sizes
+def _has_captured_size(graph: Graph, bound: dict[str, Any]) -> bool:
+    """Return whether a call has as many samples as the captured one: a rolled graph holds for no other number."""
+    given = [(follow(bound, path), next(iter(graph.nodes[at].outputs.values()))) for at, path in graph.inputs.items()]
+    return all(tuple(tensor.shape) == meta.shape for tensor, meta in given)

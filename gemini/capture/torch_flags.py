@@ -7,11 +7,14 @@ call carries those of the controller to its worker.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.deterministic
+
+from gemini.quiet_warnings import muted
 
 Switches = tuple[Any, ...]
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
@@ -82,3 +85,24 @@ def of_then(switches: Switches) -> Iterator[None]:
         yield
     finally:
         follow(now)
+
+
+@contextmanager
+def deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Prefer deterministic kernels if one of the tensors lives on an accelerator."""
+    if all(tensor.device.type in ("cpu", "meta") for tensor in tensors):
+        yield
+        return
+    before = torch.get_deterministic_debug_mode()
+    cudnn, fill = torch.backends.cudnn, torch.utils.deterministic.fill_uninitialized_memory
+    flags = cudnn.benchmark, cudnn.deterministic
+    with muted(message=".*deterministic.*"):
+        try:
+            torch.set_deterministic_debug_mode("warn")
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            cudnn.benchmark, cudnn.deterministic = False, True
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(before)
+            torch.utils.deterministic.fill_uninitialized_memory = fill
+            cudnn.benchmark, cudnn.deterministic = flags

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import Call, bind
 from gemini.capture.leaf_policy import Granularity
 from gemini.capture.memoized import clear
 from gemini.capture.module_hooks import with_hooks
@@ -24,6 +23,7 @@ from gemini.capture.rng_use import drawing_functions
 from gemini.capture.scaling_reads import Lookout
 from gemini.capture.trace_state import DRAWS, Coarsen
 from gemini.capture.tracer import Tracer
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.node import MODULES, Node, TensorMeta
 from gemini.ir.pytree import Literal, Number, leaves
 from gemini.snapshot.model_state import Saved, seed_all

@@ -12,13 +12,12 @@ from torch import nn
 
 from gemini.capture import concretize
 from gemini.capture.dynamic_shapes import Dynamic, dynamic_sizes, resized
-from gemini.capture.finite_checks import asked_of
+from gemini.capture.graph_guards import asked_of
 from gemini.capture.leaf_policy import Granularity
-from gemini.capture.provenance import Origins
+from gemini.capture.provenance import KnownTensors, Origins
 from gemini.capture.scaling_reads import REASON, Lookout
 from gemini.capture.source_location import call_candidates, source_line
 from gemini.capture.storage_aliases import Storages
-from gemini.capture.tensor_table import KnownTensors
 from gemini.ir.autograd_modes import Region
 from gemini.ir.encode import Encoder, UnsupportedValueError, tensors
 from gemini.ir.node import Guard, Node, TensorMeta

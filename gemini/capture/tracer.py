@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from gemini.capture import concretize
 from gemini.capture.leaf_policy import Granularity
 from gemini.capture.opaque_calls import Job, WholeCalls
-from gemini.capture.out_spec import sketch
 from gemini.capture.patches import intercepted
 from gemini.ir.encode import strip, tensors
 from gemini.ir.op_targets import op_name
+from gemini.ir.out_spec import sketch
 from gemini.ir.symint import Expr
 from gemini.snapshot.model_state import torch_randomness
 

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingType
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
 
-from gemini.capture.call_binding import bind
-from gemini.capture.guard_outcomes import Foresight
-from gemini.capture.specialize import Validity, Variants
 from gemini.errors import CaptureError
-from gemini.ir.encode import follow
+from gemini.ir.call_binding import bind
 from gemini.ir.equivalence import layer_classes, node_classes
 from gemini.ir.interpreter import Execution, last_uses
 from gemini.ir.node import Guard, Node, TensorMeta
 from gemini.ir.pytree import Form, Path, Ref, leaves
+from gemini.ir.validity import Validity
 
 Stages = MappingType[int, int] | SequenceType[int]  # the stage of each node
+_T = TypeVar("_T")
+
+
+class Variants(Protocol):
+    """The graphs of one model for its different calls (`gemini.capture.specialize`)."""
+
+    graphs: list[Graph]
+    limit: int
+    captured: int  # variants captured after the first
+    eager: int  # calls that ran the model itself
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call by the graph that fits it, or by the model."""
 
 
 @dataclass
@@ -50,11 +61,13 @@ class Graph:
     validity: Validity | None = None
     variants: Variants | None = None
     awaited: list[str] | None = None
+    reassigned: tuple[str, ...] = ()  # tensors of the model whose memory its forward replaces (`tensor.data = …`)
+
+    # Attaches a loaded graph to its model. `gemini.capture`, which can check the state of a model, sets it.
+    attach: ClassVar[Callable[[Graph, nn.Module], Graph] | None] = None
 
     def __post_init__(self) -> None:
-        self._foresight: Foresight | None = None
-        self._liveness: dict[int, list[int]] | None = None
-        self._guards_at: dict[int, list[Guard]] | None = None
+        self._derived: dict[Any, Any] = {}
 
     # ── structure ──────────────────────────────────────────────────────────────────────────────────────────────
     def __len__(self) -> int:
@@ -97,23 +110,18 @@ class Graph:
 
     def liveness(self) -> dict[int, list[int]]:
         """For every node, the nodes whose results are dropped after it."""
-        if self._liveness is None:
-            self._liveness = last_uses(self)
-        return self._liveness
+        return self.derived(last_uses)
 
     def guards_at(self) -> dict[int, list[Guard]]:
         """The guards by position."""
-        if self._guards_at is None:
-            self._guards_at = {}
-            for guard in self.guards:
-                self._guards_at.setdefault(guard.position, []).append(guard)
-        return self._guards_at
+        return self.derived(_guards_by_position)
 
-    def foresight(self) -> Foresight:
-        """The guards on contents that can be checked before a run."""
-        if self._foresight is None:
-            self._foresight = Foresight(self)
-        return self._foresight
+    def derived(self, compute: Callable[[Graph], _T]) -> _T:
+        """Return `compute(graph)`, computed once per graph."""
+        if compute not in self._derived:
+            self._derived[compute] = compute(self)
+        found: _T = self._derived[compute]
+        return found
 
     # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────
     def execute(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -129,17 +137,6 @@ class Graph:
             return self.execute(args, kwargs)
         return self.variants.run(args, kwargs)
 
-    def accepts(self, bound: dict[str, Any]) -> bool:
-        """Whether a call, bound by name, may run by this graph; guards on contents are checked during the run."""
-        if self.rolled and not self._is_of_captured_size(bound):
-            return False
-        return self.validity is None or self.validity.accepts(self.bound_model(), bound)
-
-    def _is_of_captured_size(self, bound: dict[str, Any]) -> bool:
-        """Whether a call has as many samples as the captured one, which is all that a rolled graph knows."""
-        given = [(follow(bound, path), next(iter(self.nodes[at].outputs.values()))) for at, path in self.inputs.items()]
-        return all(tuple(tensor.shape) == meta.shape for tensor, meta in given)
-
     def save(self, path: str | FilePath) -> None:
         """Write the graph as JSON (and safetensors, where it holds arrays)."""
         from gemini.ir.serialize import save_graph
@@ -148,12 +145,15 @@ class Graph:
 
     @staticmethod
     def load(path: str | FilePath, model: nn.Module | None = None) -> Graph:
-        """Read a graph; give the model it was captured from to run it."""
-        from gemini.capture.entry import with_variants
+        """Read a graph; with the model it was captured from, it can run."""
         from gemini.ir.serialize import load_graph
 
-        graph = load_graph(path, model)
-        return graph if model is None else with_variants(graph, model)
+        graph = load_graph(path)
+        if model is None:
+            return graph
+        if Graph.attach is None:
+            raise CaptureError("a graph cannot be attached to a model before gemini.capture is imported")
+        return Graph.attach(graph, model)
 
     def draw(
         self,
@@ -187,3 +187,10 @@ class Graph:
                 f"this graph of {self.model_name} has no model to run with\n    → Graph.load(path, model=model)"
             )
         return self.model
+
+
+def _guards_by_position(graph: Graph) -> dict[int, list[Guard]]:
+    found: dict[int, list[Guard]] = {}
+    for guard in graph.guards:
+        found.setdefault(guard.position, []).append(guard)
+    return found

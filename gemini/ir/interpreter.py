@@ -15,14 +15,12 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from gemini.capture.out_spec import sketch
-from gemini.capture.patches import find_call
-from gemini.capture.provenance import get_held
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.encode import decode, follow
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import Guard, Node
-from gemini.ir.op_targets import find_op
+from gemini.ir.op_targets import find_call, find_op
+from gemini.ir.out_spec import sketch
 from gemini.ir.pytree import Number, Owned, Ref, expr_refs, refs
 from gemini.ir.symint import Expr, evaluate
 
@@ -202,3 +200,13 @@ def last_uses(graph: Graph) -> dict[int, list[int]]:
         if node.id not in kept:
             dead.setdefault(last.get(node.id, node.id), []).append(node.id)
     return dead
+
+
+def get_held(model: nn.Module, name: str) -> torch.Tensor:
+    """The tensor of a parameter, buffer or attribute node."""
+    head, bracket, rest = name.partition("[")
+    module_name, _, attribute = head.rpartition(".")
+    found: Any = getattr(model.get_submodule(module_name) if module_name else model, attribute)
+    for part in (bracket + rest).replace("]", "").split("[")[1:]:
+        found = found[int(part) if part.lstrip("-").isdigit() else part.strip("'\"")]
+    return found

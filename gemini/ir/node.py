@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemini.ir.autograd_modes import Region
-from gemini.ir.pytree import Form, Literal, Mapping, Path, Ref, Sequence, refs
+from gemini.ir.pytree import Form, Mapping, Path, Ref, Sequence, refs
 from gemini.ir.symint import Expr
 
 SOURCES = ("input", "parameter", "buffer", "attribute")
@@ -104,8 +104,3 @@ class Guard:
 
     def __str__(self) -> str:
         return f"{self.expr} is {self.expected!r} ({self.line})"
-
-
-def literal(value: Any) -> Literal:
-    """A literal form."""
-    return Literal(value)

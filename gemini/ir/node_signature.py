@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import has_hooks
 from gemini.ir.callables import Closure, Method, Partial
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.import_paths import Symbol
 from gemini.ir.pytree import Again, Literal, Mapping, Number, Owned, Record, Ref, Sequence, Slice
 from gemini.ir.symint import Expr

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch.overrides import resolve_name
 
 from gemini.errors import CaptureError
-from gemini.ir.import_paths import Symbol, symbol_of
+from gemini.ir.import_paths import symbol_of
 from gemini.quiet_warnings import unmarked
 
 
@@ -62,6 +63,11 @@ def find_op(name: str) -> Callable[..., Any]:
     raise CaptureError(f"the op {name!r} does not exist in torch {torch.__version__}")
 
 
-def function_symbol(cls: type) -> Symbol | None:
-    """The import path of a custom autograd function, or None where it is local to a function."""
-    return symbol_of(cls)
+def find_call(target: str) -> tuple[Any, str]:
+    """(module or class, attribute) of a target `package.module:Class.name`."""
+    module, _, qualname = target.partition(":")
+    owner: Any = sys.modules[module]
+    *outer, name = qualname.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 
-from gemini.capture.python_state import differing, fingerprint, readable
-from gemini.capture.specialize import Validity
-from gemini.errors import ArtifactError, CaptureError
+from gemini.errors import ArtifactError
 from gemini.ir.autograd_modes import Region
 from gemini.ir.codec import Reader, Writer
 from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node, TensorMeta
+from gemini.ir.validity import Validity, readable
 
 VERSION = 3
 _PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason", "role")
@@ -68,11 +66,6 @@ def save_graph(graph: Graph, path: str | FilePath) -> None:
         arrays.unlink(missing_ok=True)
 
 
-def _write_guard(guard: Guard, writer: Writer) -> list[Any]:
-    facts = [writer(guard.expr), writer(guard.expected), guard.position, list(guard.scope)]
-    return [*facts, guard.line, guard.data, guard.concrete]
-
-
 def _write_node(node: Node, writer: Writer, regions: dict[Region, int]) -> dict[str, Any]:
     data: dict[str, Any] = {field: getattr(node, field) for field in _PLAIN_FIELDS}
     data |= {
@@ -103,12 +96,8 @@ def _write_validity(graph: Graph, writer: Writer) -> Any:
     }
 
 
-def load_graph(path: str | FilePath, model: nn.Module | None = None, *, any_state: bool = False) -> Graph:
-    """Read a graph; with the model it was captured from, it can run.
-
-    A model in another state (a mode, an attribute, a configuration) is refused; or, with `any_state`, taken, and the
-    graph waits for it to come into the state it was captured in.
-    """
+def load_graph(path: str | FilePath) -> Graph:
+    """Read a graph, without a model."""
     path = FilePath(path)
     try:
         data = json.loads(path.read_text())
@@ -116,14 +105,11 @@ def load_graph(path: str | FilePath, model: nn.Module | None = None, *, any_stat
             raise ArtifactError(f"{path} is not a graph of version {VERSION}\n    → capture the model again")
         arrays = path.with_suffix(".safetensors")
         reader = Reader(load_file(str(arrays)) if arrays.exists() else {})
-        graph = _read(data, reader)
+        return _read(data, reader)
     except _UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise ArtifactError(f"{path} does not exist") from None
         raise ArtifactError(f"{path} cannot be read as a graph: {type(error).__name__}: {error}") from error
-    if model is not None:
-        _attach(graph, model, data["validity"], any_state)
-    return graph
 
 
 def _read(data: dict[str, Any], reader: Reader) -> Graph:
@@ -146,6 +132,7 @@ def _read(data: dict[str, Any], reader: Reader) -> Graph:
         pins=tuple(data["pins"]),
         settings=data["settings"],
         validity=_read_validity(data["validity"], reader),
+        awaited=None if data["validity"] is None else data["validity"]["state"],
     )
 
 
@@ -172,32 +159,3 @@ def _read_validity(data: Any, reader: Reader) -> Validity | None:
         return None
     batch = {name: (dim, factor) for name, (dim, factor) in data["batch"].items()}
     return Validity(reader(data["signature"]), batch, _region(data["region"]), data["glue"])
-
-
-def _attach(graph: Graph, model: nn.Module, validity: Any, any_state: bool) -> None:
-    """Give a loaded graph its model, if that is in the state it was captured in."""
-    faults = []
-    if type(model).__name__ != graph.model_name:
-        faults.append(f"it was captured from a {graph.model_name}, this is a {type(model).__name__}")
-    names = {name for name, _ in model.named_modules()}
-    held = {
-        *(n for n, _ in model.named_parameters(remove_duplicate=False)),
-        *(n for n, _ in model.named_buffers(remove_duplicate=False)),
-    }
-    for node in graph.nodes:
-        if node.kind in ("module", "block") and node.target not in names:
-            faults.append(f"module {node.target!r} is missing")
-        if node.kind in ("parameter", "buffer") and node.target not in held:
-            faults.append(f"{node.kind} {node.target!r} is missing")
-    if not faults and graph.validity is not None:
-        now = fingerprint(model, graph.validity.glue)
-        differences = list(differing(validity["state"], readable(now)))
-        if differences and any_state:
-            graph.awaited = validity["state"]
-        else:
-            graph.validity.fingerprint = now
-            faults += differences
-    if faults:
-        listed = "\n".join(f"  - {fault}" for fault in faults[:8])
-        raise CaptureError(f"this graph does not fit the model:\n{listed}\n    → capture the model as it is now")
-    graph.model = model

@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from gemini.capture.call_binding import signature_of
-from gemini.capture.provenance import get_held
-from gemini.capture.python_state import differing, fingerprint, readable
-from gemini.capture.specialize import Validity
+from gemini.capture.graph_guards import early_guards
+from gemini.capture.python_state import fingerprint
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import signature_of
 from gemini.ir.graph import Graph
-from gemini.ir.interpreter import GuardBroken
+from gemini.ir.interpreter import GuardBroken, get_held
+from gemini.ir.validity import Validity, differing, readable
 from gemini.pipe.gradient_guard import Learning
 from gemini.pipe.python_guard import Watch
 
@@ -66,7 +66,7 @@ class Fitting:
                     return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
         if learner := self._learning.begun(self._watch, state):
             return Misfit("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
-        foresight = self.graph.foresight()
+        foresight = early_guards(self.graph)
         broken = foresight.broken(model, bound) if foresight.guards else None
         if broken is not None:
             return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
@@ -76,7 +76,7 @@ class Fitting:
         """Whether the arguments are such as the stages were made for."""
         if like is not None and like in self._fitted:
             return True
-        fits = validity._fits(signature_of(bound))
+        fits = validity.fits(signature_of(bound))
         if fits and like is not None:
             if len(self._fitted) >= _MOST:
                 self._fitted.clear()

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gemini.capture.entry import with_variants
-from gemini.capture.python_state import differing, fingerprint, readable
+from gemini.capture.entry import attach_model
+from gemini.capture.python_state import fingerprint
 from gemini.codegen import StageCode, generate, interfaces
 from gemini.errors import ArtifactError
 from gemini.ir.graph import Graph
 from gemini.ir.serialize import load_graph
+from gemini.ir.validity import differing, readable
 from gemini.partition.assignment import Partition
 from gemini.pipe.manifest import ARRAYS, GRAPH, PARTITION, PROFILE, versions
 from gemini.pipe.piped_model import Piped
@@ -69,7 +70,7 @@ def _parts(files: dict[str, bytes], path: Path, model: nn.Module) -> tuple[Graph
         for name in (GRAPH, ARRAYS):
             if name in files:
                 (Path(scratch) / name).write_bytes(files[name])
-        graph = with_variants(load_graph(Path(scratch) / GRAPH, model, any_state=True), model)
+        graph = attach_model(load_graph(Path(scratch) / GRAPH), model, any_state=True)
     partition = Partition.from_json(_json(files, PARTITION, path))
     return graph, partition, Profile.from_json(_json(files, PROFILE, path))
 

@@ -15,23 +15,24 @@ from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Opaque
 from gemini.batch_analysis.batchnorm import couples, own_statistics
+from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.rules.reshape import SQUEEZED
 from gemini.capture.attribute_writes import returning
-from gemini.capture.batch_dim import BatchPlan, knowing, rolling
-from gemini.capture.call_binding import Call, bind
+from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.options import CaptureOptions
 from gemini.errors import GeminiError
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
-from gemini.planner import branch_request
 from gemini.planner.buffer_writes import check_joinable
 from gemini.planner.microbatch_sizes import part_of, piece_sizes
+from gemini.planner.sample_dims import check_memory
 from gemini.planner.step_plan import MeetingError, UnplannableError
-from gemini.planner.tail_plan import asked_to_gather, freed_for
-from gemini.random_numbers.random_branches import random_guards
+from gemini.planner.tail_plan import freed_for
 
 if TYPE_CHECKING:
     from gemini.batch_analysis.graph_analysis import GraphForms
-    from gemini.planner.plan_request import Wish
+    from gemini.planner.plan_request import PlanRequest
 
 _TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
 _SEVERAL = 2  # samples of the smallest micro-batch, where one sample will not do
@@ -48,41 +49,41 @@ class Piece:
     pieces: float  # like the captured one, which make up the batch
 
 
-def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, wish: Wish) -> Piece:
+def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, request: PlanRequest) -> Piece:
     """The smallest micro-batch that the wish asks for; raises UnplannableError."""
     call = args, kwargs
     first: Piece | _Failed
     try:
-        first = _tried(model, call, batch, wish, 1)
+        first = _tried(model, call, batch, request, 1)
         reason = _one_sample(first, batch.size)
     except _Failed as failed:
         first, reason = failed, "few samples are too few"
-    if reason and batch.size >= 2 * _SEVERAL and wish.micro_batches > 1 and not branch_request.is_given():
+    if reason and batch.size >= 2 * _SEVERAL and request.micro_batches > 1 and not request.current_branch:
         try:
-            second = _tried(model, call, batch, wish, _SEVERAL)
+            second = _tried(model, call, batch, request, _SEVERAL)
             if not _obstacle(second, batch.size):
-                return _checked(second, batch)
+                return _checked(second, batch, request)
         except UnplannableError:
             pass  # the first says more
-    times = _times(batch.size, wish.micro_batches)
-    if times > 1 and not branch_request.is_given() and _may_loop(first, batch.size):
+    times = _times(batch.size, request.micro_batches)
+    if times > 1 and not request.current_branch and _may_loop(first, batch.size):
         try:
-            looped = _looped(model, call, batch, wish, times)
+            looped = _looped(model, call, batch, request, times)
             if looped is not None:
-                return _checked(looped, batch)
+                return _checked(looped, batch, request)
         except UnplannableError:
             pass
     if isinstance(first, _Failed):
         raise first
-    return _checked(first, batch)
+    return _checked(first, batch, request)
 
 
 def _looped(
-    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, wish: Wish, times: int
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, request: PlanRequest, times: int
 ) -> Piece | None:
     """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
     for opened in (False, True):
-        found = _tried(model, call, batch, wish, batch.size // times, times, opened=opened)
+        found = _tried(model, call, batch, request, batch.size // times, times, opened=opened)
         if random_guards(found.graph):  # ways through them are not known of loops
             return None
         reason = _obstacle(found, batch.size)
@@ -127,7 +128,7 @@ def _tried(  # noqa: PLR0917
     model: nn.Module,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     batch: BatchPlan,
-    wish: Wish,
+    request: PlanRequest,
     least: int,
     times: int = 0,
     *,
@@ -136,24 +137,23 @@ def _tried(  # noqa: PLR0917
     """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
     from gemini.batch_analysis.graph_analysis import prove_graph
 
-    sizes = piece_sizes(batch.size, min(wish.micro_batches, batch.size // least))
-    few = batch.size if branch_request.is_given() else max(sizes[0], _enough(model, batch, sizes, least))
+    sizes = piece_sizes(batch.size, min(request.micro_batches, batch.size // least))
+    few = batch.size if request.current_branch else max(sizes[0], _enough(model, batch, sizes, least, request))
     few = least if times else few
     piece = part_of(*call, batch, 0, few)
     try:
-        with knowing(batch), rolling(times, opened=opened):
-            graph = _repeatable(model, *piece, wish)
+        graph = _repeatable(model, *piece, request, CaptureOptions(batch, times, opened))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     # Layers are looked at by running them.
-    with torch.random.fork_rng(devices=[]), own_statistics(wish.own_statistics):
+    with torch.random.fork_rng(devices=[]), own_statistics(request.micro_batch_statistics):
         forms = prove_graph(graph, *piece, least=least)
-    return Piece(graph, forms, piece, sizes, 1.0 if branch_request.is_given() else len(sizes) * sizes[0] / few)
+    return Piece(graph, forms, piece, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
 
 
-def _checked(piece: Piece, batch: BatchPlan) -> Piece:
+def _checked(piece: Piece, batch: BatchPlan, request: PlanRequest) -> Piece:
     if piece.forms.reason:
-        if not asked_to_gather():
+        if not request.gather_reason:
             raise (MeetingError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
         piece = replace(piece, forms=freed_for(piece.forms))
     check_dimensions(piece.graph, piece.call, batch)
@@ -186,11 +186,11 @@ def _one_sample(piece: Piece, samples: int) -> str:
     return ""
 
 
-def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int) -> int:
+def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int, request: PlanRequest) -> int:
     """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
     if not any(couples(module) for module in model.modules()):
         return 1 if least == 1 else 2 * least
-    if min(sizes) < 2 and not asked_to_gather():
+    if min(sizes) < 2 and not request.gather_reason:
         raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
     return min(batch.size, 4)
 
@@ -212,31 +212,36 @@ def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]],
             )
 
 
-def _repeatable(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+def _repeatable(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
+) -> Graph:
     """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
-    graph = captured(model, args, kwargs, wish)
-    for seed in range(0 if branch_request.is_given() else _TRIES):
+    graph = captured(model, args, kwargs, request, options)
+    for seed in range(0 if request.current_branch else _TRIES):
         if graph.batch_size is not None or not random_guards(graph):
             break
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            graph = captured(model, args, kwargs, wish)
+            graph = captured(model, args, kwargs, request, options)
     return graph
 
 
-def captured(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> Graph:
+def captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
+) -> Graph:
     """The graph of a call, an earlier one of its like if that is kept."""
     from gemini.cache.graphs import capture_or_reuse
     from gemini.profiling.profile_cache import default_folder
 
     folder = None
-    if wish.cache:
-        folder = default_folder().parent / "graphs" if wish.cache is True else Path(wish.cache) / "graphs"
+    if request.cache:
+        folder = default_folder().parent / "graphs" if request.cache is True else Path(request.cache) / "graphs"
     settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
     try:
-        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder)
+        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder, options)
     except GeminiError as error:
         raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
+    check_memory(graph.reassigned)
     if graph.is_whole:
         raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
     for ref in graph.outputs():

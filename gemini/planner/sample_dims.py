@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
 from gemini.capture.batch_dim import BatchPlan, find_batch
-from gemini.capture.call_binding import Call
 from gemini.capture.warmup import Settling
+from gemini.ir.call_binding import Call
+from gemini.planner.step_plan import UnplannableError
 from gemini.snapshot.model_state import Saved
 
 
@@ -17,6 +19,14 @@ def find_samples(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     saved = Saved(model, watch=True)
     try:
         with saved.watching():
-            return find_batch(model, Call(args, kwargs), Settling(model, saved))
+            found = find_batch(model, Call(args, kwargs), Settling(model, saved))
     finally:
         saved.restore()
+    check_memory(saved.reassigned)
+    return found
+
+
+def check_memory(reassigned: Collection[str]) -> None:
+    """Refuse a forward that gives tensors of the model other memory: in a worker they would leave shared memory."""
+    if reassigned:
+        raise UnplannableError(f"its forward gives {min(reassigned)} other memory")

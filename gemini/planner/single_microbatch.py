@@ -12,18 +12,17 @@ Nothing needs to be proven: every stage sees all samples, and draws the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.side_effects import obstacle
 from gemini.capture.attribute_writes import TARGET as ASSIGN
-from gemini.capture.batch_dim import BatchPlan, knowing
-from gemini.capture.call_binding import Call, bind
+from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.options import CaptureOptions
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import GuardBroken
 from gemini.ir.pytree import Number, Ref, leaves
@@ -32,45 +31,28 @@ from gemini.pipe.value_routes import Caller, returned
 from gemini.planner.microbatch_capture import Piece, captured, check_dimensions
 from gemini.planner.rng_analysis import draws_of_nodes
 from gemini.planner.step_plan import UnplannableError
-from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable, random_guards
+from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable
 from gemini.random_numbers.random_ops import UnsliceableDraw
 from gemini.random_numbers.rng_recorder import Pattern, patterns
 from gemini.snapshot.model_state import python_randomness, torch_randomness
 
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
-    from gemini.planner.plan_request import Wish
+    from gemini.planner.plan_request import PlanRequest
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_reason: ContextVar[str] = ContextVar("reason", default="")
 _AS_IT_COMES = Pattern("", (), (), None)  # the whole batch is drawn for at once: nothing is cut
 
 
-@contextmanager
-def undivided(reason: str) -> Iterator[None]:
-    """Inside, plans take a batch as one micro-batch, for a reason that its model does not show."""
-    before = _reason.set(reason)
-    try:
-        yield
-    finally:
-        _reason.reset(before)
-
-
-def asked_why() -> str:
-    """Why a batch is to be one micro-batch; '' where it may be split."""
-    return _reason.get()
-
-
 def whole_batch(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest
 ) -> tuple[Piece, BatchPlan]:
     """All of a batch, captured, and what counts samples in it, where that is known; raises UnplannableError."""
     from gemini.batch_analysis.graph_analysis import GraphForms
     from gemini.batch_analysis.propagate import Interpreter
 
-    with knowing(batch) if batch is not None else nullcontext():
-        graph = captured(model, args, kwargs, wish)
+    graph = captured(model, args, kwargs, request, CaptureOptions(batch))
     fault = obstacle(graph) or _fault(graph)
     if fault:
         raise UnplannableError(fault)

@@ -16,30 +16,28 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batchnorm import couples
+from gemini.batch_analysis.precompute import random_guards
 from gemini.cache.plans import keep, kept_or_made
 from gemini.capture.batch_dim import BatchPlan
 from gemini.ir.graph import Graph
-from gemini.planner import branch_request
 from gemini.planner.buffer_writes import check_left, find_written
 from gemini.planner.contention import Contention
 from gemini.planner.gradient_precondition import check_held, check_read
 from gemini.planner.hook_precondition import check_hooks
 from gemini.planner.microbatch_capture import Piece, prove_piece
-from gemini.planner.plan_request import Wish
-from gemini.planner.plan_reuse import find_like
+from gemini.planner.plan_request import PlanRequest
+from gemini.planner.plan_reuse import find_equivalent_plan
 from gemini.planner.plan_search import chosen
-from gemini.planner.replan import asked_again, learned
+from gemini.planner.replan import learned
 from gemini.planner.rng_analysis import check_foreign, record_draws
 from gemini.planner.sample_dims import find_samples
 from gemini.planner.schedule_choice import Choice
 from gemini.planner.script_precondition import check_scripted
-from gemini.planner.single_microbatch import asked_why, whole_batch, whole_branches, whole_draws
+from gemini.planner.single_microbatch import whole_batch, whole_branches, whole_draws
 from gemini.planner.step_plan import MeetingError, StepPlan, UnplannableError
 from gemini.planner.tail_plan import (
     TailNodes,
-    asked_to_gather,
     check_backward,
-    gathering,
     meets_late,
     tail_for,
     tail_of,
@@ -47,52 +45,47 @@ from gemini.planner.tail_plan import (
 from gemini.planner.user_schedules import check_trained
 from gemini.profiling.profile_result import Profile
 from gemini.quiet_warnings import muted
-from gemini.random_numbers.random_branches import random_guards
-from gemini.snapshot.model_state import keeping_memory
 
 _SHORT = 1e-6  # ms
 _CLEARLY = 0.05  # of a step, by which another plan must be shorter to take the place of one that runs
 
 
-def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
-    """The plan for calls like this one; raises UnplannableError, or what is wrong with the wish."""
+def plan_step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
+    """The plan for calls like this one; raises UnplannableError, or what is wrong with the request."""
     check_hooks(model)
     check_scripted(model)
     check_held(model)
-    with keeping_memory(model) as moved, muted():  # its calls will give its warnings
-        known = asked_again()
-        plan = _plan(model, args, kwargs, wish) if known is None else _again(known, args, kwargs, wish)
-    if moved:  # in a worker it would leave the memory that is shared
-        raise UnplannableError(f"its forward gives {min(moved)} other memory")
-    return plan
+    with muted():  # its calls will give its warnings
+        known = request.measured_plan
+        return _plan(model, args, kwargs, request) if known is None else _again(known, args, kwargs, request)
 
 
-def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
-    reason, batch = asked_why(), find_samples(model, args, kwargs)
+def _plan(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
+    reason, batch = request.single_micro_batch_reason, find_samples(model, args, kwargs)
     if not reason:
         try:
-            return _split(model, args, kwargs, batch, wish)
+            return _split(model, args, kwargs, batch, request)
         except UnplannableError as error:
-            if branch_request.is_given() or wish.schedule.endswith(".json"):
+            if request.current_branch or request.is_from_file:
                 raise
-            reason = f"{asked_to_gather()}; {error}" if asked_to_gather() else str(error)
-            found = _gathered(model, args, kwargs, batch, wish, reason) if isinstance(error, MeetingError) else None
+            reason = f"{request.gather_reason}; {error}" if request.gather_reason else str(error)
+            found = _gathered(model, args, kwargs, batch, request, reason) if isinstance(error, MeetingError) else None
             if found is not None:
                 return found
     try:
-        return _planned(*whole_batch(model, args, kwargs, batch, wish), reason, args, kwargs, wish)
+        return _planned(*whole_batch(model, args, kwargs, batch, request), reason, args, kwargs, request)
     except UnplannableError as error:
         raise UnplannableError(reason if str(error) in reason else f"{reason}; and as one: {error}") from error
 
 
-def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
+def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """A plan made again from what its actions took; the same one where no other is clearly faster."""
     profile = learned(plan)
-    options = wish.options(plan.micro_batches, plan.repeats, on_cpu=_is_on_cpu(plan.graph))
-    choice = chosen(plan.graph, profile, wish, options, is_bound=True)
+    options = request.options(plan.micro_batches, plan.repeats, on_cpu=_is_on_cpu(plan.graph))
+    choice = chosen(plan.graph, profile, request, options, is_bound=True)
     if not choice.analysis.fits or choice.plan.nsteps > (1 - _CLEARLY) * plan.expected.nsteps:
         return plan
-    keep(plan.graph, wish, plan.micro_batches, plan.repeats, (profile, choice))
+    keep(plan.graph, request, plan.micro_batches, plan.repeats, (profile, choice))
     made = replace(
         plan,
         profile=profile,
@@ -106,41 +99,40 @@ def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: 
         is_kept=False,
         _built={},
     )
-    return _with_effects(made, args, kwargs, wish)
+    return _with_effects(made, args, kwargs, request)
 
 
 def _gathered(  # noqa: PLR0917
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish, reason: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest, reason: str
 ) -> StepPlan | None:
     """A plan for a model in whose end samples meet; None where there is none."""
-    if asked_to_gather() or not meets_late(model):
+    if request.gather_reason or not meets_late(model):
         return None
     try:
-        with gathering(reason):
-            return _split(model, args, kwargs, batch, wish)
+        return _split(model, args, kwargs, batch, replace(request, gather_reason=reason))
     except UnplannableError:
         return None
 
 
 def _split(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, wish: Wish
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest
 ) -> StepPlan:
-    if not asked_to_gather():
-        _check_coupling(model, wish)
+    if not request.gather_reason:
+        _check_coupling(model, request)
     if batch is None:
         raise UnplannableError("none of its inputs counts samples")
     if batch.size < 2:
         raise UnplannableError("there is only one sample")
-    found = prove_piece(model, args, kwargs, batch, wish)
-    if not asked_to_gather():
-        return _planned(found, batch, "", args, kwargs, wish)
-    if wish.schedule.endswith(".json"):
+    found = prove_piece(model, args, kwargs, batch, request)
+    if not request.gather_reason:
+        return _planned(found, batch, "", args, kwargs, request)
+    if request.is_from_file:
         raise UnplannableError("the loss compares samples, and a plan of a file does not wait for all of them")
-    return _planned(found, batch, "", args, kwargs, wish, tail_for(found.forms))
+    return _planned(found, batch, "", args, kwargs, request, tail_for(found.forms, request.gather_reason))
 
 
 def _planned(  # noqa: PLR0917
-    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish,
+    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest,
     tail: TailNodes | None = None,
 ) -> StepPlan:  # fmt: skip
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
@@ -148,7 +140,7 @@ def _planned(  # noqa: PLR0917
     check_read(graph)
     check_foreign(graph)
     check_left(graph, forms, unsplit)
-    like = find_like(graph, len(sizes))
+    like = find_equivalent_plan(request, graph, len(sizes))
     if like is not None and like[0].tail == tail:
         earlier, ratio = like
         analysis = replace(earlier.analysis, step_ms=earlier.step_ms * ratio)
@@ -168,31 +160,31 @@ def _planned(  # noqa: PLR0917
     else:
 
         def make() -> tuple[Profile, Choice]:
-            profile = _profiled(graph, *piece, wish, pieces) if like is None or like[1] != 1 else like[0].profile
-            options = wish.options(len(sizes), pieces, on_cpu=_is_on_cpu(graph))
-            return profile, chosen(graph, profile, wish, options, is_bound=not unsplit, tail=tail)
+            profile = _profiled(graph, *piece, request, pieces) if like is None or like[1] != 1 else like[0].profile
+            options = request.options(len(sizes), pieces, on_cpu=_is_on_cpu(graph))
+            return profile, chosen(graph, profile, request, options, is_bound=not unsplit, tail=tail)
 
         nodes = None if tail is None else tail.nodes
-        profile, choice, is_kept = kept_or_made(graph, wish, len(sizes), pieces, make, tail=nodes)
+        profile, choice, is_kept = kept_or_made(graph, request, len(sizes), pieces, make, tail=nodes)
         partition = choice.partition if tail is None else tail.apart(choice.partition)
         plan = StepPlan(
             graph, profile, partition, choice.analysis, choice.plan, choice.name, len(sizes), batch, forms, (),
             tail=tail, repeats=pieces, recompute=choice.recompute, is_kept=is_kept,
         )  # fmt: skip
-        if wish.schedule.endswith(".json") and torch.is_grad_enabled():
+        if request.is_from_file and torch.is_grad_enabled():
             check_trained(plan)
         if tail is not None:
             tail_of(plan, plan.build())
             check_backward(plan, plan.build())
-    return _with_effects(replace(plan, unsplit=unsplit), args, kwargs, wish)
+    return _with_effects(replace(plan, unsplit=unsplit), args, kwargs, request)
 
 
-def _with_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish) -> StepPlan:
+def _with_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest) -> StepPlan:
     """With the buffers that its stages write, and the numbers that they draw."""
     plan = replace(plan, once=find_written(plan))
     if plan.recompute and plan.writes:
         raise UnplannableError("it does not fit into the workers unless stages are run again, and it writes buffers")
-    if wish.rng == "fast" and not random_guards(plan.graph):
+    if request.rng == "fast" and not random_guards(plan.graph):
         return plan
     if plan.unsplit:
         piped = plan.build()
@@ -201,10 +193,10 @@ def _with_effects(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any],
     return replace(plan, draws=draws if plan.tail is None else plan.tail.draws(draws), branches=branches)
 
 
-def _check_coupling(model: nn.Module, wish: Wish) -> None:
+def _check_coupling(model: nn.Module, request: PlanRequest) -> None:
     """Batch normalization in training: at once, for a capture would not change it."""
     found = [name for name, module in model.named_modules() if couples(module)]
-    if found and not wish.own_statistics:
+    if found and not request.micro_batch_statistics:
         others = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise MeetingError(
             f"batch normalization in training ({found[0]}{others}) takes statistics over the batch; "
@@ -212,21 +204,21 @@ def _check_coupling(model: nn.Module, wish: Wish) -> None:
         )
 
 
-def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], wish: Wish, pieces: float) -> Profile:
-    from gemini.planner.worker_costs import as_in_workers
+def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, pieces: float) -> Profile:
+    from gemini.planner.worker_costs import estimate_worker_costs
     from gemini.profiling import profile
     from gemini.profiling.cpu_device import CpuDevice
 
     on_cpu = _is_on_cpu(graph)
     # Processor time of the thread: whatever else runs on this machine now will not when the plan is followed.
-    device = CpuDevice(clock="cpu") if on_cpu and wish.threads == 1 else None
-    with _threads(wish.threads):
+    device = CpuDevice(clock="cpu") if on_cpu and request.threads == 1 else None
+    with _threads(request.threads):
         # Afresh: how long a layer takes depends on what else is in the caches, so on the model around it.
         found = profile(graph, args, kwargs, device=device, rounds=2, check=False, cache=False)
         if on_cpu:
-            found = as_in_workers(found, graph, wish.workers, wish.threads)
+            found = estimate_worker_costs(found, graph, request)
         else:  # steps run by plans where all workers have the same device, and processes take turns on it
-            found = Contention(wish.workers, wish.workers).slowed(found)
+            found = Contention(request.workers, request.workers).slowed(found)
     return _of_all_pieces(_learning(found, graph), pieces)
 
 

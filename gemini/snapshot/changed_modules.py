@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.tensor_writes import memory_of
+from gemini.snapshot.tensor_writes import memory_of
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)

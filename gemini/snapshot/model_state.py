@@ -10,16 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.tensor_writes import Copy, has_contents, held_tensors, memory_of, put_back, watched_writes
 from gemini.snapshot.attribute_values import MISSING, copied, equal, generators, is_same, reached
 from gemini.snapshot.attribute_values import put_back as put_items_back
+from gemini.snapshot.tensor_writes import Copy, has_contents, held_tensors, memory_of, put_back, watched_writes
 
 _INTERNAL = frozenset(vars(nn.Module()))
 
@@ -150,22 +149,6 @@ def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
 
 
-_moved: ContextVar[set[str] | None] = ContextVar("moved", default=None)
-
-
-@contextmanager
-def keeping_memory(model: nn.Module) -> Iterator[set[str]]:
-    """The names of tensors to which runs inside give other memory; they have their own again afterwards."""
-    before = _memory(held_tensors(model))
-    found: set[str] = set()
-    token = _moved.set(found)
-    try:
-        yield found
-    finally:
-        _put_memory_back(before)
-        _moved.reset(token)
-
-
 def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
     """Tensors with the memory that they have, as far as they could be given another one."""
     return [
@@ -174,15 +157,6 @@ def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.T
         if has_contents(tensor) and (isinstance(tensor, nn.Parameter) or type(tensor) is torch.Tensor)
         if memory_of(tensor)
     ]
-
-
-def _put_memory_back(memory: list[tuple[str, torch.Tensor, torch.Tensor]]) -> None:
-    moved = _moved.get()
-    for name, tensor, before in memory:
-        if tensor.data_ptr() != before.data_ptr():  # `tensor.data = …`
-            tensor.data = before
-            if moved is not None:
-                moved.add(name.removeprefix("."))
 
 
 class Saved:
@@ -199,6 +173,7 @@ class Saved:
         self.own_generators = [(one, one.get_state()) for value in own for one in generators(value)]
         self.writes = watched_writes() if watch else None
         self.copies: list[Copy] = []
+        self.reassigned: set[str] = set()  # tensors that runs gave other memory (`tensor.data = …`)
         self.watch_new()
 
     @contextmanager
@@ -234,7 +209,7 @@ class Saved:
     def restore_tensors(self) -> None:
         """Put tensors and generators back."""
         with torch.no_grad():
-            _put_memory_back(self.memory)
+            self._restore_memory()
             if self.writes is not None:
                 self.writes.undo()
             for copy in self.copies:
@@ -242,3 +217,9 @@ class Saved:
         self.generators.restore()
         for generator, state in self.own_generators:
             generator.set_state(state)
+
+    def _restore_memory(self) -> None:
+        for name, tensor, before in self.memory:
+            if tensor.data_ptr() != before.data_ptr():
+                tensor.data = before
+                self.reassigned.add(name.removeprefix("."))

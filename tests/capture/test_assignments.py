@@ -132,7 +132,7 @@ def test_what_can_be_assigned_keeps_nothing_whole(cls, tmp_path):
     model, x = cls().train(), torch.randn(6, 8)
     graph = capture(model, (x,))
     assert graph.blocks == {}
-    setters = [node for node in graph.nodes if node.target.endswith("assignments.assign")]
+    setters = [node for node in graph.nodes if node.target.endswith("attribute_writes.assign")]
     assert setters
     assert all(node.changes for node in setters)
     for node in graph.nodes:

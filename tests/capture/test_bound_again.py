@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.capture.call_binding import Call, bind
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import decode
 
 VALUES = st.one_of(st.none(), st.integers(0, 3), st.just("text"))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.call_binding import Call
 from gemini.capture.verify.gradient_record import backward, digest, kept, way_back
 from gemini.capture.verify.graph_check import Checks
+from gemini.ir.call_binding import Call
 from gemini.snapshot.model_state import Saved
 
 RANDOM = np.random.default_rng(0)  # no generator of a model: nothing puts it back

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conformance.zoo.classics import CLASSICS
+from conformance.zoo.graph_checks import differences
 from gemini.capture import capture
-from tests.zoo.checking import differences
-from tests.zoo.classics import CLASSICS
 
 
 @pytest.mark.parametrize("name", sorted(CLASSICS))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import MB
+from gemini.profiling.node_memory import LiveMemory
 from gemini.snapshot.model_state import Saved
 
 WIDTH = 640

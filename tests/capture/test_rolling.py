@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from gemini.capture import Graph, capture
-from gemini.capture.batch_dim import BatchPlan, knowing, rolling
+from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.options import CaptureOptions
 from gemini.capture.sample_indices import is_shifted
+from gemini.capture.specialize import accepts_call
 from gemini.ir.pytree import Literal, Ref, Sequence, Slice
 
 D = 6
@@ -45,8 +47,8 @@ class Looping(nn.Module):
 def rolled(body: Body, few: int = 2, times: int = 3) -> Graph:
     torch.manual_seed(0)
     model = Looping(body).double()
-    with knowing(BatchPlan((0,), few)), rolling(times):
-        return capture(model, (torch.randn(few, D, dtype=torch.float64),))
+    options = CaptureOptions(BatchPlan((0,), few), times)
+    return capture(model, (torch.randn(few, D, dtype=torch.float64),), options=options)
 
 
 # ── alike ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,8 +215,8 @@ def test_one_element_for_all_is_no_copy() -> None:
 def test_a_rolled_graph_runs_on_its_own_size_only() -> None:
     graph = rolled(LOOPS["tables"])
     for samples in (1, 3, 6):
-        assert not graph.accepts({"x": torch.randn(samples, D, dtype=torch.float64)})
-    assert graph.accepts({"x": torch.randn(2, D, dtype=torch.float64)})
+        assert not accepts_call(graph, {"x": torch.randn(samples, D, dtype=torch.float64)})
+    assert accepts_call(graph, {"x": torch.randn(2, D, dtype=torch.float64)})
 
 
 def test_roles_are_stored(tmp_path: Path) -> None:
@@ -235,8 +237,8 @@ def test_what_branches_read_is_pinned() -> None:
             parts = torch.split(self.inner(x), lengths.tolist())
             return torch.cat([part.softmax(0) for part in parts])
 
-    with knowing(BatchPlan((0, 0), 1, (3, 1))), rolling(4):
-        graph = capture(Lengths(), (torch.randn(3, D), torch.tensor([3])))
+    options = CaptureOptions(BatchPlan((0, 0), 1, (3, 1)), 4)
+    graph = capture(Lengths(), (torch.randn(3, D), torch.tensor([3])), options=options)
     assert graph.rolled == 4, graph.checked
     assert [graph.nodes[index].target for index in graph.pins] == ["lengths"]
 

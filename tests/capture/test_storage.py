@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.zoo.classics import CLASSICS
+from conformance.zoo.graph_checks import differences
 from gemini.capture import Graph, capture
 from gemini.errors import ArtifactError, CaptureError
-from tests.zoo.checking import differences
-from tests.zoo.classics import CLASSICS
 
 
 @pytest.mark.parametrize(

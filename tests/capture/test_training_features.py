@@ -13,9 +13,9 @@ from torch._dynamo import trace_rules
 from torch.nn.utils import parametrizations, prune, rnn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from conformance.zoo.graph_checks import differences
 from gemini.capture import capture
 from gemini.capture.patches import ORIGINAL_LEN
-from tests.zoo.checking import differences
 
 
 def linear():

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
-from gemini.capture.unhooked_backward import unhooked
+from gemini.capture.module_hooks import unhooked
 
 
 class Checkpointed(nn.Module):

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.capture.out_spec import sketch
 from gemini.ir.codec import Reader, Writer
 from gemini.ir.encode import Encoder, decode, tensors
+from gemini.ir.out_spec import sketch
 from gemini.ir.pytree import Ref
 from gemini.ir.symint import Expr, TracedInt, evaluate, plain
 

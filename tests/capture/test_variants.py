@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from conformance.zoo.classics import CLASSICS
 from gemini.capture import capture
-from tests.zoo.classics import CLASSICS
+from gemini.capture.graph_guards import early_guards
 
 
 def same(graph, model, *args, seed=0, **kwargs):
@@ -174,10 +175,10 @@ def test_guards_on_inputs_are_known_before_the_run():
     model, args, kwargs = CLASSICS["mask_test"]()
     graph = capture(model, args, kwargs)
     bound = {"x": args[0], **kwargs}
-    assert graph.foresight().broken(model, bound) is None
+    assert early_guards(graph).broken(model, bound) is None
     bound["mask"] = torch.zeros_like(kwargs["mask"])
-    broken = graph.foresight().broken(model, bound)
+    broken = early_guards(graph).broken(model, bound)
     assert broken is not None
     assert "classics_flow.py" in broken.line
     model, args, kwargs = CLASSICS["layer_drop"]()
-    assert capture(model, args, kwargs).foresight().guards == []  # random: only known when they are drawn
+    assert early_guards(capture(model, args, kwargs)).guards == []  # random: only known when they are drawn

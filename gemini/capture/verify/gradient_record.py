@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.unhooked_backward import unhooked
+from gemini.capture.module_hooks import unhooked
 
 Grads = dict[str, torch.Tensor | None]
 Sink = Callable[[str, torch.Tensor], Any]  # what to keep of a gradient

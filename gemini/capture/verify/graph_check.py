@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import Call, bind
 from gemini.capture.module_hooks import with_hooks
 from gemini.capture.trace_diff import Trace
 from gemini.capture.verify.gradient_record import Sink, digest, kept
@@ -37,6 +36,7 @@ from gemini.capture.verify.step_observation import (
     tensor_difference,
     tolerance,
 )
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution
 from gemini.snapshot.model_state import Saved, seed_all

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import Call
-from gemini.capture.out_spec import sketch
 from gemini.capture.verify.gradient_record import Grads, Sink, backward, digest, kept, way_back
+from gemini.ir.call_binding import Call
 from gemini.ir.encode import LITERALS, tensors, walk
+from gemini.ir.out_spec import sketch
 from gemini.ir.symint import plain
 from gemini.snapshot.model_state import Saved
 

@@ -1,26 +1,38 @@
-"""Foresight: guards whose outcome is known before a run.
+"""Graph guards: what the branches of the model's Python depend on, and which of them can be checked before a run.
 
-A test of a mask needs the mask and a few ops, not the model: these run first, on the side, and a call that goes
-another way is sent to another variant before anything was done. Guards that draw random numbers in between, or
-look at what modules return, are checked where they stand.
+Three analyses of guards:
+
+- `early_guards`: guards that need a few ops and not the model (a test of a mask). They run first, on the side, and a
+  call that breaks one goes to another variant before anything has run. Guards that follow from random numbers or from
+  the results of modules are checked at their position.
+- `inputs_of`: the inputs whose contents decide a branch. While these are the captured ones, so is the branch.
+- `asked_of`: branches that only test whether all elements of a value are finite (`if not torch.isfinite(x).all()`).
+  The answer is the same in every healthy step, so such a branch may be a guard though it reads results of the model:
+  a step in which it differs runs in the model itself. The answer for a batch follows from those for its micro-batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from gemini.capture.input_pins import inputs_of
+from gemini.capture.concretize import data_refs
+from gemini.capture.cse import memory_of
 from gemini.capture.scaling_reads import REASON
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
-from gemini.ir.pytree import expr_refs
+from gemini.ir.node import Node
+from gemini.ir.pytree import Ref, expr_refs, refs
+from gemini.ir.symint import Expr
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
-    from gemini.ir.node import Guard, Node
+    from gemini.ir.node import Guard
+
+_HEALTHY = {"isfinite": ("all", True), "isinf": ("any", False), "isnan": ("any", False)}
 
 
 class Foresight:
@@ -86,11 +98,11 @@ class Foresight:
             pinned = set(self.graph.pins)
             guards, nodes = [], set()
             for guard in self.guards:
-                refs = list(expr_refs(guard.expr))
-                causes = inputs_of(self.graph.nodes, refs)
+                read = list(expr_refs(guard.expr))
+                causes = inputs_of(self.graph.nodes, read)
                 if (key or id(guard) in (wanted or ())) and (causes is None or not causes <= pinned):
                     guards.append(guard)
-                    nodes |= self._ancestors({ref.node for ref in refs}) or set()
+                    nodes |= self._ancestors({ref.node for ref in read}) or set()
             self._open[key] = guards, sorted(nodes)
         return self._open[key]
 
@@ -128,3 +140,64 @@ class _OfPiece(Execution):
             return found
         rows = meta.shape[meta.batch_dim]
         return found.narrow(meta.batch_dim, self.number * rows, rows)
+
+
+def early_guards(graph: Graph) -> Foresight:
+    """Return the guards on contents of a graph that can be checked before a run."""
+    return graph.derived(Foresight)
+
+
+def causes_of(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
+    """The nodes whose contents some values follow from, those that wrote to them included."""
+    writers: dict[int, set[int]] = {}
+    for node in nodes:
+        for ref in node.mutates:
+            for root in memory_of(nodes, ref.node):
+                writers.setdefault(root, set()).add(node.id)
+    found: set[int] = set()
+    waiting = [ref.node for ref in values]
+    while waiting:
+        node = nodes[waiting.pop()]
+        if node.id not in found:
+            found.add(node.id)
+            waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
+            waiting += [writer for root in memory_of(nodes, node.id) for writer in writers.get(root, ())]
+    return found
+
+
+def inputs_of(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | None:
+    """The inputs that some values follow from, by ops and functions alone; None where more is needed: a buffer, say."""
+    causes = [nodes[index] for index in causes_of(nodes, values)]
+    written = {root for node in causes for ref in node.mutates for root in memory_of(nodes, ref.node)}
+    if any(node.is_source and (node.kind != "input" or node.id in written) for node in causes):
+        return None
+    if not all(node.is_source or _computes(node) for node in causes):
+        return None
+    return {node.id for node in causes if node.kind == "input"}
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node makes its result of its arguments alone: an op, or a function kept whole that takes no weights."""
+    if node.random or node.changes:
+        return False
+    return node.kind == "op" or (node.kind == "call" and not node.uses)
+
+
+def asked_of(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref | None:
+    """The value of which a branch asks whether it is finite, and finds that it is; None for any other branch."""
+    while isinstance(expr, Expr) and expr.op in ("bool", "item") and len(expr.operands) == 1:
+        expr = expr.operands[0]
+    if not isinstance(expr, Ref) or not isinstance(expected, bool):
+        return None
+    over = nodes[expr.node]
+    given = list(refs(over.args))
+    if over.kind != "op" or len(given) != 1 or any(True for _ in refs(over.kwargs)):
+        return None
+    asked = nodes[given[0].node]
+    operands = list(refs(asked.args))
+    wanted = _HEALTHY.get(_name(asked)) if asked.kind == "op" and len(operands) == 1 else None
+    return operands[0] if wanted == (_name(over), expected) else None
+
+
+def _name(node: Node) -> str:
+    return node.target.rpartition(".")[2]
