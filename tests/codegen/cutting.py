@@ -11,11 +11,12 @@ from typing import Any
 import networkx as nx
 import torch
 
+from conformance.zoo.classics import CLASSICS
 from gemini.capture import Graph, capture
-from gemini.capture.call_binding import bind
-from gemini.capture.provenance import get_held
 from gemini.codegen import StageCode
+from gemini.ir.call_binding import bind
 from gemini.ir.encode import decode, follow
+from gemini.ir.interpreter import get_held
 from gemini.ir.pytree import Number, Owned, Ref
 from gemini.ir.symint import Expr, evaluate
 from gemini.partition import Options, Partition
@@ -25,7 +26,6 @@ from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import Assignment
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.profile_result import Profile
-from tests.zoo.classics import CLASSICS
 
 
 @functools.lru_cache(maxsize=64)

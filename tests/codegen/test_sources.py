@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.zoo.classics import CLASSICS
 from gemini.capture import capture
 from gemini.codegen import generate
 from tests.codegen.cutting import captured, even_cut, random_cut
-from tests.zoo.classics import CLASSICS
 
 RUFF = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
 
@@ -88,10 +88,10 @@ def test_a_stage_file_loads_in_a_fresh_process(tmp_path):
     codes = generate(graph, even_cut(graph, 2))
     for code in codes:
         (tmp_path / f"{code.class_name.lower()}.py").write_text(code.source, encoding="utf-8")
-    script = "import torch, stage0, stage1\nfrom tests.zoo.classics import CLASSICS\n"
+    script = "import torch, stage0, stage1\nfrom conformance.zoo.classics import CLASSICS\n"
     script += "model, args, _ = CLASSICS['mlp']()\none, two = stage0.Stage0(model), stage1.Stage1(model)\n"
     script += "assert torch.equal(two(one(*args)), model(*args))\nprint('equal')"
-    assert importlib.util.find_spec("tests.zoo.classics") is not None
+    assert importlib.util.find_spec("conformance.zoo.classics") is not None
     paths = f"{tmp_path}:{Path.cwd()}"
     done = subprocess.run(
         [sys.executable, "-c", script], env={"PYTHONPATH": paths}, capture_output=True, text=True, check=False

@@ -7,15 +7,15 @@ import random
 import pytest
 import torch
 
+from conformance.zoo.classics import CLASSICS
 from gemini.capture import Graph, capture
-from gemini.capture.call_binding import Call
 from gemini.capture.verify.step_observation import compare, observe
 from gemini.codegen import generate
+from gemini.ir.call_binding import Call
 from gemini.ir.interpreter import GuardBroken
 from gemini.partition import Partition
 from gemini.snapshot.model_state import Saved
 from tests.codegen.cutting import Sequential, captured, copied, even_cut, random_cut
-from tests.zoo.classics import CLASSICS
 
 SEED = 5
 # Weights used twice under autocast, in two stages: each stage casts them, and gradients are summed in full precision.

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.zoo.classics import CLASSICS
 from gemini.capture import capture
 from gemini.codegen import generate
 from tests.codegen.cutting import captured, even_cut, load, random_cut
-from tests.zoo.classics import CLASSICS
 
 
 def check_state(graph, partition):

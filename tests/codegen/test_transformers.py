@@ -13,12 +13,12 @@ pytest.importorskip("transformers", reason="these models need transformers: pip 
 import torch
 import transformers
 
+from conformance.zoo import discovery
 from gemini.capture import capture
 from gemini.codegen import generate
 from gemini.ir.interpreter import GuardBroken
 from tests.codegen.cutting import even_cut, random_cut
 from tests.codegen.test_stages_equal_the_model import differences
-from tests.zoo import discovery
 
 SPECIES = {one.model_type: one for one in discovery.species()}
 FAST = ("bert", "gpt2", "vit")

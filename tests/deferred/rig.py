@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.capture.call_binding import Call
-from gemini.capture.unhooked_backward import unhooked
+from gemini.capture.module_hooks import unhooked
+from gemini.ir.call_binding import Call
 from gemini.ir.encode import decode
 from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.contract import taken_apart

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from recorded_step import step_of
 from steps import Bench, compare, cut, outputs_of
 from torch import nn
 
@@ -18,7 +19,6 @@ from gemini.batch_analysis.loss_analysis import prove
 from gemini.codegen import generate
 from gemini.ir.autograd_modes import Region
 from gemini.pipe import Piped
-from gemini.runtime.pipelined.asked import step_of
 from gemini.runtime.pool.worker_pool import Crew
 from gemini.schedule.library import library
 from gemini.step.worker_program import program_of

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from gemini.errors import ScheduleError
-from gemini.report.run_journal import Story
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
 from tests.overlap.programs import PROGRAMS

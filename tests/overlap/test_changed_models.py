@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
+from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Scaled(nn.Module):

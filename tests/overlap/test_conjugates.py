@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
+from gemini.runtime.run_journal import OVERLAPPED
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 STEPS = 8

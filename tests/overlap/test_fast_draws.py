@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.programs import PROGRAMS, batch
 from tests.overlap.test_programs_overlapped import PIECES, made
 
@@ -36,7 +36,7 @@ class Masked(nn.Module):
 def manage(model: nn.Module, crew: Crew) -> Story:
     managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
     story = Story(type(model).__name__, len(crew.workers))
-    wish = Wish(len(crew.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
+    wish = PlanRequest(len(crew.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story

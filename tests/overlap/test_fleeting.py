@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.programs import batch
 
 
@@ -47,7 +47,7 @@ def test_values_that_never_come_again_are_not_planned_for(crew: Crew) -> None:
     reference = Tempered().double()
     model = copy.deepcopy(reference)
     managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
-    story, wish = Story("Tempered", 2), Wish(2, 4, schedule="1f1b", cache=False)
+    story, wish = Story("Tempered", 2), PlanRequest(2, 4, schedule="1f1b", cache=False)
     plans: list[int] = []
 
     def planned(*call: object) -> object:

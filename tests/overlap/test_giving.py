@@ -13,10 +13,10 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 
 from gemini.ir.interpreter import GuardBroken
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.deferred import pending_call
 from gemini.runtime.pipelined.broadcast import Chorus
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 Seen = list[Any]

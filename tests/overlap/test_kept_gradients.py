@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 
 
 class Tied(nn.Module):
@@ -43,7 +43,7 @@ def models(crew: Crew) -> tuple[nn.Module, nn.Module, Story]:
     model = Tied().double()
     alone = copy.deepcopy(model)
     managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
-    story, wish = Story("Tied", 2), Wish(2, 4, cache=False)
+    story, wish = Story("Tied", 2), PlanRequest(2, 4, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return model, alone, story

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
+from gemini.runtime.run_journal import OVERLAPPED
 
 Hang = Callable[[nn.Module, list[float]], Any]
 HOOKS: dict[str, Hang] = {

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.models import Text
 from tests.overlap.programs import six_lengths
 
@@ -18,7 +18,7 @@ from tests.overlap.programs import six_lengths
 def test_six_lengths_share_one_plan_and_its_stages(crew: Crew) -> None:
     model = Text().double()
     managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
-    story, wish = Story("Text", 2), Wish(2, 4, cache=False)
+    story, wish = Story("Text", 2), PlanRequest(2, 4, cache=False)
     overlap = managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

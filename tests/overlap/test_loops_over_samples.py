@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.planner.microbatch_capture import prove_piece
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.sample_dims import find_samples
 from gemini.planner.step_plan import UnplannableError
-from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, HEADS = 12, 2
@@ -143,7 +143,7 @@ def reason_of(body: Any, samples: int = 4) -> str:
     if plan is None:
         return "no samples"
     try:
-        piece = prove_piece(model, given, {}, plan, Wish(2, samples, cache=False))
+        piece = prove_piece(model, given, {}, plan, PlanRequest(2, samples, cache=False))
     except UnplannableError as error:
         return str(error)
     kinds = [piece.forms.kind(ref) for ref in piece.graph.outputs()]
@@ -205,7 +205,7 @@ def test_a_loop_in_a_module_without_children_is_split() -> None:
     model, given = Whole().double(), (torch.randn(4, 5, dtype=torch.float64),)
     plan = find_samples(model, given, {})
     assert plan is not None
-    assert prove_piece(model, given, {}, plan, Wish(2, 4, cache=False)).graph.rolled == 4
+    assert prove_piece(model, given, {}, plan, PlanRequest(2, 4, cache=False)).graph.rolled == 4
 
 
 class Switched(Tower):

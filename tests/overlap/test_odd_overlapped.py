@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.report.run_journal import Story
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.odder_programs import ODDER as ODD
 from tests.overlap.programs import Program
 from tests.overlap.test_programs_overlapped import made, manage

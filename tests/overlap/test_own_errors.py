@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
-from gemini.report.run_journal import OVERLAPPED
+from gemini.runtime.run_journal import OVERLAPPED
 from gemini.runtime.session import start
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.models import CLASSES, Layer, Normed
 from tests.overlap.programs import batch
 
@@ -43,7 +43,7 @@ class Images(nn.Module):
 
 def manage(model: nn.Module, crew: Crew, own: bool = True) -> Story:
     managed = Managed(model, crew, quiet=False, micro_batches=PIECES, strict=True)
-    story, wish = Story(type(model).__name__, 2), Wish(2, PIECES, own_statistics=own, cache=False)
+    story, wish = Story(type(model).__name__, 2), PlanRequest(2, PIECES, own_statistics=own, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story

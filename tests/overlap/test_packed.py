@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.planner.sample_dims import find_samples
-from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, WORDS, LENGTH = 12, 20, 5

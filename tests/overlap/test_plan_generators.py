@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.random_numbers.rng_state import get_state
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined.step_generators import follow, states_for
+from gemini.runtime.run_journal import OVERLAPPED
 from tests.runtime.mirror import Mirror
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
 from tests.overlap.test_programs_overlapped import manage

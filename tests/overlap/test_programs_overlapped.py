@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import Story
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import Story
 from tests.overlap.programs import PROGRAMS, Program
 
 STEPS, PIECES = 5, 4
@@ -24,7 +24,7 @@ STEPS, PIECES = 5, 4
 def manage(model: nn.Module, crew: Crew, schedule: str = "auto", *, strict: bool = True) -> Story:
     managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=strict)
     story = Story(type(model).__name__, len(crew.workers))
-    wish = Wish(len(crew.workers), PIECES, schedule=schedule, cache=False)
+    wish = PlanRequest(len(crew.workers), PIECES, schedule=schedule, cache=False)
     managed.overlap = Overlap(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
     dispatch.manage(model, managed)
     return story

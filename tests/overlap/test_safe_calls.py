@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.errors import WorkerError
-from gemini.report.run_journal import OVERLAPPED
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined import pipelined_model
+from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Inner(nn.Module):

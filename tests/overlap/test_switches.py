@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gemini.capture import torch_flags
-from gemini.capture.call_binding import Call
+from gemini.ir.call_binding import Call
 from gemini.runtime.deferred.call_context import Surroundings
 from gemini.runtime.pipelined.call_signature import exact_of, short_of
 

@@ -15,11 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from gemini.batch_analysis.tail_spec import Tail
 from gemini.codegen.stage_interface import Interface
 from gemini.errors import InvalidPlanError
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.planner.tail_plan import forwards_first, gathering
-from gemini.report.run_journal import OVERLAPPED, UNDIVIDED
+from gemini.planner.tail_plan import forwards_first
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from gemini.schedule.block import FORWARD
 from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library import LIBRARY
@@ -266,8 +266,7 @@ def test_what_the_end_writes_to_is_made_there(crew: Crew) -> None:
 
 
 def test_plans_go_forward_with_all_micro_batches_first() -> None:
-    with gathering("a loss"):
-        plan = plan_step(Pair(), pairs_of_floats(), {}, Wish(2, 4, cache=False))
+    plan = plan_step(Pair(), pairs_of_floats(), {}, PlanRequest(2, 4, cache=False, gather_reason="a loss"))
     assert plan.tail is not None
     assert plan.micro_batches == 4
     names = {plan.graph.nodes[node].name for node in plan.tail.nodes}

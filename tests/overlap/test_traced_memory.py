@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.report.step_trace import StepTrace
 from gemini.runtime.interception import dispatch
+from gemini.runtime.pipelined.step_trace import StepTrace
 
 SIDE = 1024  # of a weight: 4 MB
 

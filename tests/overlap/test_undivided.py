@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
-from gemini.report.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -172,7 +172,7 @@ class Deciding(nn.Module):
 @pytest.mark.parametrize("make", [Remembering, Deciding])
 def test_what_would_stay_in_a_worker_or_cannot_be_foreseen_is_not_planned(make: type[nn.Module]) -> None:
     with pytest.raises(UnplannableError, match="batch normalization"):
-        plan_step(make(), (torch.randn(8, 3, 6, 6),), {}, Wish(2, 4, cache=False))
+        plan_step(make(), (torch.randn(8, 3, 6, 6),), {}, PlanRequest(2, 4, cache=False))
 
 
 def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: Crew) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import bind
 from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.call_binding import bind
 from gemini.ir.encode import decode, follow
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution

@@ -14,9 +14,9 @@ from torch import nn
 from gemini.capture import capture
 from gemini.errors import PartitionError
 from gemini.partition import Analysis, Options, Partition, Worker, analyse, partition
+from gemini.partition.analysis.stage_scopes import span_text, stage_scopes
 from gemini.partition.partition_problem import in_flight
 from gemini.partition.problem_builder import build_problem
-from gemini.partition.stage_scopes import span_text, stage_scopes
 from gemini.profiling import profile
 from gemini.schedule.block import FORWARD
 from gemini.schedule.library import LIBRARY

@@ -11,8 +11,8 @@ from gemini.errors import PartitionError
 from gemini.partition.exact.contiguous import fastest, narrowest
 from gemini.partition.exact.device_order import seatings
 from gemini.partition.exact.exact_partitioner import searched
-from gemini.partition.exact.item_orders import orders
 from gemini.partition.exact.prefix_costs import Line
+from gemini.partition.item_orders import orders
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
 from tests.partition.small_problems import contiguous, fits, problems

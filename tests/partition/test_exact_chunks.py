@@ -10,7 +10,7 @@ from hypothesis import given, settings
 import gemini.partition.exact.chunked as chunked_module
 from gemini.errors import PartitionError
 from gemini.partition.exact.exact_partitioner import searched
-from gemini.partition.exact.item_orders import orders
+from gemini.partition.item_orders import orders
 from gemini.partition.partition_options import Options, Worker
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.registry import Assignment

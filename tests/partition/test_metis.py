@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition import Worker
-from gemini.partition.metis import partition_metis
 from gemini.partition.metis.acyclic_repair import filled, in_sequence, on_workers
 from gemini.partition.metis.metis_call import Metis
+from gemini.partition.metis.metis_partitioner import partition_metis
 from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made
 from tests.partition.shapes import problem_of
@@ -24,7 +24,7 @@ def test_names_the_extra_where_the_engine_is_missing(monkeypatch: pytest.MonkeyP
 
 
 def test_mpipe_does_without_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemini.partition.mpipe import partition_mpipe
+    from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
 
     monkeypatch.setitem(sys.modules, "pymetis", None)
     assert len(set(partition_mpipe(made([1.0] * 8, chain(8), 2)).stage_of)) == 2

@@ -9,9 +9,9 @@ from gemini.partition.exact.contiguous import fastest
 from gemini.partition.exact.device_order import seatings
 from gemini.partition.exact.prefix_costs import Line
 from gemini.partition.local_search.equal_layers import equal_layers
-from gemini.partition.mpipe import partition_mpipe
 from gemini.partition.mpipe.coarsen import coarsen
 from gemini.partition.mpipe.lpt import pack
+from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
 from gemini.partition.mpipe.seeds import cut_pieces
 from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made

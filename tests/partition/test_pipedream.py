@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker
-from gemini.partition.pipedream import partition_pipedream
 from gemini.partition.pipedream.merged_items import row_of
+from gemini.partition.pipedream.pipedream_partitioner import partition_pipedream
 from gemini.partition.pipedream.replicated import levels, replicated
 from gemini.schedule.link_costs import Links
 from tests.partition.random_graphs import chain, made

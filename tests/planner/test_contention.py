@@ -12,7 +12,7 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.planner import contention
-from gemini.planner.contention import Contention, among, measure, of_speeds
+from gemini.planner.contention import Contention, contention_from_speeds, measure_contention
 from gemini.profiling import profile
 from gemini.profiling.host_speed import Speed, measure_speed
 
@@ -41,7 +41,7 @@ def test_times_of_a_profile_grow_and_nothing_else_changes() -> None:
 
 
 def test_probes_run_and_find_no_speed_up() -> None:
-    found = measure(2)
+    found = measure_contention(2)
     assert found.memory >= 1
     assert found.compute >= 1
     assert found.mb_per_ms > 0.1
@@ -49,16 +49,17 @@ def test_probes_run_and_find_no_speed_up() -> None:
 
 def test_more_workers_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contention, "_rates", lambda _: (10.0, 10.0))
-    contention._measured.cache_clear()
-    assert measure(4 * len(os.sched_getaffinity(0))).compute == 4.0
-    contention._measured.cache_clear()
+    contention._measure_with_probes.cache_clear()
+    assert measure_contention(4 * len(os.sched_getaffinity(0))).compute == 4.0
+    contention._measure_with_probes.cache_clear()
 
 
 def test_workers_are_asked_where_there_are_some() -> None:
     alone, slow, slower = Speed(8.0, 20.0), Speed(8.0, 10.0), Speed(4.0, 5.0)
-    with among(lambda: (alone, (slow, slow, slower))):
-        assert measure(len(os.sched_getaffinity(0))) == Contention(memory=2.0, compute=1.0, mb_per_ms=20.0)
-    assert of_speeds(alone, (slower, slower), turns=2.0) == Contention(6.0, 4.0, 20.0)  # three times as slow at most
+    cores = len(os.sched_getaffinity(0))
+    found = measure_contention(cores, measure_speeds=lambda: (alone, (slow, slow, slower)))
+    assert found == Contention(memory=2.0, compute=1.0, mb_per_ms=20.0)
+    assert contention_from_speeds(alone, (slower, slower), turns=2.0) == Contention(6.0, 4.0, 20.0)  # three times as slow at most
 
 
 def test_this_process_has_a_speed() -> None:
@@ -69,6 +70,6 @@ def test_this_process_has_a_speed() -> None:
 
 def test_without_probes_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
-    contention._measured.cache_clear()
-    assert measure(1) == Contention()
-    contention._measured.cache_clear()
+    contention._measure_with_probes.cache_clear()
+    assert measure_contention(1) == Contention()
+    contention._measure_with_probes.cache_clear()

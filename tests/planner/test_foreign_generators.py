@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 
@@ -32,7 +32,7 @@ class Encoder(nn.Module):
 
 
 def plan(model: nn.Module) -> bool:
-    return plan_step(model, (torch.randn(4, 6),), {}, Wish(2, 2, schedule="1f1b", cache=False)).is_foreign
+    return plan_step(model, (torch.randn(4, 6),), {}, PlanRequest(2, 2, schedule="1f1b", cache=False)).is_foreign
 
 
 def test_functions_are() -> None:

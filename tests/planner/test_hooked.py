@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 
@@ -27,7 +27,7 @@ def note(*given: Any, **_: Any) -> None:
     seen.append(given)
 
 
-WISH = Wish(workers=2, micro_batches=2)
+WISH = PlanRequest(workers=2, micro_batches=2)
 HOOKS: dict[str, Register] = {
     "forward": lambda module: module.register_forward_hook(note),
     "partial": lambda module: module.register_forward_hook(partial(note, 1)),

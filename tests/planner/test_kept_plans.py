@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from gemini.cache import plans
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import StepPlan
 from gemini.planner.step_planner import plan_step
 from gemini.schedule.plan_files import to_dict
@@ -30,7 +30,7 @@ def model(width: int = 8) -> nn.Module:
 
 def planned(folder: Path, width: int = 8, **wishes: Any) -> StepPlan:
     return plan_step(
-        model(width), (torch.ones(8, 4),), {}, Wish(**{"workers": 2, "micro_batches": 2, **wishes}, cache=folder)
+        model(width), (torch.ones(8, 4),), {}, PlanRequest(**{"workers": 2, "micro_batches": 2, **wishes}, cache=folder)
     )
 
 
@@ -72,7 +72,7 @@ def test_another_model_or_wish_is_planned_for_itself(kept: Path, other: dict[str
 
 def test_without_a_cache_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wish = Wish(workers=2, micro_batches=2, cache=False)
+    wish = PlanRequest(workers=2, micro_batches=2, cache=False)
     assert not any(plan_step(model(), (torch.ones(8, 4),), {}, wish).is_kept for _ in range(2))
     assert not list(tmp_path.rglob("*"))
 

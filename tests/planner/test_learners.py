@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 
@@ -48,9 +48,9 @@ def computed(model: Any, alphas: torch.Tensor) -> None:
 @pytest.mark.parametrize("keep", [attribute, in_a_list, buffer, computed])
 def test_it_is_not_planned(keep: Callable[[Any, torch.Tensor], None]) -> None:
     with pytest.raises(UnplannableError, match=r"alphas.* wants a gradient and is no parameter"):
-        plan_step(Searched(keep), (torch.randn(8, 6),), {}, Wish(workers=2, micro_batches=2))
+        plan_step(Searched(keep), (torch.randn(8, 6),), {}, PlanRequest(workers=2, micro_batches=2))
 
 
 def test_a_frozen_one_is_planned() -> None:
     model = Searched(lambda model, alphas: attribute(model, alphas.detach()))
-    assert plan_step(model, (torch.randn(8, 6),), {}, Wish(workers=2, micro_batches=2)).micro_batches == 2
+    assert plan_step(model, (torch.randn(8, 6),), {}, PlanRequest(workers=2, micro_batches=2)).micro_batches == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from tests.planner.memoized_sizes import repeated
 
@@ -24,4 +24,4 @@ class WithToken(nn.Module):
 def test_a_batch_whose_size_was_seen_before_is_split() -> None:
     model, x = WithToken(), torch.randn(8, 4, 8)
     model(x)
-    assert plan_step(model, (x,), {}, Wish(workers=2, micro_batches=2, cache=False)).unsplit == ""
+    assert plan_step(model, (x,), {}, PlanRequest(workers=2, micro_batches=2, cache=False)).unsplit == ""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 
@@ -31,7 +31,7 @@ def test_it_is_not_planned() -> None:
     model = Momentum()
     before = {name: (one.data_ptr(), one.clone()) for name, one in model.named_parameters()}
     with pytest.raises(UnplannableError, match=r"its forward gives key\.bias other memory"):
-        plan_step(model, (torch.randn(8, 6),), {}, Wish(workers=2, micro_batches=2))
+        plan_step(model, (torch.randn(8, 6),), {}, PlanRequest(workers=2, micro_batches=2))
     for name, one in model.named_parameters():
         assert one.data_ptr() == before[name][0]
         assert torch.equal(one, before[name][1])
@@ -56,7 +56,7 @@ def test_buffers_have_their_memory_again() -> None:
     model = Counting()
     before = [(one.data_ptr(), one.clone()) for one in (model.count, model.last)]
     with pytest.raises(UnplannableError, match="its forward gives count other memory"):
-        plan_step(model, (torch.randn(8, 6),), {}, Wish(workers=2, micro_batches=2))
+        plan_step(model, (torch.randn(8, 6),), {}, PlanRequest(workers=2, micro_batches=2))
     for one, (place, contents) in zip((model.count, model.last), before, strict=True):
         assert one.data_ptr() == place
         assert torch.equal(one, contents)

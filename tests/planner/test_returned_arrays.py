@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 
@@ -32,4 +32,4 @@ class Attentive(nn.Module):
 
 def test_a_returned_array_is_a_reason() -> None:
     with pytest.raises(UnplannableError, match=r"is no tensor|leaves the tensor world"):
-        plan_step(Attentive(), (torch.randint(9, (6, 3)),), {}, Wish(workers=2, micro_batches=2, cache=False))
+        plan_step(Attentive(), (torch.randint(9, (6, 3)),), {}, PlanRequest(workers=2, micro_batches=2, cache=False))

@@ -10,7 +10,7 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.partition import partition
-from gemini.partition.analysis.analyse import analyse
+from gemini.partition.analysis.analysis_builder import analyse
 from gemini.partition.partition_options import Options
 from gemini.planner.schedule_choice import around, choose
 from gemini.profiling import profile

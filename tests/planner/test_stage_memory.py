@@ -19,8 +19,8 @@ from gemini.pipe.piped_model import Piped
 from gemini.planner.malloc_model import Heap
 from gemini.planner.stage_memory import Change, StageMemories
 from gemini.profiling import profile
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import MB
+from gemini.profiling.node_memory import LiveMemory
 from gemini.runtime.worker.stage_state import Kept, LiveStage, place_in_graph
 from gemini.step import split_backward_ops
 from gemini.step.delayed_weight_grads import STORE, Later, settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gemini.profiling.cpu_device import CpuDevice
-from gemini.profiling.time_budget import LEAST_MS, NOISY_STEPS, STEPS, Budget
+from gemini.profiling.timing_rounds import LEAST_MS, NOISY_STEPS, STEPS, Budget
 
 
 class Told(CpuDevice):

@@ -11,10 +11,11 @@ from torch import nn
 
 from gemini.capture import capture
 from gemini.profiling import profile
-from gemini.profiling.class_measurement import Measurement, Memory
+from gemini.profiling.class_measurement import Measurement
 from gemini.profiling.flop_count import Kernel, Work
+from gemini.profiling.node_memory import NodeMemory
 from gemini.profiling.profile_cache import Cache
-from gemini.profiling.robust_statistics import Reading
+from gemini.profiling.reading_statistics import Reading
 from tests.profiling.models import Tied, tokens
 
 
@@ -73,7 +74,7 @@ def test_spoiled_entries_are_measured_again(graph, tmp_path, spoil):
 
 
 def test_other_devices_versions_and_nodes_are_other_entries(tmp_path):
-    found = Measurement(*[Reading(1.0)] * 4, Memory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
+    found = Measurement(*[Reading(1.0)] * 4, NodeMemory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
     Cache(tmp_path, "one").write("node", found)
     assert Cache(tmp_path, "one").read("node") == found
     assert Cache(tmp_path, "two").read("node") is None
@@ -133,7 +134,7 @@ def test_code_under_the_same_name_is_told_apart_by_all_that_it_runs(tmp_path):
 
 
 def _write(folder):
-    found = Measurement(*[Reading(1.0)] * 4, Memory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
+    found = Measurement(*[Reading(1.0)] * 4, NodeMemory(aliases=(-1,)), Work((Kernel("float32", True, 1, 2),)), Work())
     for _ in range(100):
         Cache(folder, "one").write("node", found)
 

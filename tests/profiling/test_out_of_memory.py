@@ -9,8 +9,8 @@ from torch import nn
 from gemini.capture import capture
 from gemini.profiling import profile
 from gemini.profiling.cpu_device import CpuDevice
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import MB, is_out_of_memory
+from gemini.profiling.node_memory import LiveMemory
 
 
 class Limited(LiveMemory):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.profiling.async_host import Load, shares
+from gemini.profiling.host_time import Load, shares
 
 ms = st.floats(0.0, 100.0)
 loads = st.lists(st.builds(Load, ms, ms, st.integers(0, 50)), min_size=1, max_size=30)

@@ -14,9 +14,9 @@ from gemini.capture import capture
 from gemini.profiling import profile
 from gemini.profiling.cpu_device import CpuDevice, CpuStopwatch
 from gemini.profiling.gradient_flow import GradientFlow
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import MB, Span
 from gemini.profiling.node_classes import NodeClass
+from gemini.profiling.node_memory import LiveMemory
 from gemini.profiling.node_timer import NodePass, StepPass
 from gemini.profiling.profile_inputs import input_tensors
 from tests.profiling.models import CASES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemini.profiling.measured_device import Times
 from gemini.profiling.node_classes import NodeClass
 from gemini.profiling.node_timer import PassReading
-from gemini.profiling.time_estimates import as_in_steps, class_times, weighted_median
+from gemini.profiling.reading_statistics import as_in_steps, class_times, weighted_median
 
 NO_OVERHEAD = Times(0.0, 0.0)
 

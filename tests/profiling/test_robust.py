@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.profiling.robust_statistics import Reading, summarize
+from gemini.profiling.reading_statistics import Reading, summarize
 
 times = st.lists(st.floats(0.001, 1e4), min_size=1, max_size=40)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemini.errors import InvalidPlanError
-from gemini.report.step_trace import Ran, StepTrace, executed
+from gemini.runtime.pipelined.step_trace import Ran, StepTrace, executed
 from gemini.schedule.export.perfetto import load_trace
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
@@ -41,7 +41,7 @@ class Tied(nn.Module):
 def managed(model: nn.Module, crew: Crew, micro_batches: int, overlapped: bool = False) -> Managed:
     made = Managed(model, crew, quiet=True, micro_batches=micro_batches, strict=True)
     if overlapped:
-        wish = Wish(len(crew.workers), micro_batches, cache=False)
+        wish = PlanRequest(len(crew.workers), micro_batches, cache=False)
         story = Story(type(model).__name__, len(crew.workers))
         made.overlap = Overlap(made, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, made)

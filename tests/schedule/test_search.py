@@ -20,7 +20,7 @@ from gemini.schedule.search.compact import tightest
 from gemini.schedule.search.cpsat_model import solve_kernel, solver_installed
 from gemini.schedule.search.kernel import Kernel, keeps_rules, normalised, steady_peak
 from gemini.schedule.search.list_scheduler import list_schedule
-from gemini.schedule.search.modulo_table import Room, Wish, can_pack, gaps, occupy, positions
+from gemini.schedule.search.modulo_table import PlanRequest, Room, can_pack, gaps, occupy, positions
 from gemini.schedule.search.nested_order import placings
 from gemini.schedule.search.sequential import fitting_order, least_memory_order, sequential_kernel
 from gemini.schedule.search.warmup_cooldown import Ramps, compacted, within_memory
@@ -59,14 +59,14 @@ def test_gaps_go_around_the_circle() -> None:
 
 def test_a_block_leaves_room_for_those_to_come() -> None:
     room = Room(((0, 1),), (3,), 8)  # a block of three is still to come to the seven that are free
-    times = [time for _, time in positions([room], 4, Wish(2, None), 8)]
+    times = [time for _, time in positions([room], 4, PlanRequest(2, None), 8)]
     assert times
     assert all(time % 8 in (1, 4) for time in times)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(1, 12))
 def test_a_wish_is_met_at_the_closest_time(low: int, offset: int, length: int) -> None:
-    found = Wish(low, None).time(offset, length)
+    found = PlanRequest(low, None).time(offset, length)
     assert found is not None
     distance, time = found
     assert time - low == distance < length

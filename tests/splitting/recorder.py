@@ -16,8 +16,8 @@ from gemini.batch_analysis.precompute import Foreseen
 from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
 from gemini.batch_analysis.split_result import Splitting
 from gemini.capture import capture
-from gemini.capture.call_binding import Call, bind
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import Encoder, tensors
 from gemini.ir.pytree import Ref
 

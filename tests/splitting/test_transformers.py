@@ -11,12 +11,12 @@ pytest.importorskip("transformers", reason="needs transformers: pip install 'gem
 
 import torch
 
+from conformance.zoo import discovery
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.batch_analysis.loss_analysis import prove
 from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.batch_analysis.numeric_check import check
 from gemini.capture import capture
-from tests.zoo import discovery
 
 SPECIES = {one.model_type: one for one in discovery.species()}
 FEW = ("llama", "mixtral")

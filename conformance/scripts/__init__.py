@@ -1,0 +1,1 @@
+"""Ordinary training scripts, run under `python` and under `gemini_python`, and compared."""

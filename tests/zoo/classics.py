@@ -1,8 +1,0 @@
-"""Classic models written for the purpose: each holds one thing that is easy to get wrong."""
-
-from __future__ import annotations
-
-from tests.zoo import classics_flow, classics_layers, classics_sequences, classics_values  # noqa: F401 - they register
-from tests.zoo.registry import CLASSICS
-
-__all__ = ["CLASSICS"]
