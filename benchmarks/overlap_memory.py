@@ -22,7 +22,7 @@ from overlap_models import WORKLOADS
 from overlap_peers import Task
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.partition.analysis.stage_figures import Memory
+from gemini.partition.analysis.analysis_result import Memory
 from gemini.runtime.interception import dispatch
 
 LIMIT = 1.10

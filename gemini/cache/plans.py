@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,41 +23,40 @@ import gemini
 from gemini.atomic_files import write_whole
 from gemini.errors import ArtifactError, GeminiError
 from gemini.log import tell
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.planner.schedule_choice import Choice
 from gemini.profiling.profile_result import Profile
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
-    from gemini.planner.plan_request import Wish
+    from gemini.planner.plan_request import PlanRequest
 
 FORMAT = 3
 _MOST = 64  # plans that are kept
 _DECIDING = ("batch_analysis", "capture", "ir", "partition", "planner", "profiling", "schedule", "snapshot")
-_NOT_DECIDING = ("cache", "quiet")  # of what is wished for
 
 Found = tuple[Profile, Choice]
 
 
 def kept_or_made(
-    graph: Graph, wish: Wish, micro_batches: int, pieces: float, make: Callable[[], Found],
+    graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, make: Callable[[], Found],
     *, tail: tuple[int, ...] | None = None,
 ) -> tuple[Profile, Choice, bool]:  # fmt: skip
     """Profile and choice for a graph, and whether they had been kept. What `make` gives is kept for later runs.
 
     `tail`: the nodes that are to see the whole batch, where the loss does.
     """
-    folder = _folder(wish)
-    if folder is None or wish.schedule.endswith(".json"):
+    folder = _folder(request)
+    if folder is None or request.is_from_file:
         return *make(), False
-    key = plan_key(graph, wish, micro_batches, pieces, tail)
+    key = plan_key(graph, request, micro_batches, pieces, tail)
     path = folder / f"{key}.json"
     try:
         found = _read(path, key, graph)
     except (GeminiError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         found = None
-        if not wish.quiet:
+        if not request.quiet:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
             tell(f"gemini: a kept plan is not used: {path}: {reason:.200}")
     if found is not None:
@@ -67,38 +66,37 @@ def kept_or_made(
     return *made, False
 
 
-def keep(graph: Graph, wish: Wish, micro_batches: int, pieces: float, found: Found) -> None:
+def keep(graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, found: Found) -> None:
     """Have later runs begin with this."""
-    folder = _folder(wish)
+    folder = _folder(request)
     if folder is not None:
-        key = plan_key(graph, wish, micro_batches, pieces)
+        key = plan_key(graph, request, micro_batches, pieces)
         _write(folder / f"{key}.json", key, *found)
 
 
-def _folder(wish: Wish) -> Path | None:
+def _folder(request: PlanRequest) -> Path | None:
     from gemini.profiling.profile_cache import default_folder
 
-    if not wish.cache:
+    if not request.cache:
         return None
-    return (default_folder().parent if wish.cache is True else Path(wish.cache)) / "plans"
+    return (default_folder().parent if request.cache is True else Path(request.cache)) / "plans"
 
 
 # ── the key ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def plan_key(graph: Graph, wish: Wish, micro_batches: int, pieces: float, tail: tuple[int, ...] | None = None) -> str:
+def plan_key(
+    graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, tail: tuple[int, ...] | None = None
+) -> str:
     """A text that differs where another plan might be made."""
     from gemini.pipe.manifest import versions
-    from gemini.planner.branch_request import is_given
 
-    wished = {name: value for name, value in asdict(wish).items() if name not in _NOT_DECIDING}
     facts = [
         FORMAT,
         versions(),
         _own_code(),
         _machine(graph),
-        sorted(wished.items()),
+        request.key_facts(),
         micro_batches,
         pieces,
-        is_given(),
         tail,
     ]
     return hashlib.sha256(repr([*facts, *_graph_facts(graph)]).encode()).hexdigest()[:32]

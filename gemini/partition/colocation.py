@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import Any
 
-import torch
-
-from gemini.capture.provenance import get_held
 from gemini.ir.graph import Graph
+from gemini.ir.interpreter import get_held
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Ref
+from gemini.profiling.node_memory import storage_key
 from gemini.profiling.node_tensors import HELD, held_tensors
 
 # Whether these return a view or a copy depends on strides, and so on the batch: they count as views.
@@ -112,11 +112,8 @@ class _Memory:
         return _storage_of(get_held(self.graph.bound_model(), node.target))
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # sparse and other tensors without memory of their own
-        return id(tensor)
+def _storage_of(tensor: Any) -> int:
+    return storage_key(tensor) or id(tensor)  # sparse and other tensors have no storage
 
 
 def _may_view(node: Node) -> bool:

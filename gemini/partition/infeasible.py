@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gemini.errors import PartitionError
-from gemini.ir.graph import Graph
 from gemini.partition.partition_problem import Problem
 
 if TYPE_CHECKING:
+    from gemini.ir.graph import Graph
     from gemini.profiling.profile_result import Profile
 
 _SHOWN = 8
@@ -130,14 +130,9 @@ def check_memory(problem: Problem, stages: Sequence[Sequence[int]], workers: Seq
         raise PartitionError("the stages do not fit the memory of their workers:\n" + "\n".join(faults))
 
 
-def is_limited(problem: Problem) -> bool:
-    """Whether any worker has a limit on its memory."""
-    return any(worker.memory_mb is not None for worker in problem.workers)
-
-
 def explained(error: PartitionError, graph: Graph, profile: Profile, problem: Problem) -> PartitionError:
     """An error of a partitioner; where memory is what is missing, one that says how much and what would do."""
-    if not is_limited(problem):
+    if not problem.has_memory_limits:
         return error
     from gemini.partition.memory_shortage import shortage_text
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gemini.ir.graph import Graph
+from gemini.partition.exact.contiguous import fill
 from gemini.partition.exact.device_order import Seats, seatings
-from gemini.partition.exact.feasible import fill
-from gemini.partition.exact.item_orders import orders
 from gemini.partition.exact.prefix_costs import Line
+from gemini.partition.item_orders import orders
 from gemini.partition.partition_problem import Problem
 from gemini.partition.problem_builder import build_problem
 from gemini.profiling.profile_result import Profile

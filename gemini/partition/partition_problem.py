@@ -91,6 +91,11 @@ class Problem:
         return sum(worker.speed for worker in self.workers)
 
     @cached_property
+    def has_memory_limits(self) -> bool:
+        """Whether any worker has a memory limit."""
+        return any(worker.memory_mb is not None for worker in self.workers)
+
+    @cached_property
     def successors(self) -> tuple[tuple[int, ...], ...]:
         """The items that need each item, ascending."""
         return _adjacent(len(self.items), ((edge.source, edge.target) for edge in self.edges))

@@ -12,13 +12,14 @@ from typing import Any
 
 from gemini.errors import GeminiError
 from gemini.ir.graph import Graph
-from gemini.partition.analysis.analyse import analyse
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_builder import analyse
+from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.partition.baseline import NAME as BASELINE
-from gemini.partition.baseline import equal_layers_partition
-from gemini.partition.entry import partition
+from gemini.partition.baseline import assign_equal_layers
+from gemini.partition.entry import in_order, partition
 from gemini.partition.partition_options import Options
+from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import find_partitioner, partitioners
 from gemini.profiling.profile_result import Profile
 
@@ -113,11 +114,20 @@ def all_partitioners() -> list[str]:
     return [*partitioners(), BASELINE]
 
 
+def partition_equal_layers(graph: Graph, profile: Profile, nparts: int, options: Options | None = None) -> Partition:
+    """Cut a profiled graph by the baseline."""
+    options = options or Options()
+    problem = build_problem(graph, profile, nparts, options)
+    found = assign_equal_layers(graph, problem)
+    stages, workers = in_order(problem, found)
+    return Partition(graph.model_name, BASELINE, nparts, stages, workers, options.to_json(), found.facts)
+
+
 def _row(graph: Graph, profile: Profile, nparts: int, name: str, options: Options) -> Row:
     began = time.perf_counter()
     try:
         made = (
-            equal_layers_partition(graph, profile, nparts, options)
+            partition_equal_layers(graph, profile, nparts, options)
             if name == BASELINE
             else partition(graph, profile, nparts, name, options)
         )

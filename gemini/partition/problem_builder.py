@@ -16,9 +16,9 @@ from gemini.nearest_name import nearest
 from gemini.partition.colocation import Joined, written_groups
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import ORDER, Edge, Item, Problem, Value
-from gemini.profiling.gradient_flow import tensor_inputs, value_size
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.node_tensors import tensor_inputs, value_size
 from gemini.profiling.profile_result import Profile
 
 

@@ -22,12 +22,12 @@ from gemini.partition.partition_problem import Problem
 GROUP = "gemini.partitioners"
 
 BUILT_IN = {
-    "exact": "gemini.partition.exact:partition_exact",
-    "mpipe": "gemini.partition.mpipe:partition_mpipe",
-    "metis": "gemini.partition.metis:partition_metis",
+    "exact": "gemini.partition.exact.exact_partitioner:partition_exact",
+    "mpipe": "gemini.partition.mpipe.mpipe_partitioner:partition_mpipe",
+    "metis": "gemini.partition.metis.metis_partitioner:partition_metis",
     "acyclic": "gemini.partition.acyclic:partition_acyclic",
     "multilevel": "gemini.partition.multilevel:partition_multilevel",
-    "pipedream": "gemini.partition.pipedream:partition_pipedream",
+    "pipedream": "gemini.partition.pipedream.pipedream_partitioner:partition_pipedream",
 }
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.partition.assignment import Partition
-from gemini.profiling.gradient_flow import tensor_inputs, value_size
 from gemini.profiling.measured_device import MB
+from gemini.profiling.node_tensors import tensor_inputs, value_size
 from gemini.schedule.link_costs import Links
 
 

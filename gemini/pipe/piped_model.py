@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import bind
 from gemini.capture.module_hooks import with_hooks
 from gemini.errors import GenerateError
+from gemini.ir.call_binding import bind
 from gemini.pipe.call_guards import Fallbacks, Fitting, Misfit, misfit_of
 from gemini.pipe.detached_step import Detached, Step
 from gemini.pipe.live_stages import Holdings, follow_modes, make_stages, stage_file
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gemini.codegen.stage_generator import StageCode
     from gemini.codegen.stage_interface import Interface
     from gemini.ir.graph import Graph
-    from gemini.partition.analysis.analyse import Analysis
+    from gemini.partition.analysis.analysis_builder import Analysis
     from gemini.partition.assignment import Partition
     from gemini.pipe.stage_check import Report
     from gemini.profiling.profile_result import Profile
@@ -77,7 +77,7 @@ class Piped:
     @cached_property
     def analysis(self) -> Analysis:
         """Time, memory and traffic of every stage, balance and expected speed-up."""
-        from gemini.partition.analysis.analyse import analyse
+        from gemini.partition.analysis.analysis_builder import analyse
 
         return analyse(self.graph, self.profile, self.partition)
 

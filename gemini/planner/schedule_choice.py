@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from gemini.errors import GeminiError, ScheduleError
 from gemini.ir.graph import Graph
-from gemini.partition.analysis.analyse import analyse
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_builder import analyse
+from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
 from gemini.partition.step_estimate import COMPOSED, find_schedule

@@ -25,10 +25,9 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
 from gemini.ir.pytree import Ref
 from gemini.partition.assignment import Partition
-from gemini.profiling.gradient_flow import tensor_inputs, tensor_outputs, value_size
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
-from gemini.profiling.node_tensors import HELD
+from gemini.profiling.node_tensors import HELD, tensor_inputs, tensor_outputs, value_size
 from gemini.profiling.profile_result import Profile
 
 # On a CPU, measured with torch 2.13: MKL keeps buffers for the operands of products, oneDNN the code of every layer and

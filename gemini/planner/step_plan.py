@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gemini.capture.attribute_writes import Left
     from gemini.capture.batch_dim import BatchPlan
     from gemini.ir.graph import Graph
-    from gemini.partition.analysis.stage_figures import Analysis
+    from gemini.partition.analysis.analysis_result import Analysis
     from gemini.partition.assignment import Partition
     from gemini.pipe.piped_model import Piped
     from gemini.planner.tail_plan import TailNodes

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from gemini.errors import InvalidPlanError, ScheduleError
 from gemini.ir.graph import Graph
 from gemini.partition import partition
-from gemini.partition.analysis.analyse import analyse
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_builder import analyse
+from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
 from gemini.planner.schedule_choice import Choice, around

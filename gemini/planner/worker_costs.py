@@ -21,10 +21,11 @@ from gemini.autograd_engine import differentiate
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
 from gemini.malloc import freed_memory_kept
-from gemini.planner.contention import measure
+from gemini.planner.contention import measure_contention
 from gemini.planner.delayed_gradient_costs import CONVOLUTIONS, USUAL, Backward, around, convolution_backward, quickest
-from gemini.profiling.gradient_flow import tensor_inputs
+from gemini.planner.plan_request import PlanRequest
 from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.node_tensors import tensor_inputs
 from gemini.profiling.profile_result import Profile
 
 _LARGE = 1 << 20  # bytes: below it, memory for weights is not worth a look
@@ -37,13 +38,15 @@ _AT_ONCE = (
 Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 
 
-def as_in_workers(profile: Profile, graph: Graph, workers: int, threads: int) -> Profile:
+def estimate_worker_costs(profile: Profile, graph: Graph, request: PlanRequest) -> Profile:
     """The profile of a micro-batch on a CPU, with times as workers will have them."""
     costing = _Costing(graph)
     with torch.random.fork_rng(devices=[]), freed_memory_kept(costing.sizes(profile)):
         nodes = tuple(costing.with_loss(costing.stored(cost)) for cost in profile.nodes)
     found = replace(profile, nodes=nodes)
-    return found if found.forward_ms + found.backward_ms < _SHORT else measure(workers, threads).slowed(found)
+    if found.forward_ms + found.backward_ms < _SHORT:
+        return found
+    return measure_contention(request.workers, request.threads, request.measure_speeds).slowed(found)
 
 
 class _Costing:

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.planner.malloc_model import Heap
 from gemini.planner.stage_memory import StageMemories, StageMemory

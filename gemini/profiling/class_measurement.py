@@ -11,25 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gemini.profiling.flop_count import Kernel, Work
-from gemini.profiling.robust_statistics import Reading
+from gemini.profiling.node_memory import NodeMemory
+from gemini.profiling.reading_statistics import Reading
 
 MEASURED, ANALYTIC = "measured", "analytic"
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory of a node (MB), beyond its parameters, buffers and inputs.
-
-    `saved_own` is kept for backward and belongs to no input or output; `saved_inputs` and `saved_outputs` are the
-    positions of those kept. `aliases` has, for every output, the position of the input whose memory it shares or -1.
-    """
-
-    forward_peak: float = 0.0
-    backward_peak: float = 0.0
-    saved_own: float = 0.0
-    saved_inputs: tuple[int, ...] = ()
-    saved_outputs: tuple[int, ...] = ()
-    aliases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +26,7 @@ class Measurement:
     backward: Reading
     forward_host: Reading
     backward_host: Reading
-    memory: Memory
+    memory: NodeMemory
     forward_work: Work
     backward_work: Work
     source: str = MEASURED
@@ -82,9 +67,9 @@ class Measurement:
         return found
 
 
-def _memory(data: dict[str, Any]) -> Memory:
+def _memory(data: dict[str, Any]) -> NodeMemory:
     lists = {name: tuple(data[name]) for name in ("saved_inputs", "saved_outputs", "aliases")}
-    return Memory(**{**data, **lists})
+    return NodeMemory(**{**data, **lists})
 
 
 def _work(data: dict[str, Any]) -> Work:

@@ -13,10 +13,10 @@ from gemini.ir.node import Node, TensorMeta
 from gemini.ir.pytree import Ref
 from gemini.profiling.class_measurement import Measurement
 from gemini.profiling.cost_signature import digest
-from gemini.profiling.gradient_flow import GradientFlow, tensor_outputs
+from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
-from gemini.profiling.node_tensors import HELD
+from gemini.profiling.node_tensors import HELD, tensor_outputs
 
 
 class Assembly:

@@ -14,11 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.patches import find_call
 from gemini.ir.equivalence import node_signature
 from gemini.ir.graph import Graph
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import MODULES, Node
+from gemini.ir.op_targets import find_call
 from gemini.ir.pytree import Ref, leaves
 from gemini.profiling.gradient_flow import GradientFlow
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from gemini.errors import ProfileError
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import Device, MemoryWatch, Result, Span, Stopwatch
+from gemini.profiling.node_memory import LiveMemory
 
 CLOCKS = ("wall", "cpu")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gemini.capture.call_binding import Call
 from gemini.errors import ProfileError
+from gemini.ir.call_binding import Call
 from gemini.ir.graph import Graph
 from gemini.profiling.device_specs import DeviceSpec, find_spec, spec_like
 from gemini.profiling.measured_device import Device, find_device
@@ -16,7 +16,7 @@ from gemini.profiling.profile_cache import Cache, default_folder
 from gemini.profiling.profile_inputs import input_tensors
 from gemini.profiling.profile_result import Profile
 from gemini.profiling.profiler import Profiling, Progress
-from gemini.profiling.time_budget import Budget
+from gemini.profiling.timing_rounds import Budget
 
 
 def profile(

@@ -14,14 +14,15 @@ is that until the next node's first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
+from gemini.profiling.class_measurement import Measurement
 from gemini.profiling.measured_device import Times
 from gemini.profiling.whole_step import GraphRun, backward
 
@@ -75,3 +76,48 @@ class ThreadRun(GraphRun):
             begins.append((clock(), node))
 
         return tell
+
+
+class Load(NamedTuple):
+    """What one direction of one node asks of both sides."""
+
+    host_ms: float
+    device_ms: float
+    launches: int
+
+
+def shares(loads: Sequence[Load]) -> list[float]:
+    """For loads in the order of a step, what each adds to the time at which all work so far is done (ms)."""
+    started = ended = 0.0
+    found = []
+    for load in loads:
+        started += load.host_ms
+        # The last kernel cannot start before the host has come to it.
+        last = load.device_ms / max(1, load.launches)
+        end = max(ended + load.device_ms, started + last if load.device_ms else 0.0)
+        found.append(end - ended)
+        ended = end
+    if found and started > ended:
+        found[-1] += started - ended
+    return found
+
+
+def step_times(classes: Sequence[str], measured: Sequence[Measurement]) -> list[tuple[float, float]]:
+    """(forward, backward) ms of every node in a step; nodes of one class share their mean.
+
+    Where the device does not run behind, these are the times measured.
+    """
+    if not any(one.host_ms for one in measured):
+        return [(one.forward.ms, one.backward.ms) for one in measured]
+    forward = [Load(one.forward_host.ms, one.forward.ms, one.forward_work.count) for one in measured]
+    backward = [Load(one.backward_host.ms, one.backward.ms, one.backward_work.count) for one in measured]
+    found = shares([*forward, *reversed(backward)])
+    count = len(measured)
+    pooled: dict[str, list[tuple[float, float]]] = {}
+    for name, *both in zip(classes, found[:count], reversed(found[count:]), strict=True):
+        pooled.setdefault(name, []).append((both[0], both[1]))
+    means = {
+        name: (sum(f for f, _ in some) / len(some), sum(b for _, b in some) / len(some))
+        for name, some in pooled.items()
+    }
+    return [means[name] for name in classes]

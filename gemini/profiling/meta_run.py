@@ -17,15 +17,13 @@ from torch.func import functional_call
 
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
-from gemini.profiling.class_measurement import Memory
 from gemini.profiling.flop_count import Work, bytes_only
-from gemini.profiling.gradient_flow import GradientFlow, tensor_inputs, tensor_outputs, value_size, values_size
+from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import Walk
-from gemini.profiling.live_memory import LiveMemory
 from gemini.profiling.measured_device import MB
-from gemini.profiling.node_examination import examine
-from gemini.profiling.node_runner import Isolation
-from gemini.profiling.node_tensors import HELD
+from gemini.profiling.node_memory import LiveMemory, NodeMemory
+from gemini.profiling.node_runner import Isolation, examine
+from gemini.profiling.node_tensors import HELD, tensor_inputs, tensor_outputs, value_size, values_size
 
 META = torch.device("meta")
 
@@ -77,7 +75,7 @@ class MetaWalk(Walk):
             yield
 
 
-def count(walk: MetaWalk, node: Node, flow: GradientFlow) -> tuple[Memory, Work, Work, str]:
+def count(walk: MetaWalk, node: Node, flow: GradientFlow) -> tuple[NodeMemory, Work, Work, str]:
     """(memory, forward work, backward work, reason why only sizes are known)."""
     try:
         isolation = Isolation(walk, node, flow)
@@ -89,13 +87,13 @@ def count(walk: MetaWalk, node: Node, flow: GradientFlow) -> tuple[Memory, Work,
         return (*sizes_only(walk.graph, node, flow), reason)
 
 
-def sizes_only(graph: Graph, node: Node, flow: GradientFlow) -> tuple[Memory, Work, Work]:
+def sizes_only(graph: Graph, node: Node, flow: GradientFlow) -> tuple[NodeMemory, Work, Work]:
     """What the sizes of inputs and outputs alone tell."""
     size = values_size(graph, node)
     made = sum(value_size(graph, ref) for ref in tensor_outputs(node))
     backward = bytes_only(2 * size) if node.id in flow.active else Work()
     active = node.id in flow.active
-    memory = Memory(
+    memory = NodeMemory(
         forward_peak=made / MB,
         backward_peak=(size + made) / MB if active else 0.0,
         saved_inputs=tuple(at for at, ref in enumerate(tensor_inputs(node)) if not _held(graph, ref)) if active else (),

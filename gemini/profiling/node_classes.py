@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gemini.ir.node import Node
-from gemini.profiling.class_measurement import Memory
 from gemini.profiling.flop_count import Work
 from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import Walk
 from gemini.profiling.measured_device import Device, is_out_of_memory
 from gemini.profiling.meta_run import MetaWalk, count
-from gemini.profiling.node_examination import examine
-from gemini.profiling.node_runner import Isolation
-from gemini.profiling.unchanged_model import Unchanged
+from gemini.profiling.node_memory import NodeMemory
+from gemini.profiling.node_runner import Isolation, examine
+from gemini.profiling.preserved_model import Unchanged
 
 PER_PASS = 6  # nodes of a class that a pass over single nodes times
 
@@ -29,7 +28,7 @@ class NodeClass:
 
     signature: str
     members: list[int] = field(default_factory=list)
-    memory: Memory = field(default_factory=Memory)
+    memory: NodeMemory = field(default_factory=NodeMemory)
     forward_work: Work = field(default_factory=Work)
     backward_work: Work = field(default_factory=Work)
     counted: bool = False  # whether work and memory are known

@@ -12,22 +12,24 @@ between forward and backward only what autograd saves is held, as in a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
-from gemini.autograd_edges import edge_of
-from gemini.autograd_engine import Found, accumulate, differentiate
+from gemini.autograd_engine import Found, accumulate, differentiate, edge_of
 from gemini.ir.encode import follow
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
 from gemini.profiling.detach import TOKEN, cut, stamp
-from gemini.profiling.gradient_flow import GradientFlow, tensor_outputs
+from gemini.profiling.flop_count import Work, WorkCounter
+from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import Walk
-from gemini.profiling.node_tensors import HELD
+from gemini.profiling.measured_device import MemoryWatch
+from gemini.profiling.node_memory import NodeMemory, SavedTensors
+from gemini.profiling.node_tensors import HELD, tensor_outputs
 
 Gradients = list[torch.Tensor]
 
@@ -214,3 +216,37 @@ def accumulated(edges: Sequence[GradientEdge]) -> list[torch.Tensor]:
             found.append(variable)
         stack += [following for following, _ in function.next_functions]
     return found
+
+
+def examine(isolation: Isolation, watch: MemoryWatch, held: list[torch.Tensor]) -> tuple[NodeMemory, Work, Work]:
+    """(memory, forward work, backward work) of a node that uses the `held` tensors of the model."""
+    saved = SavedTensors()
+    with WorkCounter() as counter:
+        with saved.recording():
+            result = isolation.forward()
+        forward_work, forward_peak = counter.take(), watch.peak_mb()
+        memory = saved.summarize(_given(isolation), isolation.outputs(result), held)
+        watch.restart()
+        backward = isolation.backward(result)
+        if backward is None:
+            return replace(memory, forward_peak=forward_peak), forward_work, Work()
+        gradients, sums = backward.ones(), given_already(isolation)
+        counter.take()
+        found = backward.call(gradients, sums)()
+        memory = replace(memory, forward_peak=forward_peak, backward_peak=watch.peak_mb())
+        del found, gradients, sums
+        return memory, forward_work, counter.take()
+
+
+def given_already(isolation: Isolation) -> dict[int, torch.Tensor]:
+    """Gradients of parameters that a later node has given before this one adds its own."""
+    shared = isolation.flow.shared.get(isolation.node.id, ())
+    tensors = [isolation.walk.stand_in_for(tensor) for tensor in shared]
+    return {id(tensor): torch.zeros_like(tensor) for tensor in tensors}
+
+
+def _given(isolation: Isolation) -> list[Any]:
+    """The inputs by position; None for tensors of the model."""
+    nodes = isolation.walk.graph.nodes
+    refs = isolation.flow.inputs[isolation.node.id]
+    return [None if nodes[ref.node].kind in HELD else isolation.given.get(ref) for ref in refs]

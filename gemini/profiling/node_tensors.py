@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gemini.capture.provenance import get_held, own_tensors
+from gemini.capture.provenance import own_tensors
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
+from gemini.ir.interpreter import get_held
 from gemini.ir.node import MODULES, Node
-from gemini.ir.pytree import Owned, leaves
+from gemini.ir.pytree import Owned, Ref, leaves
 
 HELD = ("parameter", "buffer", "attribute")
 
@@ -47,3 +48,26 @@ def _attributes(module: nn.Module) -> Iterator[torch.Tensor]:
         value = follow(module, tuple(("a", part) for part in path.split(".")))
         if isinstance(value, torch.Tensor):
             yield value
+
+
+def tensor_inputs(node: Node) -> list[Ref]:
+    """The values a node reads as such, each once, in order; not those it only asks for their size."""
+    found = [leaf for form in (node.args, node.kwargs) for leaf in leaves(form) if isinstance(leaf, Ref)]
+    return list(dict.fromkeys(found))
+
+
+def tensor_outputs(node: Node) -> list[Ref]:
+    """The tensors a node makes, in order."""
+    return [Ref(node.id, source, path) for source, path in node.outputs]
+
+
+def value_size(graph: Graph, ref: Ref) -> int:
+    """The bytes of a value."""
+    meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
+    return 0 if meta is None else meta.numel * int(getattr(torch, meta.dtype).itemsize)
+
+
+def values_size(graph: Graph, node: Node) -> int:
+    """The bytes of what a node reads and makes, without tensors of the model."""
+    inputs = [ref for ref in tensor_inputs(node) if graph.nodes[ref.node].kind not in HELD]
+    return sum(value_size(graph, ref) for ref in (*inputs, *tensor_outputs(node)))

@@ -32,8 +32,7 @@ from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import Walk
 from gemini.profiling.measured_device import Device, Span, Stopwatch, Times, is_out_of_memory
 from gemini.profiling.node_classes import NodeClass, failure_of
-from gemini.profiling.node_examination import given_already
-from gemini.profiling.node_runner import Backward, Gradients, Isolation
+from gemini.profiling.node_runner import Backward, Gradients, Isolation, given_already
 from gemini.profiling.timer_overhead import EVERY, Overhead
 
 FORWARD, BACKWARD = "forward", "backward"

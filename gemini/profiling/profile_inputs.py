@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from gemini.capture.call_binding import bind
 from gemini.errors import ProfileError
+from gemini.ir.call_binding import bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
 from gemini.ir.node import TensorMeta

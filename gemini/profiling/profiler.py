@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import torch
 
-from gemini.capture.call_binding import Call
+from gemini.ir.call_binding import Call
 from gemini.ir.graph import Graph
 from gemini.malloc import freed_memory_kept
-from gemini.profiling.async_host import step_times
 from gemini.profiling.class_measurement import ANALYTIC, MEASURED, Measurement
 from gemini.profiling.cost_assembly import Assembly
 from gemini.profiling.cost_signature import class_of
@@ -20,17 +19,16 @@ from gemini.profiling.device_specs import DeviceSpec, spec_like
 from gemini.profiling.flop_count import Work
 from gemini.profiling.gradient_flow import GradientFlow
 from gemini.profiling.graph_walk import Walk
+from gemini.profiling.host_time import step_times
 from gemini.profiling.measured_device import Device, find_device, is_elsewhere
 from gemini.profiling.meta_run import MetaWalk
 from gemini.profiling.node_classes import NodeClass, Survey
+from gemini.profiling.preserved_model import Unchanged
 from gemini.profiling.profile_cache import Cache
 from gemini.profiling.profile_result import Check, Profile
-from gemini.profiling.robust_statistics import Reading, summarize
+from gemini.profiling.reading_statistics import ClassTimes, Reading, summarize
 from gemini.profiling.roofline import calibrate, estimate_ms
-from gemini.profiling.time_budget import Budget
-from gemini.profiling.time_estimates import ClassTimes
-from gemini.profiling.timing_rounds import Rounds
-from gemini.profiling.unchanged_model import Unchanged
+from gemini.profiling.timing_rounds import Budget, Rounds
 from gemini.quiet_warnings import muted
 
 Progress = Callable[[int, int, str], None]
@@ -94,7 +92,7 @@ class Profiling:
 
     def _calibrated(self, spec: DeviceSpec, device: Device, state: Unchanged) -> tuple[DeviceSpec, str]:
         """The description, fitted to the dearest nodes of the model, or to probes where it cannot run on the device."""
-        from gemini.profiling.calibration import measure_probes
+        from gemini.profiling.roofline import measure_probes
 
         if self.away(device):
             return calibrate(spec, measure_probes(device)), f"calibrated by probes on {device.describe()}"

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from gemini.autograd_edges import edge_of
-from gemini.autograd_engine import differentiate
+from gemini.autograd_engine import differentiate, edge_of
 from gemini.profiling.detach import cut, stamp
 from gemini.profiling.measured_device import Device, Span, Stopwatch, Times
 

@@ -18,8 +18,8 @@ from gemini.profiling.host_time import ThreadRun
 from gemini.profiling.measured_device import Device, Stopwatch, is_out_of_memory
 from gemini.profiling.node_classes import NodeClass, Survey
 from gemini.profiling.node_timer import NodePass, Pass, PassReading, StepPass, no_garbage_collection
-from gemini.profiling.time_estimates import ClassTimes, Readings, as_in_steps, class_times
-from gemini.profiling.unchanged_model import Unchanged
+from gemini.profiling.preserved_model import Unchanged
+from gemini.profiling.reading_statistics import ClassTimes, Readings, as_in_steps, class_times
 from gemini.profiling.whole_step import Step
 
 if TYPE_CHECKING:
@@ -175,3 +175,27 @@ class Rounds:
                 ms = (times.forward.ms + times.backward.ms) * len(one.members)
                 total, weighted = total + ms, weighted + ms * times.noise
         return weighted / total if total else 0.0
+
+
+STEPS = 8.0
+NOISY_STEPS = 9.0  # where readings differ much
+LEAST_MS = 50.0  # where a step takes next to nothing
+
+
+class Budget:
+    """The time from its making, on the clock of a device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.begin = self.round = device.now_ms()
+        self.step_ms = 0.0  # as far as known
+
+    def begin_round(self) -> None:
+        """A round starts."""
+        self.round = self.device.now_ms()
+
+    def allows_round(self, noisy: bool) -> bool:
+        """Whether one more like the last fits; always where no step was timed, as no limit is known."""
+        now = self.device.now_ms()
+        limit = max(LEAST_MS, (NOISY_STEPS if noisy else STEPS) * self.step_ms)
+        return not self.step_ms or now - self.begin + (now - self.round) <= limit

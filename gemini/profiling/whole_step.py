@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gemini.autograd_engine import accumulate
-from gemini.capture.call_binding import Call
+from gemini.ir.call_binding import Call
 from gemini.ir.encode import decode, tensors
 from gemini.ir.graph import Graph
 from gemini.profiling.graph_walk import Walk

@@ -10,9 +10,10 @@ import pytest
 
 from gemini.errors import ArtifactError, PartitionError
 from gemini.partition import Options, Partition, Worker, partition
-from gemini.partition.baseline import equal_layers, equal_layers_partition, layers_of
+from gemini.partition.baseline import assign_equal_layers, find_layers
 from gemini.partition.entry import in_order, items_in_order
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
+from gemini.partition.partitioner_comparison import partition_equal_layers
 from gemini.partition.registry import Assignment, find_partitioner
 from tests.partition.shapes import captured, problem_of
 
@@ -120,8 +121,8 @@ def test_unknown_partitioners_list_the_known_ones() -> None:
 # ── the baseline ───────────────────────────────────────────────────────────────────────────────────────────────────
 def test_equal_layers() -> None:
     graph, costs = captured("stack")
-    assert layers_of(graph) == [f"layers.{at}" for at in range(12)]
-    made = equal_layers_partition(graph, costs, 4)
+    assert find_layers(graph) == [f"layers.{at}" for at in range(12)]
+    made = partition_equal_layers(graph, costs, 4)
     for at, nodes in enumerate(made.stages):
         inside = {scope for node in nodes for scope in graph.nodes[node].scope if scope.count(".") == 1}
         assert {f"layers.{3 * at + one}" for one in range(3)} <= inside
@@ -132,13 +133,13 @@ def test_equal_layers() -> None:
 def test_exact_is_never_slower_than_equal_layers(model: str, nparts: int) -> None:
     graph, costs = captured(model)
     problem = problem_of(model, nparts)
-    found, base = find_partitioner("exact")(problem), equal_layers(graph, problem)
+    found, base = find_partitioner("exact")(problem), assign_equal_layers(graph, problem)
     part_of = [found.worker_of[stage] for stage in found.stage_of]
     assert problem.bottleneck(part_of) <= problem.bottleneck(base.stage_of) * (1 + 1e-9)
-    equal_layers_partition(graph, costs, nparts).validate(graph)
+    partition_equal_layers(graph, costs, nparts).validate(graph)
 
 
 def test_too_few_layers_for_the_baseline() -> None:
     graph, _ = captured("stack")
     with pytest.raises(PartitionError, match="12 layers for 13 stages"):
-        equal_layers(graph, problem_of("stack", 13))
+        assign_equal_layers(graph, problem_of("stack", 13))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from gemini.partition.local_search.equal_layers import equal_layers
+from gemini.partition.local_search.portfolio import equal_layers
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import find_partitioner
 from tests.partition.random_graphs import graphs

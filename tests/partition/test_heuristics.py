@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker, partition
-from gemini.partition.baseline import equal_layers
+from gemini.partition.baseline import assign_equal_layers
 from gemini.partition.entry import items_in_order
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment, find_partitioner
@@ -152,7 +152,7 @@ def test_mpipe_is_never_slower_on_models(model: str, nparts: int) -> None:
     problem = problem_of(model, nparts)
     graph, _ = captured(model)
     mine = checked(problem, "mpipe", find_partitioner("mpipe")(problem))
-    others = [find_partitioner(name)(problem) for name in ("metis", "acyclic")] + [equal_layers(graph, problem)]
+    others = [find_partitioner(name)(problem) for name in ("metis", "acyclic")] + [assign_equal_layers(graph, problem)]
     for other in others:
         part_of = [other.worker_of[stage] for stage in other.stage_of]
         assert mine <= problem.bottleneck(part_of) * (1 + 1e-9)

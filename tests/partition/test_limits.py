@@ -160,11 +160,11 @@ def test_every_partitioner_explains_what_is_missing(partitioner: str) -> None:
 
 
 def test_an_answer_that_ignores_pins_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemini.partition import exact
+    from gemini.partition.exact import exact_partitioner
     from gemini.partition.registry import Assignment
 
     def careless(problem: Problem) -> Assignment:
         return Assignment(tuple(at * 2 // len(problem.items) for at in range(len(problem.items))), (0, 1))
 
-    monkeypatch.setattr(exact, "partition_exact", careless)
+    monkeypatch.setattr(exact_partitioner, "partition_exact", careless)
     assert "is pinned to part 1 and was put in part 0" in refused(2, pins={"layers.0": 1})

@@ -8,7 +8,7 @@ from gemini.partition import Worker
 from gemini.partition.exact.contiguous import fastest
 from gemini.partition.exact.device_order import seatings
 from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.local_search.equal_layers import equal_layers
+from gemini.partition.local_search.portfolio import equal_layers
 from gemini.partition.mpipe.coarsen import coarsen
 from gemini.partition.mpipe.lpt import pack
 from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe

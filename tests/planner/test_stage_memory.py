@@ -21,7 +21,7 @@ from gemini.planner.stage_memory import Change, StageMemories
 from gemini.profiling import profile
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_memory import LiveMemory
-from gemini.runtime.worker.stage_state import Kept, LiveStage, place_in_graph
+from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_edge
 from gemini.step import split_backward_ops
 from gemini.step.delayed_weight_grads import STORE, Later, settle
 
@@ -85,7 +85,7 @@ class Counted:
     """What the actions of a stage take, at the most and beyond what was there, and what stays of it (MB)."""
 
     def __init__(self, stage: LiveStage) -> None:
-        self.stage, self.live, self.kept = stage, LiveMemory(), Kept()
+        self.stage, self.live, self.kept = stage, LiveMemory(), MicrobatchGraph()
         self.sums: Any = Sums()
         for parameter in stage.parameters:
             self.sums.into(parameter)
@@ -98,7 +98,7 @@ class Counted:
             (logits,) = made.values()
             targets = torch.zeros(logits[:, 0].shape, dtype=torch.long)
             with self.live:
-                self.kept.root = place_in_graph(F.cross_entropy(logits, targets))
+                self.kept.root = graph_edge(F.cross_entropy(logits, targets))
             del logits
         outputs = [value.detach().clone().requires_grad_() for value in made.values()]
         most = self.live.most
@@ -116,7 +116,7 @@ class Counted:
         with self.live, STORE.collecting(queue):
             torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
         most = self.live.most
-        self.kept = Kept()
+        self.kept = MicrobatchGraph()
         del roots
         return (most - before) / MB, self.live.live / MB, queue
 

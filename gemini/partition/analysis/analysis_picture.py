@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemini.errors import ArtifactError, MissingEngineError
 from gemini.ir.graph_picture import PALETTE, fold_for
-from gemini.partition.analysis.stage_figures import Analysis
+from gemini.partition.analysis.analysis_result import Analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

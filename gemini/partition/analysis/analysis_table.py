@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemini.partition.analysis.stage_figures import Analysis, Memory, StageAnalysis, WorkerAnalysis
+    from gemini.partition.analysis.analysis_result import Analysis, Memory, StageAnalysis, WorkerAnalysis
     from gemini.partition.partitioner_comparison import Comparison, Row
 
 PLAIN_WIDTH = 160

@@ -1,9 +1,6 @@
-"""`exact`: the partitioner that finds the optimum of what it searches, and proves it or says how far it may be off.
+"""`exact`: the optimal partition of its search space, proven optimal or with the remaining gap.
 
-Read in this order: `orders` puts items in a row, `line` prices every stretch of a row, `seats` says which worker takes
-which stretch, `contiguous` finds the best cuts, `solve` is the partitioner.
+`prefix_costs` prices every segment of an item order, `device_order` assigns workers to segments, `contiguous` finds the
+best cuts, `chunked` the best cuts with several stages per worker, `convex` non-contiguous stages; `exact_partitioner`
+combines them.
 """
-
-from gemini.partition.exact.exact_partitioner import partition_exact
-
-__all__ = ["partition_exact"]

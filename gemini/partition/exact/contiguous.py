@@ -168,3 +168,22 @@ class _Search:
         if seat.memory_mb is not None:
             found[self.line.memory(starts, ends, seat.in_flight) > seat.memory_mb * (1 + ROUNDING)] = np.inf
         return found
+
+
+def fill(line: Line, seats: Seats, extra: float = 0.0) -> list[int] | None:
+    """Cuts that leave every worker within its limit and `extra` more; None if there are none."""
+    cuts, at = [0], 0
+    for stage, seat in enumerate(seats):
+        most = line.size - (len(seats) - stage - 1)
+        if at >= most:
+            return None
+        if seat.memory_mb is None:
+            at = most
+        else:
+            row = line.memory(range(at, at + 1), range(at + 1, most + 1), seat.in_flight)[0]
+            fitting = int((row <= seat.memory_mb + extra).sum())
+            if not fitting:
+                return None
+            at += fitting
+        cuts.append(at)
+    return cuts if at == line.size else None

@@ -16,14 +16,14 @@ from typing import Any
 
 from gemini.errors import PartitionError
 from gemini.partition.exact.chunked import fastest_chunks, narrowest_chunks
-from gemini.partition.exact.contiguous import ROUNDING, Cuts, fastest, lower_bound, narrowest
+from gemini.partition.exact.contiguous import ROUNDING, Cuts, fastest, fill, lower_bound, narrowest
 from gemini.partition.exact.convex import Convex, domains, find_convex, is_small
 from gemini.partition.exact.cpsat import has_solver
 from gemini.partition.exact.device_order import Seats, looped, seatings
-from gemini.partition.exact.feasible import fill
 from gemini.partition.exact.incumbents import not_slower
-from gemini.partition.exact.item_orders import orders
 from gemini.partition.exact.prefix_costs import Line
+from gemini.partition.infeasible import contradictory_pins
+from gemini.partition.item_orders import orders
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
 
@@ -91,8 +91,6 @@ def _impossible(problem: Problem, fits: bool) -> str:
             f"no contiguous cuts into {problem.nparts} parts fit the memory of the workers\n"
             "    → allow more memory, ask for more parts, or try another partitioner"
         )
-    from gemini.partition.infeasible import contradictory_pins
-
     return "\n".join(contradictory_pins(problem)) or (
         f"no contiguous cuts into {problem.nparts} parts serve all pins\n"
         "    → pin fewer scopes, or try a partitioner that mixes stages (mpipe)"

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gemini.errors import PartitionError
+from gemini.partition.local_search.portfolio import others
+from gemini.partition.local_search.score import Answer, finish
+from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
-
-if TYPE_CHECKING:
-    from gemini.partition.local_search.score import Answer
 
 _SAME = 1 + 1e-9
 _CHUNKS = (2, 3)
@@ -25,8 +24,6 @@ _CHUNKS = (2, 3)
 
 def not_slower(problem: Problem, found: Assignment, search: Callable[[Problem], Assignment]) -> Assignment:
     """`found`, or the first answer of the list above that no rival beats."""
-    from gemini.partition.local_search.portfolio import others
-
     rivals = [one for one in others(problem)[1] if one.overflow_mb <= 1e-6 and not one.idle]
     limit = min((one.time_ms for one in rivals), default=float("inf"))
     if _time(problem, found) <= limit * _SAME:
@@ -41,8 +38,6 @@ def not_slower(problem: Problem, found: Assignment, search: Callable[[Problem], 
 
 
 def _answers(problem: Problem, search: Callable[[Problem], Assignment], straight: list[Answer]) -> Iterator[Assignment]:
-    from gemini.partition.local_search.score import finish
-
     options = problem.options
     yield search(replace(problem, options=replace(options, slack=0.0)))
     for rival in sorted(straight, key=lambda one: one.key):
@@ -53,8 +48,6 @@ def _answers(problem: Problem, search: Callable[[Problem], Assignment], straight
                 # More chunks may be more than memory or pins allow.
                 with contextlib.suppress(PartitionError):
                     yield search(replace(problem, options=replace(options, slack=0.0, chunks=chunks)))
-    from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
-
     answer = partition_mpipe(problem)
     yield replace(answer, facts={**answer.facts, "method": "mixed", "optimal": False})
 

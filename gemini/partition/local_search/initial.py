@@ -14,11 +14,9 @@ from itertools import islice
 from gemini.errors import PartitionError
 from gemini.partition.exact.contiguous import Cuts, fastest, narrowest
 from gemini.partition.exact.device_order import Seats, seatings
-from gemini.partition.exact.item_orders import orders
 from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.local_search.memory_excess import is_limited
+from gemini.partition.item_orders import orders, pinned_order, random_order, worker_order
 from gemini.partition.local_search.score import Answer, judge
-from gemini.partition.local_search.topological_orders import pinned_order, random_order, worker_order
 from gemini.partition.partition_problem import Problem
 
 _SEATINGS = 24
@@ -41,7 +39,7 @@ def starts(problem: Problem, rng: random.Random, drawn: int = 2) -> list[Answer]
         rows["pinned"] = tuple(pinned_order(problem))
     rows.update({f"random {at}": tuple(random_order(problem, rng)) for at in range(drawn)})
     found = list(contiguous_answers(problem, rows))
-    if not found and is_limited(problem):
+    if not found and problem.has_memory_limits:
         found = [
             judge(problem, answer.stage_of, answer.worker_of, answer.origin)
             for answer in contiguous_answers(_unlimited(problem), rows)

@@ -12,14 +12,9 @@ from gemini.partition.local_search.clusters import ordered
 from gemini.partition.partition_problem import Problem, in_flight
 
 
-def is_limited(problem: Problem) -> bool:
-    """Whether any worker has a limit."""
-    return any(worker.memory_mb is not None for worker in problem.workers)
-
-
 def overflow(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> list[float]:
     """MB beyond the limit of each worker; stages in the order in which the partition will number them."""
-    if not is_limited(problem):
+    if not problem.has_memory_limits:
         return [0.0] * problem.nparts
     number = ordered(problem, stage_of)
     stages: list[list[int]] = [[] for _ in number]

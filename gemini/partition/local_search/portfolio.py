@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition.acyclic import acyclic_answers
-from gemini.partition.local_search.equal_layers import equal_layers
-from gemini.partition.local_search.score import Answer, within_slack
+from gemini.partition.baseline import equal_layer_stages
+from gemini.partition.local_search.score import Answer, judge, within_slack
 from gemini.partition.metis.metis_partitioner import metis_answers
 from gemini.partition.multilevel import multilevel_answers
 from gemini.partition.partition_problem import Problem
@@ -39,3 +39,9 @@ def others(problem: Problem) -> tuple[list[Answer], list[Answer], list[Partition
 def _acyclic(problem: Problem) -> list[Answer]:
     plain = replace(problem, options=replace(problem.options, mixed=None))
     return acyclic_answers(plain, random.Random(problem.options.seed))
+
+
+def equal_layers(problem: Problem) -> list[Answer]:
+    """The baseline's answer, where it has one."""
+    stage_of = equal_layer_stages(problem)
+    return [] if stage_of is None else [judge(problem, stage_of, range(problem.nparts), "equal layers")]

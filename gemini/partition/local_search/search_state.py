@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gemini.partition.local_search.memory_excess import MemoryBook, is_limited
+from gemini.partition.local_search.memory_excess import MemoryBook
 from gemini.partition.local_search.transfer_costs import Transfers
 from gemini.partition.partition_problem import Problem
 
@@ -41,7 +41,7 @@ class State:
         self.transfers = Transfers(problem, [self.worker_of[block] for block in self.block_of])
         for worker, ms in enumerate(self.transfers.loads()):
             self.loads[worker] += ms
-        self.memory = MemoryBook(problem, self.block_of, self.worker_of) if is_limited(problem) else None
+        self.memory = MemoryBook(problem, self.block_of, self.worker_of) if problem.has_memory_limits else None
 
     @property
     def bottleneck(self) -> float:

@@ -1,9 +1,5 @@
-"""`metis`: METIS k-way, then stages.
+"""`metis`: METIS k-way partitioning, then stages.
 
-Read in this order: `engine` calls METIS, `repair` makes its parts acyclic where a worker may have one stage only,
-`solve` is the partitioner.
+`metis_call` calls METIS, `acyclic_repair` makes its parts acyclic where every worker has one stage, `metis_partitioner`
+is the partitioner.
 """
-
-from gemini.partition.metis.metis_partitioner import partition_metis
-
-__all__ = ["partition_metis"]

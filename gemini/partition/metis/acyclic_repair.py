@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.partition.local_search.topological_orders import worker_order
+from gemini.partition.item_orders import worker_order
 from gemini.partition.partition_problem import Problem
 
 

@@ -1,9 +1,5 @@
-"""`mpipe`: a mixed pipe, in which a worker runs several stages that need not be neighbours.
+"""`mpipe`: a mixed pipeline, in which a worker may run several non-adjacent stages.
 
-Read in this order: `coarsening` merges what should not be cut apart, `centres` cuts the coarse graph into more pieces
-than there are workers, `packing` gives the pieces to workers, `solve` refines on the way back and picks the best.
+`coarsen` merges items that should share a stage, `seeds` cuts the coarse graph into more pieces than there are workers,
+`lpt` assigns pieces to workers, `mpipe_partitioner` refines on the way back and selects the best result.
 """
-
-from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
-
-__all__ = ["partition_mpipe"]

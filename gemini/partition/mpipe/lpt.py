@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.partition.local_search.memory_excess import is_limited
 from gemini.partition.partition_problem import Problem
 
 _CLOSE = 0.02  # of the ideal time
@@ -47,9 +46,7 @@ def _pieces(worker_of: Sequence[int], worker: int) -> list[int]:
 
 def _fits(problem: Problem, items: Sequence[int], worker: int) -> bool:
     limit = problem.workers[worker].memory_mb
-    if limit is None or not is_limited(problem):
-        return True
-    return problem.memory_mb(items, problem.options.micro_batches) <= limit
+    return limit is None or problem.memory_mb(items, problem.options.micro_batches) <= limit
 
 
 def _exchanged(problem: Problem, piece_of: Sequence[int]) -> list[dict[int, float]]:

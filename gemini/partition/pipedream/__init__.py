@@ -1,10 +1,5 @@
-"""`pipedream`: the dynamic programme of PipeDream, straight pipes and pipes with replicated stages.
+"""`pipedream`: PipeDream's dynamic program, for straight pipelines and pipelines with replicated stages.
 
-Read in this order: `row` prices every stretch of items, `straight` finds the best pipe with one worker a stage,
-`replicated` the best one in which a stage may have several workers, level by level of the network, `solve` is the
-partitioner.
+`merged_items` prices every segment of items, `straight` finds the best pipeline with one worker per stage, `replicated`
+the best one in which a stage may have several workers, `pipedream_partitioner` is the partitioner.
 """
-
-from gemini.partition.pipedream.pipedream_partitioner import partition_pipedream
-
-__all__ = ["partition_pipedream"]

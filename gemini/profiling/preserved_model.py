@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.unhooked_backward import unhooked
-from gemini.snapshot.model_state import Attributes, Generators
+from gemini.capture.module_hooks import unhooked
+from gemini.snapshot.model_state import Attributes
+from gemini.snapshot.rng_snapshot import Generators
 
 
 class Unchanged:

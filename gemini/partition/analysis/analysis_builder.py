@@ -15,15 +15,15 @@ from typing import Any
 from gemini.errors import PartitionError
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
-from gemini.partition.analysis.stage_figures import Analysis, Memory, StageAnalysis, WorkerAnalysis
+from gemini.partition.analysis.analysis_result import Analysis, Memory, StageAnalysis, WorkerAnalysis
+from gemini.partition.analysis.stage_scopes import stage_scopes
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
-from gemini.partition.stage_scopes import stage_scopes
 from gemini.partition.step_estimate import Prediction, Work, find_schedule, predict
 from gemini.partition.traffic import Flow, find_flows, hops_to, learning_stages
-from gemini.profiling.gradient_flow import tensor_inputs, value_size
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
+from gemini.profiling.node_tensors import tensor_inputs, value_size
 from gemini.profiling.profile_result import Profile
 from gemini.schedule.link_costs import Links
 
