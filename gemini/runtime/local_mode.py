@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Here(threading.local):
+class LocalMode(threading.local):
     """Whether it has."""
 
     is_set: bool = False
 
 
-HERE = Here()
+LOCAL_MODE = LocalMode()
 
 
 @contextmanager
-def here() -> Iterator[None]:
+def run_locally() -> Iterator[None]:
     """Run everything in this process for a while."""
-    before, HERE.is_set = HERE.is_set, True
+    before, LOCAL_MODE.is_set = LOCAL_MODE.is_set, True
     try:
         yield
     finally:
-        HERE.is_set = before
+        LOCAL_MODE.is_set = before

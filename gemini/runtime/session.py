@@ -13,17 +13,17 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.config.host_address import is_address
 from gemini.errors import ConfigError, Fault
 from gemini.log import tell
-from gemini.report.run_journal import journal_of
-from gemini.runtime.devices.worker_devices import devices_of, home_of
+from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
+from gemini.runtime.devices.worker_devices import assign_devices, model_device
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.memory.host_memory import MB, amount, available
 from gemini.runtime.pipelined.call_signature import Planner
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.run_journal import journal_of
 
 _EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
-_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], Crew] = weakref.WeakValueDictionary()
+_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
 
 
 def start(
@@ -49,7 +49,7 @@ def start(
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return None
-    crew = _crew(devices_of(model, config, count), config.watchdog, str(home_of(model)))
+    crew = _crew(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
     managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
@@ -66,7 +66,7 @@ def _names_hosts(config: GeminiConfig) -> bool:
     return any(is_address(name) for stage in mapping.values() for name in stage.values())
 
 
-def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
+def _crew(devices: list[str], watchdog: float, home: str) -> WorkerPool:
     """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
     local = [name for name in devices if not is_address(name)]
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
@@ -74,17 +74,17 @@ def _crew(devices: list[str], watchdog: float, home: str) -> Crew:
     if found is None or found.loss:
         _check_room(len(local))
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
-        found = _crews[key] = Crew(len(devices), threads, watchdog, devices, home)
+        found = _crews[key] = WorkerPool(len(devices), threads, watchdog, devices, home)
     return found
 
 
 def _check_room(count: int) -> None:
     """Refuse workers for which there is no memory, before any is started."""
-    left = available()
+    left = available_memory()
     if left is not None and count * _EMPTY > left[0]:
         text = (
-            f"{count} workers on this machine take {amount(count * _EMPTY)} before a model is in them, "
-            f"{amount(left[0])} {left[1]} can be had"
+            f"{count} workers on this machine take {format_bytes(count * _EMPTY)} before a model is in them, "
+            f"{format_bytes(left[0])} {left[1]} can be had"
         )
         most = max(1, int(left[0] / (2 * _EMPTY)))
         raise ConfigError([Fault(text, f"ask for {most} or fewer (pipeline_degree, sharding_size, workers)")])

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
 from gemini.capture.module_hooks import unhooked
 from gemini.ir.call_binding import Call
 from gemini.ir.encode import decode
 from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
 from gemini.runtime.deferred.contract import taken_apart
-from gemini.runtime.deferred.tape_replay import Failure, replay
 
 MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
 
@@ -129,8 +129,8 @@ def overlapped(  # noqa: PLR0917
         for number, one in tape.operands.items()
     }, tape.ops)  # fmt: skip
     with torch.enable_grad():
-        replay(inner, tape.needed_for(root, *pending.alive()), values)
-    if isinstance(values[root], Failure):
+        replay_tape(inner, tape.needed_for(root, *pending.alive()), values)
+    if isinstance(values[root], FailedValue):
         raise values[root].error
     operands = {number: one for number, one in inner.operands.items() if one.requires_grad}
     wanted = [one for one in leaves if one.requires_grad] + list(operands.values())

@@ -16,7 +16,7 @@ from gemini.ir.call_binding import Call, bind
 from gemini.ir.pytree import Ref, leaves
 from gemini.pipe.value_routes import Caller
 from gemini.runtime.pipelined.step_request import StepRequest, Whole, inputs_of
-from gemini.runtime.pool.worker_handle import OurFault
+from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _outputs(piped: Piped, tape: Tape) -> list[Ref]:
     for found in (once, every):
         if len(found) == tape.outputs:
             return found
-    raise OurFault(f"the model returned {tape.outputs} tensors, its graph has {len(once)}")
+    raise InternalFault(f"the model returned {tape.outputs} tensors, its graph has {len(once)}")
 
 
 def _layout(splitting: Splitting, number: int) -> Sample | Positions | None:

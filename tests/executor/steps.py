@@ -16,10 +16,10 @@ from gemini.ir.pytree import Literal, Mapping, Ref, leaves
 from gemini.ir.pytree import Sequence as Listed
 from gemini.partition import Options
 from gemini.pipe import Piped, pipe_model
-from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.step_executor import Executor
 from gemini.runtime.pipelined.step_request import StepRequest, StepResult, Whole, inputs_of
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.step.worker_program import Loss, StepProgram
 
 
@@ -96,9 +96,9 @@ def cut(model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, stages: int
 class Bench:
     """A model installed in workers, ready to run steps."""
 
-    def __init__(self, piped: Piped, crew: Crew) -> None:
+    def __init__(self, piped: Piped, crew: WorkerPool) -> None:
         self.piped, self.crew, self.model = piped, crew, piped.model
-        self.household = Household(crew, torch.device("cpu"))
+        self.household = SharedParameters(crew, torch.device("cpu"))
         self.household.take_in([*self.model.parameters(), *self.model.buffers()])
         self.results = [
             piped.wiring.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.wiring.results

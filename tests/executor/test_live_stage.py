@@ -10,7 +10,7 @@ from torch import nn
 
 from gemini.codegen.stage_interface import Interface, Port
 from gemini.ir.pytree import Ref
-from gemini.runtime.worker.stage_state import Kept, LiveStage
+from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph
 
 
 def _port(name: str, source: int) -> Port:
@@ -27,7 +27,7 @@ def test_writes_to_what_arrives_are_seen_in_the_first_forward(mode: type[Abstrac
     given = torch.tensor([-1.0, 2.0])
     for _ in range(3):
         with mode():
-            made = stage.forward([given], Kept())
+            made = stage.forward([given], MicrobatchGraph())
         assert made["out"].tolist() == [0.0, 2.0]
         assert given.tolist() == [-1.0, 2.0]
     assert stage.written == {"hidden"}
@@ -46,7 +46,7 @@ class _Repeats(nn.Module):
 def test_a_view_of_a_parameter_has_no_place_in_a_graph_without_gradients(
     mode: type[AbstractContextManager[None]],
 ) -> None:
-    stage, kept, given = _stage(_Repeats()), Kept(), torch.zeros(3, 2)
+    stage, kept, given = _stage(_Repeats()), MicrobatchGraph(), torch.zeros(3, 2)
     with mode():
         assert stage.forward([given], kept)["out"].tolist() == [[1.0, 1.0]] * 3
     assert not kept.edges

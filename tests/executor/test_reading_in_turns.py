@@ -7,12 +7,12 @@ import signal
 import threading
 
 from gemini.runtime.pipelined.broadcast import begin_reading, end_reading
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Forget
 
 
 def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
-    crew = Crew(1, 1)
+    crew = WorkerPool(1, 1)
     worker = crew.workers[0]
     entered = threading.Event()
 

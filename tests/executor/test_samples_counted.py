@@ -10,7 +10,7 @@ from gemini.ir.call_binding import bind
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.pipelined.step_request import Whole, inputs_of
-from gemini.runtime.pool.worker_handle import OurFault
+from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import program_of
 
 
@@ -20,7 +20,7 @@ def test_samples_that_nobody_would_see_are_refused() -> None:
     bound, dims = bind(model, (x,), {}), {id(x): 0}
     (found,) = inputs_of(piped.wiring, piped.model, bound, dims, (2, 2, 2)).values()
     assert isinstance(found, Whole)
-    with pytest.raises(OurFault, match="6 entries for 5 samples"):
+    with pytest.raises(InternalFault, match="6 entries for 5 samples"):
         inputs_of(piped.wiring, piped.model, bound, dims, (2, 2, 1))
 
 

@@ -13,11 +13,11 @@ from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
 from gemini.errors import InvalidPlanError, WorkerError
-from gemini.runtime.pool.worker_pool import Crew
-from gemini.runtime.step_messages import Abandon
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.step_messages import AbortStep
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
-from gemini.runtime.worker.p2p import Abandoned, Peers
+from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.schedule import Block, SchedPlan
 from gemini.schedule.library import library
 from gemini.step.worker_program import make_program, program_of
@@ -78,7 +78,7 @@ def squares(outputs, operand, call):
     return call(torch.mean, call(torch.square, outputs[0]), mean=True)
 
 
-def test_what_a_stage_raises_is_raised_here_and_undone(crew: Crew) -> None:
+def test_what_a_stage_raises_is_raised_here_and_undone(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = Fragile().double(), torch.randn(8, 4).double()
     piped = cut(model, (x[:4],), stages=3, basic_blocks=(Checked,))
@@ -102,7 +102,7 @@ def test_what_a_stage_raises_is_raised_here_and_undone(crew: Crew) -> None:
     assert len(result.gradients) == len(list(model.parameters()))
 
 
-def test_a_backward_that_raises(crew: Crew) -> None:
+def test_a_backward_that_raises(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = Late().double(), torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
@@ -113,7 +113,7 @@ def test_a_backward_that_raises(crew: Crew) -> None:
     assert "backward of stage" in caught.value.__notes__[0]
 
 
-def test_a_loss_that_raises(crew: Crew) -> None:
+def test_a_loss_that_raises(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
@@ -128,7 +128,7 @@ def test_a_loss_that_raises(crew: Crew) -> None:
 
 
 def test_a_worker_that_is_killed_is_an_error_soon() -> None:
-    own = Crew(2, 1)
+    own = WorkerPool(2, 1)
     try:
         torch.manual_seed(0)
         model, x = nn.Sequential(nn.Linear(4, 4), Slow(), nn.Linear(4, 4)).double(), torch.randn(4, 4).double()
@@ -181,7 +181,7 @@ def test_plans_that_do_not_fit(two, rows, said: str) -> None:
         program_of(two, rows)
 
 
-def test_a_plan_that_waits_for_itself_is_refused(two, crew: Crew) -> None:
+def test_a_plan_that_waits_for_itself_is_refused(two, crew: WorkerPool) -> None:
     program = program_of(two, [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
     executor = Bench(two, crew).executor(program)
     with pytest.raises(InvalidPlanError, match="deadlock") as caught:
@@ -201,7 +201,7 @@ def test_a_stage_on_several_devices_is_refused(two) -> None:
         make_program(two.interfaces, plan)
 
 
-def test_other_numbers_of_workers_and_micro_batches(two, crew: Crew) -> None:
+def test_other_numbers_of_workers_and_micro_batches(two, crew: WorkerPool) -> None:
     rows = [["0F0", "0B0"], ["1F0", "1B0"], [], [], []]
     with pytest.raises(InvalidPlanError, match="a plan for 5 workers, there are 4"):
         Bench(two, crew).executor(program_of(two, rows))
@@ -213,9 +213,9 @@ def test_other_numbers_of_workers_and_micro_batches(two, crew: Crew) -> None:
 def test_what_came_together_with_a_request_is_heard() -> None:
     here, there = (Link(Channel(end), side) for side, end in enumerate(Channel.pair()))
     for step in (6, 7):
-        here.send(Abandon(step, step))
+        here.send(AbortStep(step, step))
     there.receive()  # reads both at once
-    peers = Peers(there)
+    peers = PeerLinks(there)
     peers.begin(7, lambda parcel: None)
-    with pytest.raises(Abandoned):
+    with pytest.raises(StepAborted):
         peers.hear(0)

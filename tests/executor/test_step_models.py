@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule.library import library
 from gemini.step.worker_program import program_of
 
@@ -158,7 +158,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_device(crew: Crew, name: str, schedule: str) -> None:
+def test_equal_to_one_device(crew: WorkerPool, name: str, schedule: str) -> None:
     torch.manual_seed(0)
     model, args, script, dim = CASES[name]()
     loss, wanted = eager(model, args, script)
@@ -170,7 +170,7 @@ def test_equal_to_one_device(crew: Crew, name: str, schedule: str) -> None:
         compare(executor.run(request), model, loss, wanted)
 
 
-def test_gradients_of_inputs_and_of_operands(crew: Crew) -> None:
+def test_gradients_of_inputs_and_of_operands(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
     x, weights = torch.randn(6, 5).double().requires_grad_(), torch.randn(6, 5).double().requires_grad_()
@@ -194,7 +194,7 @@ def test_gradients_of_inputs_and_of_operands(crew: Crew) -> None:
     torch.testing.assert_close(found[id(shift)], shift.grad)
 
 
-def test_a_loss_that_uses_parameters(crew: Crew) -> None:
+def test_a_loss_that_uses_parameters(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4))).double()
     x = torch.randn(6, 5).double()
@@ -213,7 +213,7 @@ def test_a_loss_that_uses_parameters(crew: Crew) -> None:
         compare(bench.executor(program_of(piped, library(schedule, 2, 3))).run(request), model, loss, wanted)
 
 
-def test_frozen_parameters_have_no_gradients(crew: Crew) -> None:
+def test_frozen_parameters_have_no_gradients(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
     x = torch.randn(6, 5).double()
@@ -230,7 +230,7 @@ def test_frozen_parameters_have_no_gradients(crew: Crew) -> None:
         assert all(parameter.requires_grad for parameter, _ in result.gradients)
 
 
-def test_a_gradient_that_is_held_is_never_written_again(crew: Crew) -> None:
+def test_a_gradient_that_is_held_is_never_written_again(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(2))).double()
     x = torch.randn(4, 40).double()
@@ -248,7 +248,7 @@ def test_a_gradient_that_is_held_is_never_written_again(crew: Crew) -> None:
     assert all(torch.equal(gradient, copy) for (_, gradient), copy in zip(held, copies, strict=True))
 
 
-def test_memory_does_not_grow(crew: Crew) -> None:
+def test_memory_does_not_grow(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).double()
     x = torch.randn(32, 64).double()

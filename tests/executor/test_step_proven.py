@@ -19,7 +19,7 @@ from gemini.batch_analysis.loss_analysis import prove
 from gemini.codegen import generate
 from gemini.ir.autograd_modes import Region
 from gemini.pipe import Piped
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule.library import library
 from gemini.step.worker_program import program_of
 
@@ -71,7 +71,7 @@ def own(outputs, labels):
 
 
 @pytest.mark.parametrize(("loss", "given"), [(flat, False), (smooth, False), (masked, False), (own, True)])
-def test_equal_to_one_device(crew: Crew, loss, given: bool) -> None:
+def test_equal_to_one_device(crew: WorkerPool, loss, given: bool) -> None:
     torch.manual_seed(0)
     model = Tagger().double()
     ids, labels = torch.randint(0, 9, (7, 4)), torch.randint(0, 5, (7, 4))

@@ -9,7 +9,7 @@ from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
 from gemini.errors import InvalidPlanError
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
 from gemini.step.worker_program import make_program, program_of
@@ -60,7 +60,7 @@ LIBRARY = [
 ]  # fmt: skip
 
 
-def check(made, crew: Crew, plan, stages: int, sizes=(1,) * 8, **more) -> None:
+def check(made, crew: WorkerPool, plan, stages: int, sizes=(1,) * 8, **more) -> None:
     model, ids, script, pipes, (loss, wanted) = made
     program = program_of(pipes[stages], plan, **more)
     bench = Bench(pipes[stages], crew)
@@ -70,11 +70,11 @@ def check(made, crew: Crew, plan, stages: int, sizes=(1,) * 8, **more) -> None:
 
 
 @pytest.mark.parametrize(("name", "workers", "stages"), LIBRARY)
-def test_schedules_of_the_library(made, crew: Crew, name: str, workers: int, stages: int) -> None:
+def test_schedules_of_the_library(made, crew: WorkerPool, name: str, workers: int, stages: int) -> None:
     check(made, crew, library(name, workers, 8), stages)
 
 
-def test_chimera_has_the_same_weights_in_both_directions(made, crew: Crew) -> None:
+def test_chimera_has_the_same_weights_in_both_directions(made, crew: WorkerPool) -> None:
     """Its two replicas are the same weights here: stages 2 and 3 of the plan are 0 and 1 on other micro-batches."""
     check(made, crew, library("chimera", 2, 4), 2)
     model, ids, script, pipes, _ = made
@@ -88,7 +88,7 @@ def test_chimera_has_the_same_weights_in_both_directions(made, crew: Crew) -> No
 @pytest.mark.parametrize(("shape", "workers", "split"), [
     ("vshape", 4, False), ("vshape", 4, True), ("vchunks", 2, True), ("interleaved", 2, False), ("xshape", 4, False),
 ])  # fmt: skip
-def test_composed_schedules(made, crew: Crew, shape: str, workers: int, split: bool) -> None:
+def test_composed_schedules(made, crew: WorkerPool, shape: str, workers: int, split: bool) -> None:
     blocks = placement(shape, workers, split=split)
     pairs = 4 if shape == "xshape" else 8
     plan = Composer().compose(blocks, memory=2 * workers).unroll(pairs)
@@ -97,16 +97,16 @@ def test_composed_schedules(made, crew: Crew, shape: str, workers: int, split: b
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (8,), (1, 7), (2, 2, 2, 2)])
-def test_uneven_micro_batches(made, crew: Crew, sizes) -> None:
+def test_uneven_micro_batches(made, crew: WorkerPool, sizes) -> None:
     check(made, crew, library("1f1b", 2, len(sizes)), 2, sizes)
 
 
 @pytest.mark.parametrize("recompute", [{0}, {0, 1, 2, 3}])
-def test_recomputation(made, crew: Crew, recompute) -> None:
+def test_recomputation(made, crew: WorkerPool, recompute) -> None:
     check(made, crew, library("zb_h1", 4, 8), 4, recompute=recompute)
 
 
-def test_orders_of_actions(made, crew: Crew) -> None:
+def test_orders_of_actions(made, crew: WorkerPool) -> None:
     """A plan need not be a SchedPlan, nor have a stage always in the same place among its neighbours."""
     rows = [
         ["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B1", "0B0"],
@@ -116,7 +116,7 @@ def test_orders_of_actions(made, crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("only", [True, False])
-def test_evaluation_is_pipelined_too(made, crew: Crew, only: bool) -> None:
+def test_evaluation_is_pipelined_too(made, crew: WorkerPool, only: bool) -> None:
     """By a program for it, or by one for training, whose backward actions are left out."""
     model, ids, _, pipes, _ = made
     program = make_program(pipes[4].interfaces, library("1f1b", 4, 4))
@@ -131,7 +131,7 @@ def test_evaluation_is_pipelined_too(made, crew: Crew, only: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", ["alphafold"])
-def test_stages_without_a_backward(crew: Crew, shape: str) -> None:
+def test_stages_without_a_backward(crew: WorkerPool, shape: str) -> None:
     """A composed plan in which only the last stages are trained, the others frozen."""
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(12) for m in (nn.Linear(5, 5), nn.Tanh()))).double()

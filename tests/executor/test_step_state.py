@@ -11,7 +11,7 @@ from torch import nn
 from gemini.planner.rng_analysis import record_draws
 from gemini.planner.sample_dims import find_samples
 from gemini.random_numbers.rng_state import get_state
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule.library import library
 from gemini.step.worker_program import program_of
 
@@ -20,7 +20,7 @@ def squares(outputs, operand, call):
     return call(torch.mean, call(torch.square, outputs[0]), mean=True)
 
 
-def test_buffers_are_written_in_the_model_itself(crew: Crew) -> None:
+def test_buffers_are_written_in_the_model_itself(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(4, 4), nn.BatchNorm1d(4)))).double()
     x = torch.randn(8, 4).double()
@@ -39,7 +39,7 @@ def test_buffers_are_written_in_the_model_itself(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "stages", "recompute"), [("1f1b", 2, ()), ("zb_v", 4, ()), ("1f1b", 2, (0,))])
-def test_random_numbers_are_those_of_one_device(crew: Crew, schedule: str, stages: int, recompute) -> None:
+def test_random_numbers_are_those_of_one_device(crew: WorkerPool, schedule: str, stages: int, recompute) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.4)))).double()
     x = torch.randn(6, 6).double()
@@ -58,7 +58,7 @@ def test_random_numbers_are_those_of_one_device(crew: Crew, schedule: str, stage
         assert result.generator == get_state()
 
 
-def test_what_the_program_changes_between_steps(crew: Crew) -> None:
+def test_what_the_program_changes_between_steps(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1), nn.Linear(4, 4), nn.Dropout(0.5)).double().eval()
     x = torch.randn(6, 4).double()
@@ -86,7 +86,7 @@ def test_what_the_program_changes_between_steps(crew: Crew) -> None:
     check()
 
 
-def test_values_of_the_loss_can_be_fetched(crew: Crew) -> None:
+def test_values_of_the_loss_can_be_fetched(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2))).double()
     x, y = torch.randn(6, 4).double(), torch.randint(0, 4, (6,))
@@ -104,7 +104,7 @@ def test_values_of_the_loss_can_be_fetched(crew: Crew) -> None:
     torch.testing.assert_close(result.outputs["#2"].concatenated(0), F.cross_entropy(logits, y, reduction="none"))
 
 
-def test_autocast(crew: Crew) -> None:
+def test_autocast(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(8, 8), nn.ReLU())))
     x = torch.randn(6, 8)
@@ -117,7 +117,7 @@ def test_autocast(crew: Crew) -> None:
     compare(result, model, loss, wanted, within=2e-2)
 
 
-def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew: Crew) -> None:
+def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(4, 4), nn.Dropout(0.5)))).double().eval()
     x = torch.randn(4, 4).double()
@@ -138,7 +138,7 @@ def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew:
     train()
 
 
-def test_a_loss_with_a_parameter_of_another_model(crew: Crew) -> None:
+def test_a_loss_with_a_parameter_of_another_model(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model, other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), nn.Linear(4, 4).double()
     x = torch.randn(4, 4).double()

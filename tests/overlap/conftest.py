@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    made = Crew(2, 1)
+def crew() -> Iterator[WorkerPool]:
+    made = WorkerPool(2, 1)
     yield made
     made.stop()

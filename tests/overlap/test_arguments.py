@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -91,7 +91,7 @@ def _train(model: nn.Module, make: Callable[[int], Any]) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_are_changed_once_a_call(name: str, crew: Crew) -> None:
+def test_arguments_are_changed_once_a_call(name: str, crew: WorkerPool) -> None:
     use, make = CASES[name]
     torch.manual_seed(0)
     model = Given(use).double()
@@ -102,7 +102,7 @@ def test_arguments_are_changed_once_a_call(name: str, crew: Crew) -> None:
     assert found == changed
 
 
-def test_outputs_are_laid_out_as_inputs_are(crew: Crew) -> None:
+def test_outputs_are_laid_out_as_inputs_are(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Conv2d(2, 2, 3, padding=1) for _ in range(3)]).double()
     alone = copy.deepcopy(model)
@@ -116,7 +116,7 @@ def test_outputs_are_laid_out_as_inputs_are(crew: Crew) -> None:
     assert story.steps[OVERLAPPED] >= 4
 
 
-def test_a_tensor_of_a_class_of_its_own_makes_one(crew: Crew) -> None:
+def test_a_tensor_of_a_class_of_its_own_makes_one(crew: WorkerPool) -> None:
     class Own(torch.Tensor):
         """As those of torchvision."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gemini.errors import ScheduleError
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from gemini.schedule import Composer, placement
 from gemini.schedule.library import library
@@ -19,7 +19,7 @@ from tests.overlap.test_programs_overlapped import PIECES, STEPS, made, manage, 
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "chimera", "composed"])
-def test_trains_by_a_schedule_of_the_library(schedule: str, crew: Crew) -> None:
+def test_trains_by_a_schedule_of_the_library(schedule: str, crew: WorkerPool) -> None:
     program = PROGRAMS["loss_inside_with_dropout"]
     reference = made(program)
     model = copy.deepcopy(reference)
@@ -31,7 +31,7 @@ def test_trains_by_a_schedule_of_the_library(schedule: str, crew: Crew) -> None:
     assert schedule in story.plan
 
 
-def trains_by(path: Path, name: str, crew: Crew) -> Story:
+def trains_by(path: Path, name: str, crew: WorkerPool) -> Story:
     """A program trains by a plan's file as in one process."""
     program = PROGRAMS[name]
     reference = made(program)
@@ -44,12 +44,12 @@ def trains_by(path: Path, name: str, crew: Crew) -> Story:
     return story
 
 
-def test_trains_by_a_plan_from_a_file(crew: Crew, tmp_path: Path) -> None:
+def test_trains_by_a_plan_from_a_file(crew: WorkerPool, tmp_path: Path) -> None:
     path = library("zb_v", 2, PIECES).save(tmp_path / "plan.json")
     assert "plan.json with 4 micro-batches" in trains_by(path, "cross_entropy", crew).plan
 
 
-def test_trains_by_a_plan_of_two_replicas(crew: Crew, tmp_path: Path) -> None:
+def test_trains_by_a_plan_of_two_replicas(crew: WorkerPool, tmp_path: Path) -> None:
     """Of `xshape`: stage s of each is the same one of the model, in another worker."""
     plan = Composer.compose(placement("xshape", ndevs=2), memory=4).unroll(PIECES // 2)
     story = trains_by(plan.save(tmp_path / "plan.json"), "loss_inside_with_dropout", crew)
@@ -57,7 +57,7 @@ def test_trains_by_a_plan_of_two_replicas(crew: Crew, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["dualpipe_v", "chimera"])
-def test_a_batch_for_which_there_is_no_such_schedule_takes_another(crew: Crew, schedule: str) -> None:
+def test_a_batch_for_which_there_is_no_such_schedule_takes_another(crew: WorkerPool, schedule: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(6)))
     story = manage(model, crew, schedule)
@@ -66,15 +66,15 @@ def test_a_batch_for_which_there_is_no_such_schedule_takes_another(crew: Crew, s
     assert story.steps["overlapped"] == 4, str(story)
 
 
-def test_what_cannot_run_says_why(crew: Crew) -> None:
+def test_what_cannot_run_says_why(crew: WorkerPool) -> None:
     program = PROGRAMS["cross_entropy"]
     model = made(program)
-    manage(model, Crew(3, 1), "chimera")
+    manage(model, WorkerPool(3, 1), "chimera")
     with pytest.raises(ScheduleError, match="chimera needs even numbers of workers and micro-batches, not 3 and 4"):
         train(model, program)
 
 
-def test_a_plan_that_leaves_out_a_backward_is_an_error(crew: Crew, tmp_path: Path) -> None:
+def test_a_plan_that_leaves_out_a_backward_is_an_error(crew: WorkerPool, tmp_path: Path) -> None:
     plan = library("1f1b", 2, PIECES)
     starts = {block: plan.step(block) for block in plan if block.stage or block.btype == "forward"}
     edited = plan.retimed(starts)
@@ -87,7 +87,7 @@ def test_a_plan_that_leaves_out_a_backward_is_an_error(crew: Crew, tmp_path: Pat
         train(model, program)
 
 
-def test_a_batch_of_fewer_samples_takes_the_first_micro_batches_of_a_file(crew: Crew, tmp_path: Path) -> None:
+def test_a_batch_of_fewer_samples_takes_the_first_micro_batches_of_a_file(crew: WorkerPool, tmp_path: Path) -> None:
     library("1f1b", 2, PIECES).save(tmp_path / "plan.json")
     torch.manual_seed(0)
     reference = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
@@ -109,7 +109,7 @@ def test_a_batch_of_fewer_samples_takes_the_first_micro_batches_of_a_file(crew: 
     ("plan", "text"),
     [(library("1f1b", 3, PIECES), "for 3 workers, there are 2"), (library("1f1b", 2, 6), "for 6 micro-batches")],
 )
-def test_a_plan_for_something_else_is_an_error(plan: object, text: str, crew: Crew, tmp_path: Path) -> None:
+def test_a_plan_for_something_else_is_an_error(plan: object, text: str, crew: WorkerPool, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan.save(path)  # type: ignore[attr-defined]
     program = PROGRAMS["cross_entropy"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,7 +68,7 @@ def once(loss: torch.Tensor, parameters: Gradients) -> Gradients:
 )
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another loss"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_go_through(name: str, is_alone: bool, gradients: Callable[..., Gradients], crew: Crew) -> None:
+def test_gradients_go_through(name: str, is_alone: bool, gradients: Callable[..., Gradients], crew: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
     model = copy.deepcopy(reference)

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -44,7 +44,7 @@ def losses(model: nn.Module) -> list[float]:
     return seen
 
 
-def test_conjugates_overlap(crew: Crew) -> None:
+def test_conjugates_overlap(crew: WorkerPool) -> None:
     torch.manual_seed(2)
     model = Net()
     reference = copy.deepcopy(model)

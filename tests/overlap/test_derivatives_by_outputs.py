@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 
@@ -43,7 +43,7 @@ def train(model: Field) -> list[float]:
 
 
 @pytest.mark.parametrize("by", ["points", "features"])
-def test_they_are_those_of_one_process(by: str, crew: Crew) -> None:
+def test_they_are_those_of_one_process(by: str, crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Field(by).double()
     expected = train(copy.deepcopy(model))

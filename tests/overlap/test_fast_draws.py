@@ -14,7 +14,7 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.programs import PROGRAMS, batch
 from tests.overlap.test_programs_overlapped import PIECES, made
@@ -33,7 +33,7 @@ class Masked(nn.Module):
         return x, self.drop(self.second(x).abs() + 1)
 
 
-def manage(model: nn.Module, crew: Crew) -> Story:
+def manage(model: nn.Module, crew: WorkerPool) -> Story:
     managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
     story = Story(type(model).__name__, len(crew.workers))
     wish = PlanRequest(len(crew.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
@@ -56,7 +56,7 @@ def train(model: nn.Module) -> list[Any]:
     return seen
 
 
-def test_the_same_plan_and_seed_give_the_same_training(crew: Crew) -> None:
+def test_the_same_plan_and_seed_give_the_same_training(crew: WorkerPool) -> None:
     model = made(PROGRAMS["dropout"])
     before = copy.deepcopy(model.state_dict())
     story = manage(model, crew)
@@ -69,7 +69,7 @@ def test_the_same_plan_and_seed_give_the_same_training(crew: Crew) -> None:
     assert story.steps["overlapped"] == 13
 
 
-def test_masks_differ_from_piece_to_piece_and_from_stage_to_stage(crew: Crew) -> None:
+def test_masks_differ_from_piece_to_piece_and_from_stage_to_stage(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Masked().double()
     story = manage(model, crew)

@@ -15,7 +15,7 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.programs import batch
 
@@ -42,7 +42,7 @@ def train(model: nn.Module) -> list[float]:
     return seen
 
 
-def test_values_that_never_come_again_are_not_planned_for(crew: Crew) -> None:
+def test_values_that_never_come_again_are_not_planned_for(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Tempered().double()
     model = copy.deepcopy(reference)
@@ -61,7 +61,9 @@ def test_values_that_never_come_again_are_not_planned_for(crew: Crew) -> None:
     assert "others in every call" in str(story)
 
 
-def test_values_that_were_planned_for_in_vain_are_not_either(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_that_were_planned_for_in_vain_are_not_either(
+    crew: WorkerPool, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = Tempered().double()
     managed = Managed(model, crew, quiet=False, micro_batches=4, strict=True)
     plans: list[int] = []

@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from gemini.ir.interpreter import GuardBroken
 from gemini.runtime.deferred import pending_call
 from gemini.runtime.pipelined.broadcast import Chorus
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -78,7 +78,7 @@ def train(model: Net, watch: Callable[[Net, Seen], Any] | None, steps: int = 7, 
     return seen
 
 
-def compare(crew: Crew, watch: Callable[[Net, Seen], Any] | None, every: int = 1) -> Any:
+def compare(crew: WorkerPool, watch: Callable[[Net, Seen], Any] | None, every: int = 1) -> Any:
     torch.manual_seed(1)
     model = Net().double()
     reference = copy.deepcopy(model)
@@ -97,13 +97,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
-def test_gradients_are_given_as_they_come(crew: Crew, given: list[bool]) -> None:
+def test_gradients_are_given_as_they_come(crew: WorkerPool, given: list[bool]) -> None:
     compare(crew, None)
     assert len(given) >= 3
     assert all(given)
 
 
-def test_backward_without_gradient_mode(crew: Crew, given: list[bool]) -> None:
+def test_backward_without_gradient_mode(crew: WorkerPool, given: list[bool]) -> None:
     torch.manual_seed(1)
     model = Net().double()
     manage(model, crew)
@@ -116,7 +116,7 @@ def test_backward_without_gradient_mode(crew: Crew, given: list[bool]) -> None:
     assert True in given
 
 
-def test_what_is_there_is_added_to(crew: Crew, given: list[bool]) -> None:
+def test_what_is_there_is_added_to(crew: WorkerPool, given: list[bool]) -> None:
     compare(crew, None, every=2)
     assert True in given
     assert False in given
@@ -125,7 +125,7 @@ def test_what_is_there_is_added_to(crew: Crew, given: list[bool]) -> None:
 @pytest.mark.parametrize("watch", WATCHING)
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_watches_sees_what_autograd_does(
-    watch: Callable[[Net, Seen], Any], crew: Crew, given: list[bool]
+    watch: Callable[[Net, Seen], Any], crew: WorkerPool, given: list[bool]
 ) -> None:
     compare(crew, watch)
     assert not any(given)
@@ -166,7 +166,7 @@ def once(monkeypatch: pytest.MonkeyPatch, ahead: list[Any], what: Callable[[], N
     monkeypatch.setattr(Chorus, "ask", asked)
 
 
-def test_parameters_have_gradients_ahead(crew: Crew, ahead: list[Any]) -> None:
+def test_parameters_have_gradients_ahead(crew: WorkerPool, ahead: list[Any]) -> None:
     model = all_learning()
     expected = train(copy.deepcopy(model), None)
     manage(model, crew)
@@ -175,7 +175,7 @@ def test_parameters_have_gradients_ahead(crew: Crew, ahead: list[Any]) -> None:
 
 
 def test_gradients_ahead_of_a_step_that_fails_are_taken_back(
-    crew: Crew, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+    crew: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = all_learning()
     expected = train(copy.deepcopy(model), None)
@@ -190,7 +190,7 @@ def test_gradients_ahead_of_a_step_that_fails_are_taken_back(
 
 
 def test_hooks_that_come_while_a_step_runs_see_its_gradients(
-    crew: Crew, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+    crew: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler of a signal adds one."""
     model, seen = all_learning(), []

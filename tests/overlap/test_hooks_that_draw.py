@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 
@@ -66,14 +66,14 @@ def gradients(model: nn.Module, hook: Callable[[torch.Tensor], object], at: int)
 
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("name", DRAWING)
-def test_they_draw_in_their_turn(name: str, at: int, crew: Crew) -> None:
+def test_they_draw_in_their_turn(name: str, at: int, crew: WorkerPool) -> None:
     expected = gradients(net(), DRAWING[name], at)
     model = net()
     manage(model, crew)
     torch.testing.assert_close(gradients(model, DRAWING[name], at), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_others_do_not_keep_steps_from_overlapping(crew: Crew) -> None:
+def test_others_do_not_keep_steps_from_overlapping(crew: WorkerPool) -> None:
     def clamp(parameter: torch.Tensor) -> object:
         return parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
@@ -84,7 +84,7 @@ def test_others_do_not_keep_steps_from_overlapping(crew: Crew) -> None:
     assert story.steps["overlapped"] == 4, str(story)
 
 
-def test_one_alone_has_no_turn(crew: Crew) -> None:
+def test_one_alone_has_no_turn(crew: WorkerPool) -> None:
     reference, model = net(), net()
     for one in (reference, model):
         one[0][0].weight.register_hook(noisy)

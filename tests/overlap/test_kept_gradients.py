@@ -15,7 +15,7 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 
 
@@ -37,7 +37,7 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def models(crew: Crew) -> tuple[nn.Module, nn.Module, Story]:
+def models(crew: WorkerPool) -> tuple[nn.Module, nn.Module, Story]:
     """The same model twice, one of them in workers."""
     torch.manual_seed(0)
     model = Tied().double()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
@@ -171,7 +171,7 @@ def train(model: Any, step: Step) -> list[Any]:
         (Carried, plain, DISPATCHED),
     ],
 )
-def test_attributes_are_what_one_process_leaves(make: type[nn.Module], step: Step, path: str, crew: Crew) -> None:
+def test_attributes_are_what_one_process_leaves(make: type[nn.Module], step: Step, path: str, crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = make().double()
     reference = copy.deepcopy(model)
@@ -197,7 +197,7 @@ class Returning(Base):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_arguments_and_parameters_are_returned_as_they_are(training: bool, crew: Crew) -> None:
+def test_arguments_and_parameters_are_returned_as_they_are(training: bool, crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Returning().double()
     reference = copy.deepcopy(model)
@@ -236,7 +236,7 @@ class Recurrent(nn.Module):
         return self.head(state), state.detach()
 
 
-def test_a_result_without_history_may_be_given_to_a_later_step(crew: Crew) -> None:
+def test_a_result_without_history_may_be_given_to_a_later_step(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Recurrent().double()
     reference = copy.deepcopy(model)

@@ -9,13 +9,13 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.models import Text
 from tests.overlap.programs import six_lengths
 
 
-def test_six_lengths_share_one_plan_and_its_stages(crew: Crew) -> None:
+def test_six_lengths_share_one_plan_and_its_stages(crew: WorkerPool) -> None:
     model = Text().double()
     managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
     story, wish = Story("Text", 2), PlanRequest(2, 4, cache=False)

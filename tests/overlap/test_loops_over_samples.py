@@ -14,7 +14,7 @@ from gemini.planner.microbatch_capture import prove_piece
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.sample_dims import find_samples
 from gemini.planner.step_plan import UnplannableError
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -69,7 +69,7 @@ def train(model: nn.Module, batches: list[Batch]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, batches: list[Batch], crew: Crew) -> Any:
+def compare(model: nn.Module, batches: list[Batch], crew: WorkerPool) -> Any:
     model = model.double()
     reference = copy.deepcopy(model)
     expected, story = train(reference, batches), manage(model, crew)
@@ -81,7 +81,7 @@ def compare(model: nn.Module, batches: list[Batch], crew: Crew) -> Any:
 
 
 @pytest.mark.slow
-def test_pictures_of_one_size_are_split(crew: Crew) -> None:
+def test_pictures_of_one_size_are_split(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     batches = [batch(8), batch(8), batch(8), uneven(), batch(8), batch(6), batch(6), batch(8, (3, 2)), batch(8)]
     story = compare(Tower(), batches, crew)
@@ -90,7 +90,7 @@ def test_pictures_of_one_size_are_split(crew: Crew) -> None:
 
 
 @pytest.mark.slow
-def test_pictures_of_other_sizes_come_first(crew: Crew) -> None:
+def test_pictures_of_other_sizes_come_first(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], crew)
     assert story.steps == {"dispatched": 1, UNDIVIDED: 1, OVERLAPPED: 1}, str(story)
@@ -105,7 +105,7 @@ class Guarded(Tower):
 
 
 @pytest.mark.slow
-def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: Crew) -> None:
+def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     none, one = torch.zeros(8, 3, dtype=torch.bool), torch.zeros(8, 3, dtype=torch.bool)
     one[5, 1] = True
@@ -113,7 +113,7 @@ def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: Crew) -> No
     assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
 
 
-def test_evaluation_of_loops(crew: Crew) -> None:
+def test_evaluation_of_loops(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Tower(1, 0.0).double().eval()
     reference = copy.deepcopy(model)
@@ -220,7 +220,7 @@ class Switched(Tower):
         return found * 3 if bool((grids.sum() > self.least).all()) else found
 
 
-def test_a_buffer_that_decides_is_looked_at(crew: Crew) -> None:
+def test_a_buffer_that_decides_is_looked_at(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Switched().double()
     reference = copy.deepcopy(model)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.test_programs_overlapped import manage
@@ -53,7 +53,7 @@ def train(model: nn.Module) -> list[torch.Tensor]:
     return [*seen, *(value.clone() for value in model.state_dict().values())]
 
 
-def test_a_branch_on_a_mask_of_sizes_is_no_branch_on_samples(crew: Crew) -> None:
+def test_a_branch_on_a_mask_of_sizes_is_no_branch_on_samples(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Causal().double()
     expected = train(copy.deepcopy(model))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.odder_programs import ODDER as ODD
 from tests.overlap.programs import Program
@@ -21,7 +21,7 @@ Pair = tuple[nn.Module, nn.Module, Story]
 
 
 @pytest.fixture(scope="module")
-def pair_of(crew: Crew) -> Iterator[Callable[[Program], Pair]]:
+def pair_of(crew: WorkerPool) -> Iterator[Callable[[Program], Pair]]:
     """One managed model for all programs with models of a kind: plans are made once."""
     pairs: dict[Any, Pair] = {}
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.guards import globals_and_closures
-from gemini.guards.globals_and_closures import Outside
+from gemini.guards.globals_and_closures import ExternalReads
 
 factor = 1.0
 options = argparse.Namespace(tau=1.0, epoch=0)
@@ -152,7 +152,7 @@ def test_steps_are_those_of_one_process(tmp_path: Path) -> None:
 def test_it_is_noticed(kind: type[nn.Module]) -> None:
     given: Any = () if kind is Number else (8, 8)
     model = kind(*given)
-    read = Outside(model)
+    read = ExternalReads(model)
     change(1)
     model(torch.randn(3, 8))
     change(2)
@@ -161,7 +161,7 @@ def test_it_is_noticed(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("make", [lambda: Steady(8, 8), Named], ids=["steady", "named alike"])
 def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) -> None:
-    read = Outside(make())
+    read = ExternalReads(make())
     change(3)
     assert read.obstacle() == ""
 
@@ -186,7 +186,7 @@ class Told(nn.Linear):
 def test_a_cache_is_waited_for_and_a_record_is_not() -> None:
     models = Cached(8, 8), Told(8, 8)
     for model, lasts in zip(models, (False, True), strict=True):
-        read = Outside(model)
+        read = ExternalReads(model)
         seen = []
         for _ in range(6):
             model(torch.randn(3, 8))
@@ -330,7 +330,7 @@ def test_classes_and_what_their_methods_hold_are_let_go() -> None:
         return Local(8, 8)
 
     model = made()
-    read, gone = Outside(model), weakref.ref(type(model))
+    read, gone = ExternalReads(model), weakref.ref(type(model))
     assert {"Local.forward", "Local.gain"} <= {entry.name for entry in read.entries}
     assert not read.obstacle()
     del model, read
@@ -384,7 +384,7 @@ class OfACallable(Frame):
     ],
 )
 def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], None], name: str) -> None:
-    reads = Outside(kind())
+    reads = ExternalReads(kind())
     assert not reads.obstacle()
     change()
     assert reads.obstacle() == f"its code reads {name}, which the program changes"
@@ -407,7 +407,7 @@ class InARing(nn.Linear):
 
 
 def test_objects_that_hold_each_other_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Outside(InARing(8, 8))
+    read = ExternalReads(InARing(8, 8))
     assert not read.obstacle()
     monkeypatch.setattr(Ring, "gain", 3.0)
     assert read.obstacle()
@@ -461,6 +461,6 @@ def test_an_iterator_that_no_call_comes_to_is_not_in_the_way() -> None:
             super().__init__()
             self.numbers = iter([1, 2, 3])  # a function that the module is given to may read it
 
-    assert Outside(Trained()).obstacle() == ""
-    assert Outside(Advancing()).obstacle() == "it holds an iterator, Advancing._trainer"
-    assert Outside(Own()).obstacle() == "it holds an iterator, Own.numbers"
+    assert ExternalReads(Trained()).obstacle() == ""
+    assert ExternalReads(Advancing()).obstacle() == "it holds an iterator, Advancing._trainer"
+    assert ExternalReads(Own()).obstacle() == "it holds an iterator, Own.numbers"

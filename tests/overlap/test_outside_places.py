@@ -16,8 +16,8 @@ from torch import nn
 
 from gemini.capture.memoized import find_caches
 from gemini.guards import globals_and_closures
-from gemini.guards.globals_and_closures import Outside
-from gemini.guards.monkeypatches import Methods
+from gemini.guards.globals_and_closures import ExternalReads
+from gemini.guards.monkeypatches import LibraryPatches
 
 Case = tuple[nn.Module, Callable[[], object]]
 
@@ -161,7 +161,7 @@ def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPa
     for name in ("SCALE_OF_A_TEST", "SCALEOF"):
         monkeypatch.setenv(name, "1")
     model, change = case()
-    read = Outside(model)
+    read = ExternalReads(model)
     for _ in range(2):
         model(torch.randn(2, 4))
         assert read.obstacle() == ""
@@ -185,7 +185,7 @@ def test_variables_that_a_forward_fills_once_may_stay_and_counters_may_not() -> 
 
     for counts in (False, True):
         model = made(counts)
-        read = Outside(model)
+        read = ExternalReads(model)
         told = []
         for _ in range(4):
             model(torch.randn(2, 4))
@@ -202,15 +202,15 @@ def test_parts_around_a_function_are_of_the_model_or_an_obstacle() -> None:
             self.other = lambda x: x @ parameters[0]
 
     model, other = Holding(), nn.Linear(4, 4)
-    read = Outside(model)
+    read = ExternalReads(model)
     with torch.no_grad():
         model.eval().part.weight += 1
     assert not read.obstacle()
-    assert "other, which has weights" in Outside(Net(lambda x: other(2 * x))).obstacle()
+    assert "other, which has weights" in ExternalReads(Net(lambda x: other(2 * x))).obstacle()
 
 
 def test_a_worker_has_not_all_globals() -> None:
-    assert Outside(Net(lambda x: x * globals()["total"])).obstacle()
+    assert ExternalReads(Net(lambda x: x * globals()["total"])).obstacle()
 
 
 class Options(dict[str, float]):
@@ -231,7 +231,7 @@ class OfOptions(nn.Linear):
 
 def test_objects_are_not_asked_for_what_they_have_not() -> None:
     model = OfOptions(4, 4)
-    reads = Outside(model), Methods(model)
+    reads = ExternalReads(model), LibraryPatches(model)
     assert find_caches(model) == []
     assert not any(read.obstacle() for read in reads)
     strict["tau"] = 2.0
@@ -241,7 +241,7 @@ def test_objects_are_not_asked_for_what_they_have_not() -> None:
 def test_functions_that_are_gone_are_no_obstacle() -> None:
     scale = 2.0
     model = Net(lambda x: x * scale)
-    read = Outside(model)
+    read = ExternalReads(model)
     del model.function
     assert not read.obstacle()
 
@@ -249,7 +249,7 @@ def test_functions_that_are_gone_are_no_obstacle() -> None:
 def test_what_is_put_back_was_changed() -> None:
     options = types.SimpleNamespace(tau=1.0)
     model = Net(lambda x: x * options.tau)
-    reads = [Outside(model), Outside(model)]
+    reads = [ExternalReads(model), ExternalReads(model)]
     assert not any(read.obstacle() for read in reads)
     options.tau = 2.0
     assert reads[0].obstacle()

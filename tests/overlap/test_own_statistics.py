@@ -16,7 +16,7 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.models import CLASSES, Layer, Normed
 from tests.overlap.programs import batch
@@ -41,9 +41,9 @@ class Images(nn.Module):
         return {"loss": F.cross_entropy(logits, y), "logits": logits}
 
 
-def manage(model: nn.Module, crew: Crew, own: bool = True) -> Story:
+def manage(model: nn.Module, crew: WorkerPool, own: bool = True) -> Story:
     managed = Managed(model, crew, quiet=False, micro_batches=PIECES, strict=True)
-    story, wish = Story(type(model).__name__, 2), PlanRequest(2, PIECES, own_statistics=own, cache=False)
+    story, wish = Story(type(model).__name__, 2), PlanRequest(2, PIECES, micro_batch_statistics=own, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story
@@ -76,7 +76,7 @@ def usual(model: nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> floa
     return loss.item()
 
 
-def test_equals_a_loop_that_accumulates(crew: Crew) -> None:
+def test_equals_a_loop_that_accumulates(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Normed().double()
     model = copy.deepcopy(reference)
@@ -90,7 +90,7 @@ def test_equals_a_loop_that_accumulates(crew: Crew) -> None:
     assert story.steps["overlapped"] == STEPS - 2, str(story)
 
 
-def test_a_call_by_the_plan_equals_one_in_pieces(crew: Crew) -> None:
+def test_a_call_by_the_plan_equals_one_in_pieces(crew: WorkerPool) -> None:
     """Reruns and calls that cannot run by the plan give what it gives: the graph may be differentiated twice."""
     torch.manual_seed(0)
     model = Images().double()
@@ -118,7 +118,7 @@ def test_a_call_by_the_plan_equals_one_in_pieces(crew: Crew) -> None:
 
 
 def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
-    crew: Crew, capsys: pytest.CaptureFixture[str]
+    crew: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Normed().double()
     story = manage(model, crew, own=False)
@@ -130,7 +130,7 @@ def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
     assert "overlapped" not in story.steps
 
 
-def test_frozen_batch_normalization_overlaps_without_opting_in(crew: Crew) -> None:
+def test_frozen_batch_normalization_overlaps_without_opting_in(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Normed().double()
     reference.layers[1].eval()

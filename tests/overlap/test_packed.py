@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.planner.sample_dims import find_samples
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -78,7 +78,7 @@ def train(model: nn.Module, batches: Sequence[Batch], loss: Callable[..., torch.
     return seen
 
 
-def compare(model: nn.Module, batches: Sequence[Batch], crew: Crew) -> Any:
+def compare(model: nn.Module, batches: Sequence[Batch], crew: WorkerPool) -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
@@ -91,7 +91,7 @@ def compare(model: nn.Module, batches: Sequence[Batch], crew: Crew) -> Any:
     return story
 
 
-def test_rows_of_samples_go_with_them(crew: Crew) -> None:
+def test_rows_of_samples_go_with_them(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     found = find_samples(Packed().double(), batch(6), {})
     assert found is not None
@@ -104,14 +104,14 @@ def test_rows_of_samples_go_with_them(crew: Crew) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Seeing, Shifted])
-def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], crew: Crew) -> None:
+def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], crew: WorkerPool) -> None:
     torch.manual_seed(0)
     story = compare(make(), [batch(8) for _ in range(4)], crew)
     assert OVERLAPPED not in story.steps or "whole batch" in story.plan, str(story)
 
 
 @pytest.mark.slow
-def test_evaluation(crew: Crew) -> None:
+def test_evaluation(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Packed().double()
     reference = copy.deepcopy(model)
@@ -140,7 +140,7 @@ class Pictures(nn.Module):
         return self.head(torch.tanh(self.words(ids) + seen)), pictures
 
 
-def test_several_pictures_a_sample(crew: Crew) -> None:
+def test_several_pictures_a_sample(crew: WorkerPool) -> None:
     torch.manual_seed(0)
 
     def given(samples: int) -> Batch:
@@ -196,7 +196,7 @@ class Grids(nn.Module):
 
 
 @pytest.mark.slow
-def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: Crew) -> None:
+def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: WorkerPool) -> None:
     torch.manual_seed(0)
 
     def given(*sizes: tuple[int, int]) -> Batch:
@@ -255,7 +255,7 @@ class Crossed(Sorted):
 
 
 @pytest.mark.parametrize("make", [Sorted, Crossed])
-def test_rows_in_an_order_of_their_sample(make: type[nn.Module], crew: Crew) -> None:
+def test_rows_in_an_order_of_their_sample(make: type[nn.Module], crew: WorkerPool) -> None:
     torch.manual_seed(0)
     grid = torch.tensor([(2, 4)] * 8)
     batches = [(torch.randn(64, WIDTH, dtype=torch.float64), grid) for _ in range(4)]
@@ -292,7 +292,7 @@ class Attending(Sorted):
 
 
 @pytest.mark.slow
-def test_loops_over_what_a_function_reads(crew: Crew) -> None:
+def test_loops_over_what_a_function_reads(crew: WorkerPool) -> None:
     torch.manual_seed(0)
     grids = [[(2, 4)] * 8] * 4 + [[(4, 2)] * 8] * 3 + [[(2, 4), (4, 2)] * 4]
     batches = [(torch.randn(64, WIDTH, dtype=torch.float64), torch.tensor(grid)) for grid in grids]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
@@ -65,7 +65,7 @@ def printed(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> list[Any]
 
 
 @pytest.mark.parametrize("loss_of", LOSSES)
-def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], crew: Crew) -> None:
+def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Net(has_loss=loss_of is its_own).double()
     reference = copy.deepcopy(model)
@@ -89,7 +89,7 @@ def kept(model: nn.Module) -> list[Any]:
     return seen
 
 
-def test_outputs_of_earlier_steps_are_looked_at_as_without_workers(crew: Crew) -> None:
+def test_outputs_of_earlier_steps_are_looked_at_as_without_workers(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Net(has_loss=False).double()
     reference = copy.deepcopy(model)

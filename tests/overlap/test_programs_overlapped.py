@@ -14,14 +14,14 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 from tests.overlap.programs import PROGRAMS, Program
 
 STEPS, PIECES = 5, 4
 
 
-def manage(model: nn.Module, crew: Crew, schedule: str = "auto", *, strict: bool = True) -> Story:
+def manage(model: nn.Module, crew: WorkerPool, schedule: str = "auto", *, strict: bool = True) -> Story:
     managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=strict)
     story = Story(type(model).__name__, len(crew.workers))
     wish = PlanRequest(len(crew.workers), PIECES, schedule=schedule, cache=False)
@@ -45,7 +45,7 @@ def made(program: Program) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_trains_as_one_process(name: str, crew: Crew) -> None:
+def test_trains_as_one_process(name: str, crew: WorkerPool) -> None:
     program = PROGRAMS[name]
     reference = made(program)
     model = copy.deepcopy(reference)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import Program, batch
 from tests.overlap.test_programs_overlapped import STEPS, made, manage, train
@@ -49,7 +49,7 @@ class Measured(Judged):
         self.metric, self.losses, self.outputs = Right(), [], {}  # type: ignore[var-annotated]
 
 
-def _compare(program: Program, crew: Crew) -> None:
+def _compare(program: Program, crew: WorkerPool) -> None:
     reference = made(program)
     model = copy.deepcopy(reference)
     expected = train(reference, program)
@@ -93,11 +93,11 @@ def _measured(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> 
     return [one.clone() for one in kept] + [one["logits"].clone() for one in model.outputs.values()]
 
 
-def test_a_mean_is_read_after_weights_were_moved(crew: Crew) -> None:
+def test_a_mean_is_read_after_weights_were_moved(crew: WorkerPool) -> None:
     _compare(Program(Judged, _attacked), crew)
 
 
-def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(crew: Crew) -> None:
+def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(crew: WorkerPool) -> None:
     _compare(Program(Measured, _measured), crew)
 
 
@@ -121,7 +121,7 @@ def _closed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> li
     return seen
 
 
-def test_what_a_closure_leaves_is_there_after_the_step(crew: Crew) -> None:
+def test_what_a_closure_leaves_is_there_after_the_step(crew: WorkerPool) -> None:
     _compare(Program(Measured, _closed), crew)
 
 
@@ -149,5 +149,5 @@ def _moved(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> lis
     return [loss.detach().clone(), model.scale, model.shift, model.added]
 
 
-def test_attributes_that_change_between_call_and_backward_are_those_of_the_call(crew: Crew) -> None:
+def test_attributes_that_change_between_call_and_backward_are_those_of_the_call(crew: WorkerPool) -> None:
     _compare(Program(Scaled, _moved), crew)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini.capture import capture
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
@@ -69,7 +69,7 @@ def trained(model: nn.Module, steps: int) -> list[torch.Tensor]:
     return [*seen, torch.get_rng_state(), *model.state_dict().values()]
 
 
-def test_draws_that_depend_on_contents_are_a_reason_and_no_failure(crew: Crew) -> None:
+def test_draws_that_depend_on_contents_are_a_reason_and_no_failure(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Picking().double()
     reference = copy.deepcopy(model)
@@ -80,7 +80,7 @@ def test_draws_that_depend_on_contents_are_a_reason_and_no_failure(crew: Crew) -
     assert not any("failed" in reason for reason in story.reasons), str(story)
 
 
-def test_a_way_that_was_never_gone_before_runs_by_a_plan(crew: Crew) -> None:
+def test_a_way_that_was_never_gone_before_runs_by_a_plan(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Chancy().double()
     reference = copy.deepcopy(model)

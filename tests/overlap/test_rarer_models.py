@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import Program, batch, finish
 from tests.overlap.test_programs_overlapped import STEPS, manage, train
@@ -172,7 +172,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if at % 2 else pytest.mark.slow) for at, name in enumerate(MODELS)]
 )
-def test_trains_by_micro_batches(name: str, crew: Crew) -> None:
+def test_trains_by_micro_batches(name: str, crew: WorkerPool) -> None:
     make, step, pieces = MODELS[name]
     torch.manual_seed(1)
     reference = make().double()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -71,7 +71,7 @@ def train(model: Scaled, change: Callable[[Scaled, int], None], lengths: tuple[i
     ids=["an attribute", "a buffer", "one for each length", "both"],
 )
 def test_what_a_model_holds_is_what_steps_use(
-    change: Callable[[Scaled, int], None], lengths: tuple[int, ...], least: int, crew: Crew
+    change: Callable[[Scaled, int], None], lengths: tuple[int, ...], least: int, crew: WorkerPool
 ) -> None:
     torch.manual_seed(0)
     model = Scaled().double()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.guards.model_version import Roster, roster_of
+from gemini.guards.model_version import ModelContents, read_contents
 
 
 class Block(nn.Module):
@@ -48,13 +48,13 @@ CHANGES: dict[str, Callable[[nn.Module], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen(change: str) -> None:
     one = model()
-    roster = Roster(one)
+    roster = ModelContents(one)
     before = roster.state
     assert before is not None
     assert before.holds()
     CHANGES[change](one)
     assert not before.holds()
-    after = roster_of(one, roster)
+    after = read_contents(one, roster)
     assert after.state is not None
     assert after.state is not before
     assert after.state.holds()
@@ -65,46 +65,46 @@ def test_a_change_is_seen(change: str) -> None:
 def test_hooks_that_are_put_aside_and_put_back_are_seen() -> None:
     """Without any new hook, and in a model that had none when it was seen first."""
     one = model()
-    roster = Roster(one)
+    roster = ModelContents(one)
     one[0].register_forward_hook(lambda *_: None)
     aside = dict(one[0]._forward_hooks)
-    states = [roster_of(one, roster).state]
+    states = [read_contents(one, roster).state]
     one[0]._forward_hooks.clear()
-    states.append(roster_of(one, roster).state)
+    states.append(read_contents(one, roster).state)
     one[0]._forward_hooks.update(aside)
-    states.append(roster_of(one, roster).state)
+    states.append(read_contents(one, roster).state)
     assert len({*map(id, states)}) == 3
     torch.zeros(1, requires_grad=True).register_hook(lambda _: None)  # a hook on something else
-    assert roster_of(one, roster).state is states[-1]
+    assert read_contents(one, roster).state is states[-1]
 
 
 def test_contents_are_no_change() -> None:
     """A step of an optimizer, a count, a gradient: the state is what it was, and so is the roster."""
     one = model()
-    roster = Roster(one)
+    roster = ModelContents(one)
     before = roster.state
     one[1].inner(torch.randn(2, 4)).sum().backward()
     torch.optim.SGD(one.parameters(), lr=0.1).step()
     one[1].count.add_(1)
     one[0].weight.data = one[0].weight.data.clone()
-    assert roster_of(one, roster) is roster
+    assert read_contents(one, roster) is roster
     assert roster.state is before
 
 
 def test_modes_there_and_back_are_another_state() -> None:
     """What was found out in between must not be taken for what holds now."""
     one = model()
-    roster = Roster(one)
+    roster = ModelContents(one)
     before = roster.state
     one.eval()
-    between = roster_of(one, roster).state
+    between = read_contents(one, roster).state
     one.train()
-    assert roster_of(one, roster).state not in (before, between)
+    assert read_contents(one, roster).state not in (before, between)
 
 
 def test_modules_that_are_not_the_model_s_are_not_covered() -> None:
     one, stranger = model(), nn.Linear(2, 2)
-    state = Roster(one).state
+    state = ModelContents(one).state
     assert state is not None
     assert state.covers(one.modules())
     assert not state.covers([one[0], stranger])

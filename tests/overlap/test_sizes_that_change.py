@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.models import CLASSES
 from tests.overlap.test_programs_overlapped import manage
 
@@ -55,7 +55,7 @@ def train(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", ["leaf", "number", "mask"])
-def test_a_size_that_is_another_later_is_seen(crew: Crew, way: str) -> None:
+def test_a_size_that_is_another_later_is_seen(crew: WorkerPool, way: str) -> None:
     torch.manual_seed(1)
     model = Asks(way).double()
     expected = train(copy.deepcopy(model))

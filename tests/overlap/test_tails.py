@@ -18,7 +18,7 @@ from gemini.errors import InvalidPlanError
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.planner.tail_plan import forwards_first
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from gemini.schedule.block import FORWARD
 from gemini.schedule.device_orders import plan_from_orders
@@ -173,7 +173,7 @@ def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew, schedule: str = "auto") -> Any:
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPool, schedule: str = "auto") -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
@@ -201,7 +201,7 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew, sc
         (Frozen, plain),
     ],
 )
-def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: WorkerPool) -> None:
     story = compare(make(), loss, (8, 8, 8, 5, 5, 8), crew)
     assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
     assert UNDIVIDED not in story.steps, str(story)
@@ -210,12 +210,12 @@ def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) ->
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_v", marks=pytest.mark.slow)])
-def test_a_schedule_that_was_asked_for(schedule: str, crew: Crew) -> None:
+def test_a_schedule_that_was_asked_for(schedule: str, crew: WorkerPool) -> None:
     story = compare(Pair(), inside, (8, 8, 8, 8), crew, schedule)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
 
-def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(crew: Crew) -> None:
+def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(crew: WorkerPool) -> None:
     calls = iter(range(100))
 
     def either(model: nn.Module, given: Any) -> torch.Tensor:
@@ -239,7 +239,7 @@ class Early(nn.Module):
         return self.rest(x - x.mean(0).sin())
 
 
-def test_samples_that_meet_early_leave_the_batch_whole(crew: Crew) -> None:
+def test_samples_that_meet_early_leave_the_batch_whole(crew: WorkerPool) -> None:
     story = compare(Early(), plain, (8, 8, 8, 8), crew)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
     assert OVERLAPPED not in story.steps, str(story)
@@ -260,7 +260,7 @@ def both(model: nn.Module, given: Any) -> torch.Tensor:
     return first.square().sum(1).mean() + second.square().sum(1).mean()
 
 
-def test_what_the_end_writes_to_is_made_there(crew: Crew) -> None:
+def test_what_the_end_writes_to_is_made_there(crew: WorkerPool) -> None:
     story = compare(Writing(), both, (8, 8, 8, 8), crew)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
@@ -302,7 +302,7 @@ def pairs_of_floats() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", [Pair, pytest.param(Normed, marks=pytest.mark.slow)])
-def test_evaluation(make: type[nn.Module], crew: Crew) -> None:
+def test_evaluation(make: type[nn.Module], crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = make().double()
     reference, seen = copy.deepcopy(model), []
@@ -325,7 +325,7 @@ class Picky(Pair):
         return found
 
 
-def test_what_the_end_raises_is_raised(crew: Crew) -> None:
+def test_what_the_end_raises_is_raised(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Picky().double()
     story = manage(model, crew)

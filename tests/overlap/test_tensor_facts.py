@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gemini.guards import tensor_guards
-from gemini.guards.tensor_guards import Facts
+from gemini.guards.tensor_guards import TensorFacts
 
 Tensors = list[torch.Tensor]
 
@@ -45,7 +45,7 @@ def tensors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen(tensors: Tensors, change: str, mode: str) -> None:
-    facts = Facts(tensors)
+    facts = TensorFacts(tensors)
     for _ in range(3):
         with MODES[mode]():
             assert facts.hold()
@@ -56,7 +56,7 @@ def test_a_change_is_seen(tensors: Tensors, change: str, mode: str) -> None:
 
 
 def test_other_memory_and_another_layout_are_no_change(tensors: Tensors) -> None:
-    facts = Facts(tensors)
+    facts = TensorFacts(tensors)
     for data in (torch.ones(3, 4), torch.ones(4, 3).t(), torch.ones(3, 4)):
         assert facts.hold()
         give(tensors[0], data)
@@ -65,7 +65,7 @@ def test_other_memory_and_another_layout_are_no_change(tensors: Tensors) -> None
 
 def test_a_sparse_tensor_is_looked_at_as_well(tensors: Tensors) -> None:
     tensors.append(torch.eye(3).to_sparse())
-    facts = Facts(tensors)
+    facts = TensorFacts(tensors)
     assert facts.hold()
     assert facts.hold()
     tensors[0].requires_grad_(False)
@@ -73,6 +73,6 @@ def test_a_sparse_tensor_is_looked_at_as_well(tensors: Tensors) -> None:
 
 
 def test_torch_s_check_is_used() -> None:
-    facts = Facts([nn.Parameter(torch.zeros(3))])
+    facts = TensorFacts([nn.Parameter(torch.zeros(3))])
     assert facts.hold()
     assert all(facts._guards.values())

@@ -16,7 +16,7 @@ from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
@@ -80,7 +80,7 @@ def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew) -> Any:
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPool) -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
@@ -94,13 +94,13 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: Crew) ->
 
 
 @pytest.mark.parametrize(("make", "loss"), [(Normed, square), (Permuted, square)])
-def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: Crew) -> None:
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: WorkerPool) -> None:
     story = compare(make(), loss, (8, 8, 8, 8, 5, 5, 8, 5), crew)
     assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
     assert OVERLAPPED not in story.steps, str(story)
 
 
-def test_single_samples_do_not_keep_batches_whole(crew: Crew) -> None:
+def test_single_samples_do_not_keep_batches_whole(crew: WorkerPool) -> None:
     story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), crew)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
@@ -117,7 +117,7 @@ class Summed(nn.Module):
         return self.second(self.first(x.flatten(1).sum(0, keepdim=True)).relu())
 
 
-def test_one_line_says_why(crew: Crew, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_why(crew: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
     model = Summed().double()
     story = manage(model, crew)
     managed = dispatch.find(model)
@@ -129,7 +129,7 @@ def test_one_line_says_why(crew: Crew, capsys: pytest.CaptureFixture[str]) -> No
     assert "of a sum over the batch" in line
 
 
-def test_evaluation_of_a_batch_that_may_not_be_split(crew: Crew) -> None:
+def test_evaluation_of_a_batch_that_may_not_be_split(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Permuted().double()
     reference = copy.deepcopy(model)
@@ -175,7 +175,7 @@ def test_what_would_stay_in_a_worker_or_cannot_be_foreseen_is_not_planned(make: 
         plan_step(make(), (torch.randn(8, 3, 6, 6),), {}, PlanRequest(2, 4, cache=False))
 
 
-def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: Crew) -> None:
+def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Normed().double()
     story = manage(model, crew, schedule="interleaved_1f1b")
@@ -200,7 +200,7 @@ class Asking(nn.Module):
         return self.second(hidden)
 
 
-def test_a_branch_on_contents_that_goes_another_way_is_no_failure(crew: Crew) -> None:
+def test_a_branch_on_contents_that_goes_another_way_is_no_failure(crew: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Asking().double()
     reference = copy.deepcopy(model)
@@ -237,7 +237,7 @@ class Dropping(nn.Module):
         return self.second(hidden)
 
 
-def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(crew: Crew) -> None:
+def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(crew: WorkerPool) -> None:
     story = compare(Dropping(), square, (8, 8, 8, 8, 8, 8, 8), crew)
     assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
     assert OVERLAPPED not in story.steps, str(story)

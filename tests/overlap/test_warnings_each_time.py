@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 
-def test_as_often_as_the_op_is_called(crew: Crew) -> None:
+def test_as_often_as_the_op_is_called(crew: WorkerPool) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
     story = manage(model, crew)
     for _ in range(6):
@@ -26,7 +26,7 @@ def test_as_often_as_the_op_is_called(crew: Crew) -> None:
     assert story.steps["overlapped"] == 4, str(story)
 
 
-def test_one_that_is_an_error_is_raised(crew: Crew) -> None:
+def test_one_that_is_an_error_is_raised(crew: WorkerPool) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
     manage(model, crew)
     for step in range(5):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -52,7 +52,7 @@ def train(
 )
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("view", VIEWS)
-def test_gradients_know_of_it(view: str, write: str, reads: str, by_part: bool, crew: Crew) -> None:
+def test_gradients_know_of_it(view: str, write: str, reads: str, by_part: bool, crew: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     reference = copy.deepcopy(model)

@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.call_binding import Call
+from gemini.ir.call_binding import Call
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.contract import Outline, StepResult, Work
 from gemini.runtime.deferred.deferred_tensor import Deferred, deferred_in, place_of, real_of, replaced

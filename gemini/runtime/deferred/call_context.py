@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from gemini.capture import torch_flags
-from gemini.runtime.deferred.contract import MISSING, Work
+from gemini.guards.model_version import MISSING
+from gemini.runtime.deferred.contract import Work
 from gemini.runtime.deferred.deferred_tensor import deferred_in, real_of, replaced
 
 _TRAINING = attrgetter("training")

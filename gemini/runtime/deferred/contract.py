@@ -17,14 +17,11 @@ from torch import nn
 from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.ir.encode import Encoder, UnsupportedValueError, decode
 from gemini.ir.pytree import Form, Ref
-from gemini.runtime.grad_fn_names import node_of
+from gemini.runtime.grad_fn_names import grad_fn_name
 
 if TYPE_CHECKING:
     from gemini.random_numbers.host_rng import ForeignDraws
     from gemini.runtime.deferred.pending_call import Pending
-
-
-MISSING: Any = object()  # what an attribute was that was not there
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Outline:
                 raise UnsupportedValueError(f"a {tensor.layout} tensor")
             memory.setdefault(tensor.untyped_storage()._cdata, set()).add(at)
         shared = tuple(frozenset(group) for group in memory.values() if len(group) > 1)
-        return Outline(form, tuple(map(Meta.of, found)), shared, tuple(map(node_of, found)))
+        return Outline(form, tuple(map(Meta.of, found)), shared, tuple(map(grad_fn_name, found)))
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
         """The output with these tensors."""

@@ -15,7 +15,7 @@ import torch
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.deferred_tensor import SPECIAL, Deferred, deferred_in, place_of, real_of, replaced
 from gemini.runtime.deferred.pending_call import WAITING, Pending
-from gemini.runtime.tracebacks import shorten
+from gemini.runtime.tracebacks import shorten_traceback
 
 _backward: Any = torch.autograd.backward
 _grad: Any = torch.autograd.grad
@@ -97,7 +97,7 @@ def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         else:
             _of_tensor(self, *args, **kwargs)
     except BaseException as error:
-        shorten(error)
+        shorten_traceback(error)
         raise
 
 

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini.capture.tensor_writes import put_off
-from gemini.runtime.deferred.tensor_class import Posing
-from gemini.runtime.retained_inputs import is_kept
+from gemini.runtime.retained_inputs import is_retained
+from gemini.snapshot.tensor_writes import put_off
 
 if TYPE_CHECKING:
     from gemini.batch_analysis.loss_tape import Meta
@@ -68,7 +67,33 @@ CLEAN = functools.partial(
 )
 
 
-class Deferred(torch.Tensor, metaclass=Posing):  # type: ignore[misc]
+_Meta: Any = type(torch.Tensor)
+
+
+class _TensorLikeMeta(_Meta):  # type: ignore[misc]
+    """Metaclass of DeferredTensor: the class is named `torch.Tensor` and compares equal to it.
+
+    Scripts distinguish a hidden state from a pair by `type(hidden) == torch.Tensor`, and print types. `isinstance` is
+    right anyway; `type(x) is torch.Tensor` cannot be answered.
+    """
+
+    def __new__(cls, name: str, bases: tuple[type, ...], own: dict[str, Any]) -> Any:
+        made = super().__new__(cls, name, bases, own)
+        made.__name__, made.__qualname__, made.__module__ = "Tensor", "Tensor", "torch"
+        return made
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is torch.Tensor
+
+    def __ne__(cls, other: object) -> bool:
+        return other is not cls and other is not torch.Tensor
+
+    # The hash differs from that of torch.Tensor: torch collects classes with a `__torch_function__` in a set, and would
+    # call only one of two equal ones.
+    __hash__ = type.__hash__
+
+
+class Deferred(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
     """A tensor whose contents are still to be computed."""
 
     _pending: Pending | None
@@ -171,7 +196,7 @@ def place_of(tensor: torch.Tensor, *, only_looks: bool = False) -> torch.Tensor:
 
 def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
     """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
-    is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_kept(real)
+    is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_retained(real)
     if for_good and is_free:
         try:
             torch._C._swap_tensor_impl(tensor, real)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.grad_fn_names import named
+from gemini.runtime.grad_fn_names import rename_grad_fn
 from gemini.runtime.pool import user_callbacks
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
@@ -104,7 +104,7 @@ def are_dense(found: list[Any]) -> bool:
 
 def spent(root: torch.Tensor, name: str) -> torch.Tensor:
     """A root in a graph of which backward has been called, made by a node of a name."""
-    function: Any = named(_Spent, name)
+    function: Any = rename_grad_fn(_Spent, name)
     with in_graph():
         made: torch.Tensor = super(torch.autograd.Function, function).apply([root], _FREED)
     return made

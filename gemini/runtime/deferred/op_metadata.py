@@ -22,7 +22,7 @@ from gemini.batch_analysis.loss_tape import Meta, Op
 from gemini.ir.pytree import Form
 from gemini.runtime.deferred.contract import taken_apart
 from gemini.runtime.deferred.recorded_warnings import collecting
-from gemini.runtime.grad_fn_names import node_of
+from gemini.runtime.grad_fn_names import grad_fn_name
 
 _MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
@@ -89,7 +89,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
         if not found:
             if not writes and not _is_plain(returned):
                 return None
-            nodes = tuple(node_of(given[at]) for at in writes)
+            nodes = tuple(grad_fn_name(given[at]) for at in writes)
             return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes, warned)
         if any(one.layout is not torch.strided or one.device.type == "meta" for one in found):
             return None
@@ -99,7 +99,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
         if len(set(memory)) < len(memory) and not any(shares):  # parts of something new
             shares = tuple(frozenset({-1}) for _ in memory)
         same = tuple(places.get(id(one)) for one in found)
-        nodes = tuple(map(node_of, found))
+        nodes = tuple(map(grad_fn_name, found))
         made = tuple(map(Meta.of, found))
         return Facts(form, made, same, shares, writes, after, watch.is_random, None, nodes, warned)
 

@@ -20,9 +20,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from gemini.capture.call_binding import Call
+from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
 from gemini.errors import GeminiError, WorkerError
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import memory_of
 from gemini.runtime.deferred.contract import StepResult, Work
@@ -31,8 +32,7 @@ from gemini.runtime.deferred.grad_assignment import Ahead, are_dense, give, is_u
 from gemini.runtime.deferred.repeatable_call import Repeatable
 from gemini.runtime.deferred.step_autograd import Answer
 from gemini.runtime.deferred.tape_recorder import record
-from gemini.runtime.deferred.tape_replay import Failure, replay
-from gemini.runtime.tracebacks import caller, note
+from gemini.runtime.tracebacks import add_note, call_site
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
 
@@ -45,13 +45,13 @@ class Pending(Repeatable):
         self.state = WAITING
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
-        self._failures: dict[int, Failure] = {}
+        self._failures: dict[int, FailedValue] = {}
         self._result: StepResult | None = None
         self._error: Exception | None = None
         self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
         self.is_over = False  # nothing can be differentiated through the root any more
         self._ahead: Ahead | None = None
-        self._called_from = caller()
+        self._called_from = call_site()
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
@@ -117,7 +117,7 @@ class Pending(Repeatable):
         assert self._graph is not None
         for number, before in known.items():
             made = self._graph.values[number]
-            if not isinstance(made, Failure):
+            if not isinstance(made, FailedValue):
                 made.data.copy_(before.data)  # which the program may have written to past autograd
                 self._give(number, made)
 
@@ -225,10 +225,10 @@ class Pending(Repeatable):
                 values = self._eager(self.inputs)
             except Exception as error:
                 self.state, self._error = DONE, error
-                note(error, f"raised by the call of {type(self.work.model).__name__} at {self._called_from}")
+                add_note(error, f"raised by the call of {type(self.work.model).__name__} at {self._called_from}")
                 raise
             self.state = DONE
-            replay(self.tape, range(len(self.tape.ops)), values)
+            replay_tape(self.tape, range(len(self.tape.ops)), values)
         for number in list(self._made):
             self._give(number, values[number])
         self._release()
@@ -320,7 +320,7 @@ class Pending(Repeatable):
         known = {one: self._find(one) for one in self.tape.ops[at].reads()}
         if any(one is None for one in known.values()):
             return None
-        replay(self.tape, [at], known)
+        replay_tape(self.tape, [at], known)
         return known[value]
 
     def _can_wait(self, value: int) -> bool:
@@ -337,7 +337,7 @@ class Pending(Repeatable):
 
     def _give(self, value: int, real: Any) -> None:
         """A value is known: what the program has of it becomes real."""
-        if isinstance(real, Failure):
+        if isinstance(real, FailedValue):
             self._failures[value] = real
             return
         tensor = self.tensor(value)

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from gemini.quiet_warnings import unmarked
-from gemini.runtime.pool.worker_output import repeat
+from gemini.runtime.pool.worker_output import replay_output
 from gemini.runtime.protocol import Warned
 
 _OURS = str(Path(__file__).parents[2])
@@ -37,7 +37,7 @@ def give_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
         if one.filename.startswith(_OURS):
             _warn_at(_caller(function), one)
         else:
-            repeat(Warned(one.category, str(one.message), one.filename, one.lineno))
+            replay_output(Warned(one.category, str(one.message), one.filename, one.lineno))
 
 
 def _caller(function: Any) -> FrameType:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gemini.batch_analysis.loss_tape import Meta
-from gemini.capture.call_binding import Call
+from gemini.batch_analysis.tape_interpreter import replay_tape
 from gemini.errors import GeminiError
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import Surroundings
 from gemini.runtime.deferred.call_values import Values
 from gemini.runtime.deferred.contract import Work, taken_apart
 from gemini.runtime.deferred.deferred_tensor import real_of
-from gemini.runtime.deferred.rerun import Rerun
-from gemini.runtime.deferred.tape_replay import replay
+from gemini.runtime.rerun import Rerun
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending_call import Pending
@@ -99,7 +99,7 @@ class Repeatable(Values):
             self._check()
             rerun.values = self._eager(rerun.inputs)
             tape = replace(self.tape, operands=rerun.operands)
-            replay(tape, range(len(tape.ops)), rerun.values)
+            replay_tape(tape, range(len(tape.ops)), rerun.values)
         return rerun
 
     def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:

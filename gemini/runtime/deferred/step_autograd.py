@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gemini.runtime.deferred.grad_assignment import in_graph
-from gemini.runtime.eager.remote_call import token
-from gemini.runtime.grad_fn_names import named
+from gemini.runtime.grad_fn_names import rename_grad_fn
+from gemini.runtime.graph_token import make_token
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending_call import Pending
@@ -42,7 +42,7 @@ class Answer:
     def connect(self, given: list[torch.Tensor]) -> torch.Tensor:
         """The value as a tensor of the program's graph, in which gradients go to those given."""
         assert self.pending is not None
-        function = named(Step, self.pending.nodes.get(self.value, ""))
+        function = rename_grad_fn(Step, self.pending.nodes.get(self.value, ""))
         with in_graph():
             made: torch.Tensor = _apply(function, self, *given)
         return made
@@ -69,7 +69,7 @@ class Step(torch.autograd.Function):  # type: ignore[misc]
         """The contents."""
         ctx.set_materialize_grads(False)
         ctx.answer = answer
-        ctx.save_for_backward(token(0, *answer.ends()))
+        ctx.save_for_backward(make_token(0, *answer.ends()))
         return answer.contents.pop()
 
     @staticmethod

@@ -20,17 +20,17 @@ import torch
 from torch import nn
 
 from gemini.autograd_engine import differentiate
-from gemini.capture.call_binding import Call
+from gemini.capture.module_hooks import unhooked
 from gemini.capture.patches import ORIGINAL_CALL
-from gemini.capture.unhooked_backward import unhooked
 from gemini.ir.autograd_modes import Region, RegionSwitch
-from gemini.runtime.eager.local_gradients import Wanted, gradients_here, trained
-from gemini.runtime.eager.remote_call import token
+from gemini.ir.call_binding import Call
 from gemini.runtime.eager.split_proof import Proof
-from gemini.runtime.pool.fault_policy import where
-from gemini.runtime.pool.signals import Held
-from gemini.runtime.pool.worker_handle import OurFault
-from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.graph_token import make_token
+from gemini.runtime.pool.fault_policy import thread_context
+from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.pool.worker_handle import InternalFault
+from gemini.runtime.rerun import Wanted, gradients_here, trained
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 _threads = ThreadPoolExecutor(64, thread_name_prefix="gemini-micro-batch")
 
@@ -70,7 +70,7 @@ class SplitCall:
         try:
             return [torch.cat([one[at].detach() for one in self.made], d) for at, d in enumerate(self.proof.outputs)]
         except (RuntimeError, IndexError) as error:
-            raise OurFault(f"the results of the micro-batches do not make one: {error}") from error
+            raise InternalFault(f"the results of the micro-batches do not make one: {error}") from error
 
     def _forward_one(self, given: list[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
         args, kwargs = self.call.with_tensors(given)
@@ -78,7 +78,7 @@ class SplitCall:
             regions.to(self.region)
             body, found = pack(ORIGINAL_CALL(self.model, *args, **kwargs), _CLASSES)
         if len(found) != len(self.proof.outputs):
-            raise OurFault(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
+            raise InternalFault(f"a micro-batch returned {len(found)} tensors, {len(self.proof.outputs)} were expected")
         return body, found
 
     def run_whole(self, inputs: list[torch.Tensor], _: bool) -> list[torch.Tensor]:
@@ -158,7 +158,7 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(found, flags, strict=True) if not flag))
         ctx.split, ctx.count, ctx.parameters = split, count, tensors[count:]
         if any(flags):
-            ctx.save_for_backward(token(0, split.forgetting()))
+            ctx.save_for_backward(make_token(0, split.forgetting()))
         return tuple(found)
 
     @staticmethod
@@ -192,10 +192,10 @@ def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
     count = len(items)
 
     def named(at: int, item: Any) -> Any:
-        where.micro_batch = f"micro-batch {at} of {count}"
+        thread_context.micro_batch = f"micro-batch {at} of {count}"
         return work(item)
 
-    with Held():
+    with DeferredSignals():
         futures = [_threads.submit(copy_context().run, named, at, item) for at, item in enumerate(items)]
         wait(futures)
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -204,4 +204,4 @@ def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
     return [future.result() for future in futures]
 
 
-_CLASSES = Classes(stays=True)
+_CLASSES = ClassTable(stays=True)

@@ -9,7 +9,7 @@ same units in every run.
 
 from __future__ import annotations
 
-from gemini.runtime.interception.first_call_trace import Seen
+from gemini.runtime.eager.first_call_trace import Seen
 
 _UNEVEN = 1.15  # the largest load over the average: cut further above this
 _PIECES = 4  # units a worker after which a larger one is not cut for balance alone

@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gemini.errors import WorkerError
-from gemini.guards.active_modes import saves_elsewhere
+from gemini.guards.active_modes import has_saved_tensor_hooks
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
-from gemini.runtime.argument_mutations import Given, objects_of, opened
-from gemini.runtime.eager.local_gradients import Wanted, gradients_here
-from gemini.runtime.grad_fn_names import named
-from gemini.runtime.memory.finalizers import when_gone
-from gemini.runtime.placeholder_tensors import TOUCHED, Facts, facts_of
-from gemini.runtime.pool.fault_policy import surfaced
-from gemini.runtime.pool.out_of_memory import shortage
-from gemini.runtime.pool.signals import Held
-from gemini.runtime.pool.worker_handle import OurFault, blame_us
+from gemini.runtime.argument_mutations import ArgumentObjects, apply_result, find_objects
+from gemini.runtime.grad_fn_names import rename_grad_fn
+from gemini.runtime.graph_token import make_token
+from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderSpec, find_placeholders
+from gemini.runtime.pool.fault_policy import worker_exception
+from gemini.runtime.pool.out_of_memory import describe_out_of_memory
+from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
-from gemini.runtime.retained_inputs import keep
+from gemini.runtime.rerun import Wanted, gradients_here
+from gemini.runtime.retained_inputs import retain
 from gemini.runtime.transport.serialization import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Call:
         self.region = Region.current()
         self.device, self.away, self.seeded = unit.worker.device, unit.away, unit.seeded
         self.generator = get_state(self.device, self.seeded)
-        self.absent: list[Facts] = []  # tensors inside objects, which stay here
+        self.absent: list[PlaceholderSpec] = []  # tensors inside objects, which stay here
         self.has_changed = False  # objects among its arguments
         self.buffers: list[torch.Tensor] = []  # their contents before the call, where it writes to them
 
@@ -75,17 +75,19 @@ class Call:
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.unit.needs_all:
                 args, kwargs = self.arguments  # type: ignore[misc]
-                self.absent = facts_of(args, kwargs, given)
+                self.absent = find_placeholders(args, kwargs, given)
         except RefusedError:
             raise
         except Exception as error:
-            blame_us(error, "its arguments cannot be sent")
+            raise_internal_fault(error, "its arguments cannot be sent")
         self.inputs = self._carried(given)
         outputs = self.forward()
         if True in outputs.differentiable:
             self.trained = self.unit.trained()
-            keep(self.inputs)
-            made = iter(named(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained))
+            retain(self.inputs)
+            made = iter(
+                rename_grad_fn(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained)
+            )
         else:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
@@ -95,7 +97,7 @@ class Call:
         try:
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
         except Exception as error:
-            blame_us(error, "its result cannot be read")
+            raise_internal_fault(error, "its result cannot be read")
 
     def _carried(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
@@ -109,8 +111,8 @@ class Call:
         """The result of a unit that was given objects; what it has changed of them is changed here."""
         assert self.outputs is not None
         assert self.arguments is not None
-        classes, objects = self.unit.worker.link.classes, objects_of(*self.arguments)
-        result, self.has_changed = opened(unpack(self.outputs.body, tensors, classes, objects), objects)
+        classes, objects = self.unit.worker.link.classes, find_objects(*self.arguments)
+        result, self.has_changed = apply_result(unpack(self.outputs.body, tensors, classes, objects), objects)
         return result
 
     def forward(self) -> Outputs:
@@ -123,9 +125,9 @@ class Call:
             unit.untell(dropped)
             raise
         if isinstance(reply, Refused):
-            if reply.reason == TOUCHED and self.absent:
+            if reply.reason == PLACEHOLDER_USED and self.absent:
                 return self._again_with_all()
-            raise (OurFault if reply.is_fault else RefusedError)(reply.reason)
+            raise (InternalFault if reply.is_fault else RefusedError)(reply.reason)
         if not isinstance(reply, Outputs):
             if generator := getattr(reply, "generator", b""):
                 set_state(generator, self.device, self.seeded)
@@ -152,9 +154,9 @@ class Call:
 
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
         """Raise what the unit's own code has raised."""
-        error = surfaced(reply, self.unit, action)
-        if self.unit.record.survives and (missing := shortage(error)):
-            raise OurFault(missing)
+        error = worker_exception(reply, self.unit, action)
+        if self.unit.record.survives and (missing := describe_out_of_memory(error)):
+            raise InternalFault(missing)
         self.unit.record.save(self, action, error, gradients, getattr(reply, "traceback", ""))
         try:
             raise error
@@ -197,14 +199,14 @@ class Call:
                 raise
             unit.record.demote(unit.backward_text, error)
             return self.backward_here(gradients, inputs, parameters)
-        except OurFault as fault:
+        except InternalFault as fault:
             unit.untell(dropped)
             unit.record.demote(unit.backward_text, fault)
             return self.backward_here(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
             try:
                 self._raise(reply, "backward", gradients)
-            except OurFault as fault:
+            except InternalFault as fault:
                 unit.record.demote(unit.backward_text, fault)
                 return self.backward_here(gradients, inputs, parameters)
             finally:
@@ -214,7 +216,7 @@ class Call:
     def _refused(self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
         """The gradients of a call whose backward cannot be run from afar; the unit is none any more."""
         if reply.is_fault:
-            raise OurFault(reply.reason)
+            raise InternalFault(reply.reason)
         self.unit.refused = reply.reason
         return self.backward_here(gradients, inputs, parameters)
 
@@ -243,7 +245,7 @@ class Call:
         """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
         unit = self.unit
         args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
-        given = Given(args, kwargs, unit.worker.link.classes)
+        given = ArgumentObjects(args, kwargs, unit.worker.link.classes)
         before = get_state(self.device, self.seeded)
         now, modes = [buffer.detach().clone() for buffer in unit.buffers], [one.training for one in unit.modules]
         try:
@@ -285,8 +287,8 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
         ctx.call, ctx.count = call, count
-        ctx.token = token(call.number, *call.forgetting())
-        if saves_elsewhere():  # the token lives as long as the node; what is saved tells whether it was freed
+        ctx.token = make_token(call.number, *call.forgetting())
+        if has_saved_tensor_hooks():  # the token lives as long as the node; what is saved tells whether it was freed
             ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
         else:
             ctx.save_for_backward(ctx.token)
@@ -307,7 +309,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
             found = call.backward_here(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
         else:
-            with Held():
+            with DeferredSignals():
                 found = call.backward(_all_outputs(call, gradients), inputs, parameters)
         result: list[Any] = [None] * len(needed)
         for at, gradient in zip([*inputs, *(ctx.count + at for at in parameters)], found, strict=True):
@@ -320,10 +322,3 @@ def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
     assert call.outputs is not None
     given = iter(gradients)
     return [next(given) if at is None else None for at in call.outputs.same]
-
-
-def token(number: int, *acts: Callable[[], Any]) -> torch.Tensor:
-    """A tensor that holds `number`; when it is freed `acts` are called, which should be functions in C."""
-    memory = memoryview(bytearray(number.to_bytes(8, "little")))
-    when_gone(memory, *acts)
-    return torch.frombuffer(memory, dtype=torch.int64)

@@ -11,26 +11,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import hook_tables
-from gemini.guards.functional_call import SwappedError, has_swapped
-from gemini.guards.globals_and_closures import Outside
-from gemini.guards.module_state import Snapshot
-from gemini.runtime.memory.shared_layout import Astray, can_move
-from gemini.runtime.memory.shared_parameters import Household
-from gemini.runtime.pool.worker_handle import OurFault, Worker
-from gemini.runtime.protocol import Done, Install
-from gemini.runtime.transport.module_pickling import bare
-from gemini.runtime.transport.tensor_header import Unsendable
+from gemini.guards.functional_call import SwappedParametersError, has_swapped_parameters
+from gemini.guards.globals_and_closures import ExternalReads
+from gemini.guards.module_state import ModuleState
+from gemini.ir.hook_tables import hook_tables
+from gemini.runtime.memory.shared_layout import MisplacedTensor, can_share
+from gemini.runtime.memory.shared_parameters import SharedParameters
+from gemini.runtime.pool.fault_policy import FaultPolicy
+from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
+from gemini.runtime.protocol import Done, InstallModules
+from gemini.runtime.transport.module_pickling import strip_hooks
+from gemini.runtime.transport.tensor_header import UnsendableTensor
 
-_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, Unsendable)  # such a module is one's own
+_UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, UnsendableTensor)  # such a module is one's own
 
 
 class Unit:
     """A module with a worker. The module itself stays in the program, with the tensors both sides share."""
 
-    def __init__(self, number: int, name: str, module: nn.Module, worker: Worker, household: Household) -> None:
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        module: nn.Module,
+        worker: WorkerHandle,
+        household: SharedParameters,
+        *,
+        record: FaultPolicy,
+    ) -> None:
         self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
-        self.record = household.record
+        self.record = record
         self.refused = ""  # why it is not a unit any more
         self.needs_all = False  # it uses tensors inside objects that it is given
         self.is_our_fault = False  # that it is none: not a matter of the module itself
@@ -41,7 +51,7 @@ class Unit:
         device, outside = worker.device.where, household.outside
         self.away = device != outside  # the program's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
-        self.outside = Outside(module)  # what its code reads that is not its own
+        self.outside = ExternalReads(module)  # what its code reads that is not its own
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
@@ -55,27 +65,27 @@ class Unit:
         self.outside.look(self.module)
         if reason := self.outside.obstacle():
             return reason
-        if not all(can_move(tensor) for tensor in self.held):
+        if not all(can_share(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
         try:
             self.worker.bring_home(self)
-        except Astray as astray:
+        except MisplacedTensor as astray:
             return str(astray)
-        loose = Snapshot(self.module).loose
+        loose = ModuleState(self.module).loose
         if any(learns for _, _, learns in loose):
             return "it holds a tensor in an attribute that is computed, or trained"
         if any(tensor.requires_grad for tensor in self.buffers):
             return "it holds a buffer that wants a gradient"
         try:
-            request = Install(self.worker.next_number(), {self.number: bare(self.module)})
+            request = InstallModules(self.worker.next_number(), {self.number: strip_hooks(self.module)})
             reply = self.worker.ask(request, f"take {self.name}")
-        except OurFault as fault:
+        except InternalFault as fault:
             self.is_our_fault = not isinstance(fault.__cause__, _UNSENDABLE)
             return f"it cannot be sent: {fault!s:.200}"
         if not isinstance(reply, Done):
             self.is_our_fault = True
             return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
-        self.snapshot, self._moves = Snapshot(self.module), self.household.moves
+        self.snapshot, self._moves = ModuleState(self.module), self.household.moves
         return ""
 
     def obstacle(self) -> str:
@@ -88,12 +98,12 @@ class Unit:
         try:
             with self.household.lock:  # micro-batches come in threads: the first that sees a change deals with it
                 if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
-                    if has_swapped([*self.module.parameters()]):
-                        raise SwappedError
+                    if has_swapped_parameters([*self.module.parameters()]):
+                        raise SwappedParametersError
                     reason = self.install()
                     if reason:
                         return reason
-        except Astray as astray:
+        except MisplacedTensor as astray:
             return str(astray)
         if reason := self.outside.obstacle():
             return reason

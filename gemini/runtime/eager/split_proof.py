@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Opaque, Sample
-from gemini.capture.call_binding import Call, bind
 from gemini.errors import GeminiError
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
 

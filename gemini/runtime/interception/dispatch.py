@@ -14,23 +14,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import has_any_hooks, with_hooks
-from gemini.capture.patch_lock import TURN
-from gemini.capture.patches import ORIGINAL_CALL
+from gemini.capture.module_hooks import with_hooks
+from gemini.capture.patches import ORIGINAL_CALL, PATCH_LOCK
 from gemini.errors import WorkerError
-from gemini.guards.active_modes import is_running_backward, watcher
-from gemini.guards.functional_call import SwappedError, are_computed
+from gemini.guards.active_modes import active_mode, is_running_backward
+from gemini.guards.functional_call import SwappedParametersError, are_computed
+from gemini.ir.hook_tables import has_any_hooks
+from gemini.malloc import trim_if_large
+from gemini.runtime.eager.first_call_trace import Observation
 from gemini.runtime.eager.microbatches import SplitCall
 from gemini.runtime.eager.remote_call import Call, RefusedError
 from gemini.runtime.eager.remote_module import Unit
-from gemini.runtime.interception.first_call_trace import Observation
-from gemini.runtime.interception.local_mode import HERE, here
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.interception.model_registry import keep, kept
-from gemini.runtime.memory.controller_heap import give_back
-from gemini.runtime.pool.signals import Held
-from gemini.runtime.pool.worker_handle import OurFault, blame_us
-from gemini.runtime.tracebacks import shorten
+from gemini.runtime.local_mode import LOCAL_MODE, run_locally
+from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
+from gemini.runtime.tracebacks import shorten_traceback
 
 # References both ways would keep a model alive for ever: what is known of the model holds its units.
 _Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
@@ -55,7 +55,7 @@ _state = _State()
 def manage(model: nn.Module, managed: Managed) -> None:
     """Dispatch the calls of a model from now on."""
     keep(model, managed)
-    with TURN:
+    with PATCH_LOCK:
         if nn.Module.__call__ is ORIGINAL_CALL:
             nn.Module.__call__ = _call
 
@@ -83,7 +83,9 @@ def ask_about_others(ask: Asked | None) -> None:
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or HERE.is_set:  # torch.compile sees the program's own code, and compiles that
+    if (
+        torch.compiler.is_compiling() or LOCAL_MODE.is_set
+    ):  # torch.compile sees the program's own code, and compiles that
         return ORIGINAL_CALL(module, *args, **kwargs)
     if _state.observation is not None:
         return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
@@ -102,7 +104,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         try:
             return _call_model(module, known, args, kwargs)
         except BaseException as error:
-            shorten(error)
+            shorten_traceback(error)
             raise
         finally:
             _state.model = around
@@ -117,7 +119,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
-    if reason := watcher() or managed.methods.obstacle() or managed.hooks.obstacle(model):
+    if reason := active_mode() or managed.methods.obstacle() or managed.hooks.obstacle(model):
         return _without_workers(model, managed, reason, args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)
@@ -140,7 +142,7 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
         )  # fmt: skip
     if managed.units and managed.micro_batches > 1:
         return with_hooks(model, args, kwargs, lambda forward, a, k: _eager(model, managed, forward, a, k))
-    give_back()
+    trim_if_large()
     return ORIGINAL_CALL(model, *args, **kwargs)
 
 
@@ -151,7 +153,7 @@ def _without_workers(model: nn.Module, managed: Managed, reason: str, args: Any,
 
 def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of the model in which units run in their workers."""
-    give_back()
+    trim_if_large()
     if managed.units and managed.micro_batches > 1 and managed.overlap is None and not managed.outside.lasting():
         return _split(model, managed, forward, args, kwargs)  # what code changes of the program, it changes once a call
     return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
@@ -159,7 +161,7 @@ def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: 
 
 def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
     try:
-        with Held():
+        with DeferredSignals():
             _add(managed, managed.plan(model, observation))
     except WorkerError as error:
         if not managed.record.survives:
@@ -171,12 +173,12 @@ def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
 
 
 def _split(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
-    with here():
+    with run_locally():
         proof = managed.proof(model, args, kwargs)
     if not proof.reason:
         try:
             return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
-        except OurFault as fault:  # nothing is random or written to, or it would not have been split
+        except InternalFault as fault:  # nothing is random or written to, or it would not have been split
             managed.record.demote(f"splitting a batch of {managed.name}", fault)
             managed.micro_batches = 1
     return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
@@ -202,29 +204,29 @@ def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
 
 def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
-    if not managed.crew.is_ours or watcher():
+    if not managed.crew.is_ours or active_mode():
         return _here(forward, args, kwargs)
     if managed.crew.loss:
         managed.give_up(managed.crew.loss)
         return _here(forward, args, kwargs)
     call: Call | None = None
     try:
-        with Held():
+        with DeferredSignals():
             try:
                 reason = unit.obstacle()
-            except SwappedError:
+            except SwappedParametersError:
                 raise
             except Exception as error:
-                blame_us(error, f"looking at {unit.name}")
+                raise_internal_fault(error, f"looking at {unit.name}")
             if not reason:
                 call = Call(unit, args, kwargs)
                 managed.calls += 1
                 return call.run()
-    except SwappedError:
+    except SwappedParametersError:
         return _here(forward, args, kwargs)
     except RefusedError as refusal:
         reason = str(refusal)
-    except OurFault as fault:
+    except InternalFault as fault:
         if call is not None:
             call.undo()
         managed.record.demote(unit.forward_text, fault)
@@ -237,7 +239,7 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
             raise
         managed.give_up(str(error))
         return _here(forward, args, kwargs)
-    with Held():
+    with DeferredSignals():
         _units.pop(unit.module, None)
         _add(managed, managed.split(unit, reason))
     # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
@@ -246,5 +248,5 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
 
 def _here(forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a unit in this process, with everything inside it."""
-    with here():
+    with run_locally():
         return forward(*args, **kwargs)

@@ -18,23 +18,23 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from gemini.capture import torch_flags
-from gemini.capture.call_binding import bind, signature_of
 from gemini.errors import WorkerError
-from gemini.guards.globals_and_closures import Outside
-from gemini.guards.monkeypatches import Methods
+from gemini.guards.globals_and_closures import ExternalReads
+from gemini.guards.monkeypatches import LibraryPatches
 from gemini.guards.parameter_hooks import ParameterHooks
 from gemini.ir.autograd_modes import Region
-from gemini.runtime.devices.worker_devices import home_of
+from gemini.ir.call_binding import bind, signature_of
+from gemini.runtime.devices.host_memory import format_bytes
+from gemini.runtime.devices.worker_devices import model_device
+from gemini.runtime.eager.first_call_trace import Observation, Seen
 from gemini.runtime.eager.module_placement import choose
 from gemini.runtime.eager.remote_module import Unit
 from gemini.runtime.eager.split_proof import Proof, prove
-from gemini.runtime.interception.first_call_trace import Observation, Seen
-from gemini.runtime.memory.host_memory import amount
-from gemini.runtime.memory.shared_parameters import Household
-from gemini.runtime.pool.fault_policy import Record
-from gemini.runtime.pool.worker_pool import Crew
-from gemini.runtime.protocol import Describe, Described
-from gemini.runtime.transport.serialization import is_the_users
+from gemini.runtime.memory.shared_parameters import SharedParameters
+from gemini.runtime.pool.fault_policy import FaultPolicy
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.protocol import ClassAttributes, DescribeClasses
+from gemini.user_code import is_user_module
 
 if TYPE_CHECKING:
     from gemini.runtime.pipelined.pipelined_model import Overlap
@@ -47,15 +47,15 @@ class Managed:
     """What the controller knows of one model."""
 
     def __init__(
-        self, model: nn.Module, crew: Crew, quiet: bool = False, micro_batches: int = 1, strict: bool = False
+        self, model: nn.Module, crew: WorkerPool, quiet: bool = False, micro_batches: int = 1, strict: bool = False
     ) -> None:
         self.crew, self.micro_batches = crew, micro_batches
         self.name = type(model).__name__
-        self.record = Record(self.name, quiet, strict)
-        self.household = Household(crew, self.record, home_of(model))
-        crew.preload(sorted({kind for m in model.modules() if not is_the_users(kind := type(m).__module__)}))
-        self.outside = Outside(model)  # what its code reads that is not its own, as it is before anything is sent
-        self.methods, self.hooks = Methods(model), ParameterHooks()
+        self.record = FaultPolicy(self.name, quiet, strict)
+        self.household = SharedParameters(crew, model_device(model))
+        crew.preload(sorted({kind for m in model.modules() if not is_user_module(kind := type(m).__module__)}))
+        self.outside = ExternalReads(model)  # what its code reads that is not its own, as it is before anything is sent
+        self.methods, self.hooks = LibraryPatches(model), ParameterHooks()
         self._kinds = {*map(type, model.modules())}
         self.observation: Observation | None = None
         self.units: dict[int, Unit] = {}
@@ -73,7 +73,7 @@ class Managed:
         self.outside.look(model)
         kinds = {*map(type, model.modules())}
         if kinds != self._kinds:
-            self.methods, self._kinds = Methods(model), kinds
+            self.methods, self._kinds = LibraryPatches(model), kinds
             self._ask_for_classes()
 
     def plan(self, model: nn.Module, observation: Observation) -> dict[nn.Module, Unit]:
@@ -108,8 +108,8 @@ class Managed:
     def _ask_for_classes(self) -> None:
         """Have a worker say what it has imported, which the program may have changed before."""
         worker = self.crew.workers[0]
-        reply = worker.ask(Describe(worker.next_number(), self.methods.asked()), "say what it has imported")
-        if isinstance(reply, Described):
+        reply = worker.ask(DescribeClasses(worker.next_number(), self.methods.asked()), "say what it has imported")
+        if isinstance(reply, ClassAttributes):
             self.methods.learn(reply.attributes)
 
     def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
@@ -128,7 +128,7 @@ class Managed:
         """A unit for a module, or for the modules inside it where it cannot be sent itself."""
         number = self.crew.next_unit()
         name = self._names.get(id(seen.module), type(seen.module).__name__)
-        unit = Unit(number, name, seen.module, self.crew.workers[place], self.household)
+        unit = Unit(number, name, seen.module, self.crew.workers[place], self.household, record=self.record)
         unit.patience = _SLOW * seen.ms / 1e3
         self.seen[number] = seen
         reason = unit.install()
@@ -148,7 +148,7 @@ class Managed:
         named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
         held = self.crew.workers[place].holds
         if not held.get(self.name, "").startswith("stage"):  # which whole steps run by
-            held[self.name] = f"{named} of {self.name} ({amount(size)} of parameters)"
+            held[self.name] = f"{named} of {self.name} ({format_bytes(size)} of parameters)"
 
     def split(self, unit: Unit, reason: str) -> dict[nn.Module, Unit]:
         """Units in the place of one that a worker has refused."""

@@ -14,11 +14,11 @@ from operator import attrgetter, is_
 from typing import Any
 
 from gemini.errors import WorkerError
-from gemini.runtime.pool.signals import GRACE, Held, waiting
-from gemini.runtime.pool.worker_handle import OurFault, Worker
-from gemini.runtime.protocol import NEWS
+from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_signal
+from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
+from gemini.runtime.protocol import UNSOLICITED
 from gemini.runtime.transport.channel import ChannelClosed
-from gemini.runtime.transport.link import Unreadable
+from gemini.runtime.transport.link import UnreadableMessage
 
 _LINK = attrgetter("link")
 _SLICE = 2000  # milliseconds between looks at the clock
@@ -27,24 +27,24 @@ _SLICE = 2000  # milliseconds between looks at the clock
 class Chorus:
     """Some workers of a crew, asked together."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         self.workers = list(workers)
         self._ears: _Ears | None = None
 
     def ask(
         self,
-        requests: dict[Worker, Any],
+        requests: dict[WorkerHandle, Any],
         what: str,
         is_failure: Callable[[Any], bool],
         abandon: Callable[[int], Any],
         patience: float = 0.0,
-    ) -> dict[Worker, Any]:
+    ) -> dict[WorkerHandle, Any]:
         """The replies of all. After the first failure the workers get what `abandon` makes of a number.
 
         Then everybody has undone what was asked, and only failures are told; None for the others.
         """
-        reading: list[Worker] = []
-        with Held():
+        reading: list[WorkerHandle] = []
+        with DeferredSignals():
             try:
                 for worker in requests:
                     if worker.loss:
@@ -60,11 +60,11 @@ class Chorus:
                     end_reading(worker)
 
     def _converse(
-        self, requests: dict[Worker, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
+        self, requests: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
         patience: float,
-    ) -> dict[Worker, Any]:  # fmt: skip
-        expected: dict[tuple[Worker, int], str] = {}
-        replies: dict[Worker, Any] = {}
+    ) -> dict[WorkerHandle, Any]:  # fmt: skip
+        expected: dict[tuple[WorkerHandle, int], str] = {}
+        replies: dict[WorkerHandle, Any] = {}
         has_failed = self._send(requests, expected, replies)
         abandoned, leave = False, 0.0
         deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
@@ -72,7 +72,7 @@ class Chorus:
             self._ears = _Ears(requests)
         ears = self._ears
         while expected:
-            if waiting():  # as long as an operator may let a signal wait
+            if has_pending_signal():  # as long as an operator may let a signal wait
                 leave = leave or time.monotonic() + GRACE
             if (has_failed or (leave and time.monotonic() > leave)) and not abandoned:
                 abandoned = True
@@ -94,7 +94,10 @@ class Chorus:
         return dict.fromkeys(requests) | failures(replies, is_failure) if abandoned else replies
 
     def _send(
-        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+        self,
+        requests: dict[WorkerHandle, Any],
+        expected: dict[tuple[WorkerHandle, int], str],
+        replies: dict[WorkerHandle, Any],
     ) -> bool:
         """Send all; whether one could not be sent, which is then its reply. Nobody begins before all are ready."""
         with ExitStack() as stack:
@@ -104,7 +107,10 @@ class Chorus:
             return self._write(requests, expected, replies)
 
     def _write(
-        self, requests: dict[Worker, Any], expected: dict[tuple[Worker, int], str], replies: dict[Worker, Any]
+        self,
+        requests: dict[WorkerHandle, Any],
+        expected: dict[tuple[WorkerHandle, int], str],
+        replies: dict[WorkerHandle, Any],
     ) -> bool:
         for worker, request in requests.items():
             try:
@@ -114,16 +120,16 @@ class Chorus:
             except ChannelClosed:
                 raise
             except Exception as error:
-                replies[worker] = OurFault(f"a step cannot be asked for: {type(error).__name__}: {error}")
+                replies[worker] = InternalFault(f"a step cannot be asked for: {type(error).__name__}: {error}")
                 return True
         return False
 
-    def _hear(self, ears: _Ears, deadline: float) -> list[tuple[Worker, Any]]:
+    def _hear(self, ears: _Ears, deadline: float) -> list[tuple[WorkerHandle, Any]]:
         heard = []
         for worker in ears.wait():
             found = worker.link.receive(0)
             while found is not None:
-                if isinstance(found[0], NEWS):
+                if isinstance(found[0], UNSOLICITED):
                     worker._repeat(found[0])
                 else:
                     heard.append((worker, found[0]))
@@ -133,7 +139,7 @@ class Chorus:
             self._look_around(ears.workers, deadline)
         return heard
 
-    def _look_around(self, workers: Sequence[Worker], deadline: float) -> None:
+    def _look_around(self, workers: Sequence[WorkerHandle], deadline: float) -> None:
         """Nothing was heard: is everybody there, and is there still time?"""
         for worker in workers:
             if worker.loss or worker.process.poll() is not None:
@@ -155,7 +161,7 @@ class Chorus:
 class _Ears:
     """Wait for whoever says something."""
 
-    def __init__(self, workers: Iterable[Worker]) -> None:
+    def __init__(self, workers: Iterable[WorkerHandle]) -> None:
         self.workers = list(workers)
         self._links = [worker.link for worker in self.workers]
         self._of = {worker.link.channel.fileno(): worker for worker in self.workers}
@@ -163,22 +169,22 @@ class _Ears:
         for descriptor in self._of:
             self._poll.register(descriptor, select.POLLIN)
 
-    def hear(self, workers: Iterable[Worker]) -> bool:
+    def hear(self, workers: Iterable[WorkerHandle]) -> bool:
         """Whether it is these whom it hears."""
         found = list(workers)
         return found == self.workers and all(map(is_, self._links, map(_LINK, found)))
 
-    def wait(self) -> list[Worker]:
+    def wait(self) -> list[WorkerHandle]:
         """Those who have said something; none after a while."""
         return [self._of[descriptor] for descriptor, _ in self._poll.poll(_SLICE)]
 
 
-def failures(replies: dict[Worker, Any], is_failure: Callable[[Any], bool]) -> dict[Worker, Any]:
+def failures(replies: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool]) -> dict[WorkerHandle, Any]:
     """The replies that are failures: after one, what others have done is undone, whatever they said."""
     return {worker: reply for worker, reply in replies.items() if is_failure(reply)}
 
 
-def begin_reading(worker: Worker) -> None:
+def begin_reading(worker: WorkerHandle) -> None:
     """Be the one who reads what a worker says; others find their replies in the mailbox."""
     with worker._arrival:
         while worker._reading:
@@ -190,17 +196,17 @@ def begin_reading(worker: Worker) -> None:
         worker._reading = True
 
 
-def end_reading(worker: Worker) -> None:
+def end_reading(worker: WorkerHandle) -> None:
     """It is another's turn."""
     with worker._arrival:
         worker._reading = False
         worker._arrival.notify_all()
 
 
-def check_readable(worker: Worker, reply: Any) -> Any:
+def check_readable(worker: WorkerHandle, reply: Any) -> Any:
     """A reply, or OurFault where it cannot be rebuilt here."""
-    if isinstance(reply, Unreadable):
-        raise OurFault(f"the reply of worker {worker.place} cannot be read: {reply.reason}")
-    if isinstance(reply, OurFault):
+    if isinstance(reply, UnreadableMessage):
+        raise InternalFault(f"the reply of worker {worker.place} cannot be read: {reply.reason}")
+    if isinstance(reply, InternalFault):
         raise reply
     return reply

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from gemini.capture import torch_flags
-from gemini.capture.call_binding import Call
-from gemini.guards.model_version import Roster
+from gemini.guards.model_version import ModelContents
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call
+from gemini.ir.def_use import rewrite_refs
+from gemini.ir.graph import Graph
+from gemini.ir.pytree import Ref
 from gemini.runtime.deferred.contract import Outline, Work
 from gemini.runtime.pipelined.measured_schedule import Rehearsal
-from gemini.runtime.pipelined.output_match import returns_alike
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -55,7 +57,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*sorted(range(len(strides)), key=lambda at: -strides[at]), *(not stride for stride in strides))
 
 
-def kind_of(roster: Roster, call: Call) -> tuple[Any, ...]:
+def kind_of(roster: ModelContents, call: Call) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
     _, *rest = short_of(call)
     modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
@@ -123,7 +125,7 @@ class Kind:
         if samples in self.outlines or self.plan is None:
             return
         for plan, seen in [(one.plan, one.outlines[samples]) for one in others if samples in one.outlines]:
-            if plan is not None and returns_alike(self.plan.graph, plan.graph):
+            if plan is not None and have_same_outputs(self.plan.graph, plan.graph):
                 self.outlines[samples] = seen
                 return
 
@@ -151,4 +153,44 @@ class Found(NamedTuple):
         return self.kind.plan is self.plan and any(one is self.kind for one in self.among)
 
 
-Planner = Callable[[nn.Module, Any, Any], "StepPlan"]
+class Planner(Protocol):
+    """Makes the plan for a call; `changes` are fields of its `PlanRequest` that the runtime sets for this call."""
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
+        """Return the plan for calls like this one."""
+
+
+def have_same_outputs(one: Graph, other: Graph) -> bool:
+    """Whether the outputs of two graphs have the same structure, shapes and dtypes, and share memory in the same way.
+
+    Branches on random numbers mostly differ inside only (one layer more or less): then an output that was observed for
+    one of them serves the others.
+    """
+    return _describe_outputs(one) == _describe_outputs(other)
+
+
+def _describe_outputs(graph: Graph) -> Hashable:
+    places = {ref: at for at, ref in enumerate(graph.outputs())}
+    form = rewrite_refs(graph.result, lambda leaf: Ref(places[leaf]) if leaf in places else leaf)
+    memory = [_memory(graph, ref.node) for ref in places]
+    shared = tuple((a, b) for a in range(len(memory)) for b in range(a) if not memory[a].isdisjoint(memory[b]))
+    return repr(form), tuple(_size(graph, ref) for ref in places), shared
+
+
+def _size(graph: Graph, ref: Ref) -> Hashable:
+    meta = graph.meta(ref)
+    if meta.batch_factor == 0 or meta.strides is not None:  # growth with the batch is unknown
+        return ref, id(graph)
+    shape = tuple(("n", meta.batch_factor) if at == meta.batch_dim else size for at, size in enumerate(meta.shape))
+    return shape, meta.dtype, meta.device, meta.requires_grad, graph.nodes[ref.node].is_source
+
+
+def _memory(graph: Graph, node: int) -> set[int]:
+    """Return the nodes whose memory a result may alias."""
+    found, queue = set[int](), [node]
+    while queue:
+        at = queue.pop()
+        if at not in found:
+            found.add(at)
+            queue += graph.nodes[at].shares
+    return found

@@ -16,7 +16,7 @@ from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.batch_analysis.precompute import Foreseen
 from gemini.ir.autograd_modes import Region
 from gemini.planner.step_plan import StepPlan
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import Kind
 from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched, port_names, undivided
 from gemini.runtime.pipelined.step_request import StepRequest, inputs_of
@@ -60,7 +60,7 @@ def request_outputs(  # noqa: PLR0917
     assert plan is not None
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
-    with here():
+    with run_locally():
         nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(

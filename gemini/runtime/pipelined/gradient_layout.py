@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.transport.borrowed_buffers import Row
+from gemini.runtime.transport.borrowed_buffers import BufferGroup
 
 
 class Layout:
@@ -22,7 +22,7 @@ class Layout:
         self.number = number
         self.homes = [home for home, _, _ in gradients]
         self.latest = {home: latest for home, latest, _ in gradients}
-        self.row = Row(header for _, _, header in gradients)
+        self.row = BufferGroup(header for _, _, header in gradients)
 
 
 class Order:

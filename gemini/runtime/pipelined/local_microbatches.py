@@ -16,16 +16,16 @@ from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Sample
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import weigh
 from gemini.batch_analysis.precompute import Foreseen
-from gemini.capture.call_binding import Call, bind
+from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import decode
 from gemini.planner.microbatch_sizes import piece_sizes
 from gemini.planner.step_plan import StepPlan
 from gemini.random_numbers.sliced_rng import SlicedDraws
 from gemini.runtime.deferred.contract import taken_apart
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.returned_attributes import passed
-from gemini.runtime.pipelined.without_hooks import hookless
 
 
 def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -36,7 +36,7 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     sizes = piece_sizes(samples, plan.micro_batches)
     draws = SlicedDraws([pattern for stage in plan.draws for pattern in stage], samples)
     found, start = [], 0
-    with here(), hookless(model):
+    with run_locally(), without_hooks(model):
         for length in sizes:
             given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
             with draws.piece(start, length):

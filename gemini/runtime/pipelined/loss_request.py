@@ -18,11 +18,15 @@ from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import Known
 from gemini.batch_analysis.precompute import Foreseen
 from gemini.batch_analysis.split_result import Splitting
+from gemini.capture.module_hooks import without_hooks
+from gemini.ir.call_binding import Call
 from gemini.planner.step_plan import StepPlan
+from gemini.quiet_warnings import muted
 from gemini.runtime.deferred.pending_call import Pending
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import Kind
 from gemini.runtime.pipelined.step_request import Output, StepRequest, Whole, inputs_of
+from gemini.snapshot.rng_snapshot import undrawn
 from gemini.step.worker_program import Loss
 
 
@@ -52,6 +56,25 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     if splitting.reason:
         return Prepared(splitting.reason)
     return _prepared(plan, tape, root, alive, splitting)
+
+
+def check_numerically(plan: StepPlan, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
+    """Compare the proof that a step splits with a numeric run, before the first step that relies on it.
+
+    Returns `prepared`, or why it cannot be used; leaves model and generators unchanged. Raises SplittingError where
+    this batch violates an assumption of the proof.
+    """
+    from gemini.batch_analysis.numeric_check import check
+    from gemini.batch_analysis.tail_check import check_tail
+
+    args, kwargs = pending.call.with_tensors([one.detach() for one in pending.inputs])
+    given = None if pending.work.foreign is None else pending.work.foreign.results
+    with run_locally(), without_hooks(pending.work.model), undrawn(), muted():
+        if plan.tail is not None:
+            reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, Call(args, kwargs), given)
+        else:
+            reason = check(plan.forms, tape, root, prepared.splitting, args, kwargs, given)
+    return Prepared(f"the numeric check contradicts the proof: {reason}") if reason else prepared
 
 
 def undivided(tape: Tape) -> Splitting:
@@ -123,7 +146,7 @@ def request_of(
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
     foreign = pending.work.foreign
     known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
-    with here():  # layers without weights may be among what is known ahead
+    with run_locally():  # layers without weights may be among what is known ahead
         nodes, ops = splitting.weights(known, sizes)
         means = _means(prepared, known, sizes)
     operands = {

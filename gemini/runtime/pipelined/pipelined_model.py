@@ -22,32 +22,31 @@ from torch import nn
 
 from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.capture.call_binding import Call, bind
 from gemini.errors import GeminiError, WorkerError
-from gemini.guards.active_modes import is_checkpointed, saves_elsewhere
-from gemini.guards.model_version import Roster, State, roster_of
+from gemini.guards.active_modes import has_saved_tensor_hooks, is_checkpointed
+from gemini.guards.model_version import ModelContents, ModelVersion, read_contents
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.interpreter import GuardBroken
 from gemini.planner.microbatch_sizes import piece_sizes
 from gemini.random_numbers.host_rng import ForeignDraws
-from gemini.report.run_journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
 from gemini.runtime.deferred import Pending, StepResult, Work, defer, pending_queue, placed
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import Kind, Planner
 from gemini.runtime.pipelined.evaluation_step import outputs_of, prepare_outputs, request_outputs
 from gemini.runtime.pipelined.fallback_reason import of_failure
 from gemini.runtime.pipelined.local_microbatches import in_pieces
-from gemini.runtime.pipelined.loss_request import Prepared, prepare, request_of
+from gemini.runtime.pipelined.loss_request import Prepared, check_numerically, prepare, request_of
 from gemini.runtime.pipelined.plan_table import Catalogue
-from gemini.runtime.pipelined.proof_check import checked
 from gemini.runtime.pipelined.returned_attributes import Leavings, passed
 from gemini.runtime.pipelined.stage_install import executor_for
 from gemini.runtime.pipelined.step_generators import follow, states_for
 from gemini.runtime.pipelined.step_request import StepResult as Ran
 from gemini.runtime.pipelined.step_result import foresee, result_of
-from gemini.runtime.pool.memory_peaks import begin_peaks, peaks_of
-from gemini.runtime.pool.signals import Held
-from gemini.snapshot.model_state import undrawn
+from gemini.runtime.pool.memory_peaks import read_peaks, reset_peaks
+from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.run_journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
+from gemini.snapshot.rng_snapshot import undrawn
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -79,8 +78,8 @@ class Overlap:
         self.managed, self.story, self.trace = managed, story, trace
         self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
         self.steps = 0
-        self._roster: Roster | None = None
-        self._seen: State | None = None  # of the model, when what its code reads was looked at
+        self._roster: ModelContents | None = None
+        self._seen: ModelVersion | None = None  # of the model, when what its code reads was looked at
         self._leavings = Leavings()
         self.catalogue = Catalogue(managed, planner, story, self._leavings)
 
@@ -105,12 +104,12 @@ class Overlap:
 
     def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
         args, kwargs = placed(args, kwargs)
-        self._roster = roster = roster_of(model, self._roster)
+        self._roster = roster = read_contents(model, self._roster)
         if roster.state is None or roster.state is not self._seen:
             self._seen = roster.state
             self.managed.look(model)
             if reason := self.managed.methods.obstacle():  # from the next call on it does not come here
-                with here():
+                with run_locally():
                     return self._dispatched(eager, args, kwargs, reason)
         if reason := _watched(roster) or roster.hooks() or self._outside():
             return self._dispatched(eager, args, kwargs, reason)
@@ -175,7 +174,7 @@ class Overlap:
         return output
 
     def _work(
-        self, model: nn.Module, roster: Roster, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
+        self, model: nn.Module, roster: ModelContents, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
     ) -> Work:
         assert kind.plan is not None
         work = kind.works.get(samples)
@@ -239,7 +238,7 @@ class Overlap:
         bound = bind(asked.model, asked.args, asked.kwargs)
         pending_queue.let_pass(plan.is_random, plan.writes)
         try:
-            with Held(), self._leavings.aside(asked.model):
+            with DeferredSignals(), self._leavings.aside(asked.model):
                 self.managed.tell_dropped()
                 executor = self._executor(kind, prepared)
                 given = None if asked.foreign is None else asked.foreign.results
@@ -272,7 +271,7 @@ class Overlap:
             if not prepared.reason and not kind.plan.unsplit:
                 try:
                     with self._leavings.aside(pending.work.model):
-                        prepared = checked(kind.plan, prepared, pending, tape, root)
+                        prepared = check_numerically(kind.plan, prepared, pending, tape, root)
                 except SplittingError as error:  # another batch may be what the proof was about
                     return self._as_one(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
@@ -280,7 +279,7 @@ class Overlap:
             return self._as_one(kind, pending, tape, root, prepared.reason, of_batch=False)
         args, kwargs = pending.call.with_tensors(pending.inputs)
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
-        with Held(), self._leavings.aside(pending.work.model):
+        with DeferredSignals(), self._leavings.aside(pending.work.model):
             self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
             try:
@@ -291,7 +290,7 @@ class Overlap:
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
             if self.trace is not None and self.steps + 1 in _TRACED:
-                begin_peaks(self.managed.crew.workers)
+                reset_peaks(self.managed.crew.workers)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3
@@ -349,10 +348,10 @@ class Overlap:
     def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
         if self.trace is None or kind.plan is None or self.steps not in _TRACED:
             return
-        from gemini.runtime.pipelined.trace_events import trace_of
+        from gemini.runtime.pipelined.step_trace import trace_of
 
         with undrawn():
-            peaks = peaks_of(self.managed.crew.workers)
+            peaks = read_peaks(self.managed.crew.workers)
             trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms, peaks)
             files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
         self.story.traces += [str(path) for path in files]
@@ -363,7 +362,7 @@ def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws
     if kind.plan is None or not kind.plan.is_foreign:
         return None
 
-    with here(), torch.no_grad():
+    with run_locally(), torch.no_grad():
         return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))
 
 
@@ -377,10 +376,10 @@ def _unsendable(tensors: list[torch.Tensor]) -> str:
     return ""
 
 
-def _watched(roster: Roster) -> str:
+def _watched(roster: ModelContents) -> str:
     """Why a call has to be made as it is made, and at once."""
     if roster.has_swapped():
         return "it is called with other parameters than its own"
     if is_checkpointed():
         return "a checkpoint of the program runs it again in backward"
-    return "hooks of the program take the tensors that it saves for backward" if saves_elsewhere() else ""
+    return "hooks of the program take the tensors that it saves for backward" if has_saved_tensor_hooks() else ""

@@ -9,29 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gemini.capture.call_binding import Call, bind
+from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError, ScheduleError
-from gemini.guards.model_version import Roster
+from gemini.guards.model_version import ModelContents
+from gemini.ir.call_binding import Call, bind
 from gemini.ir.encode import UnsupportedValueError
-from gemini.planner.branch_request import this_way
-from gemini.planner.contention import among
-from gemini.planner.plan_reuse import reusing
-from gemini.planner.replan import learning_from
-from gemini.planner.single_microbatch import undivided
 from gemini.planner.step_plan import UnplannableError
-from gemini.planner.tail_plan import gathering
-from gemini.report.run_journal import Story
 from gemini.runtime.deferred import Outline
 from gemini.runtime.deferred.hazard_mode import before_drawing
-from gemini.runtime.interception.local_mode import here
+from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import Found, Kind, Planner, differ_in_values, exact_of, kind_of, short_of
 from gemini.runtime.pipelined.fallback_reason import of_failure, of_plan
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import Leavings
-from gemini.runtime.pipelined.without_hooks import hookless
-from gemini.runtime.pool.speed_probe import speeds_of
+from gemini.runtime.pool.speed_probe import measure_speeds
+from gemini.runtime.run_journal import Story
 from gemini.snapshot.attribute_values import Contents
-from gemini.snapshot.model_state import undrawn
+from gemini.snapshot.rng_snapshot import undrawn
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -62,7 +56,7 @@ class Catalogue:
         self._untold: Exception | None = None  # why planning has failed
         self._said = 0  # plans that the user was told of
 
-    def find(self, model: nn.Module, roster: Roster, call: Call) -> tuple[Kind, int | None]:
+    def find(self, model: nn.Module, roster: ModelContents, call: Call) -> tuple[Kind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
         state, exact = roster.state, exact_of(call)
         if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
@@ -88,8 +82,8 @@ class Catalogue:
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return Kind(reason=f"it is called in more than {len(known)} ways"), None
-        with reusing([*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1]]):
-            made = self._planned(model, call)
+        earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
+        made = self._planned(model, call, earlier_plans=earlier)
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
 
@@ -111,8 +105,10 @@ class Catalogue:
         bound = bind(model, args, kwargs)
         found = kind.going(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
-            with this_way(), undivided(kind.plan.unsplit):
-                kind.variants.append(self._planned(model, Call(args, kwargs)))
+            reason = kind.plan.unsplit
+            kind.variants.append(
+                self._planned(model, Call(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
+            )
             self.made(has_failed=False)
             found = kind.going(model, bound, samples)
         if found is not None:
@@ -157,8 +153,8 @@ class Catalogue:
         kind.rehearsal.is_due = False
         kind.changes += 1
         try:
-            with here(), hookless(model), undrawn(), learning_from(before):
-                plan = self.planner(model, args, kwargs)
+            with run_locally(), without_hooks(model), undrawn():
+                plan = self.planner(model, args, kwargs, measured_plan=before)
             self._check(plan)
         except Exception:  # the one that runs is as good as it was
             return
@@ -178,9 +174,8 @@ class Catalogue:
             return None
         tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
         if kind.undivided is None or (tailed and kind.undivided.failures > 1):
-            as_one = tailed or kind.plan.tail is not None
-            with undivided(reason) if as_one else gathering(reason), reusing([kind.plan]):
-                kind.undivided = self._planned(model, call)
+            why = "single_micro_batch_reason" if tailed or kind.plan.tail is not None else "gather_reason"
+            kind.undivided = self._planned(model, call, **{why: reason}, earlier_plans=(kind.plan,))
             self.made(has_failed=False)
         plan = kind.undivided.plan
         samples = None if plan is None else kind.undivided.samples(call.tensors)
@@ -204,15 +199,16 @@ class Catalogue:
             return
         kind.outlines[samples] = outline
 
-    def _planned(self, model: nn.Module, call: Call) -> Kind:
+    def _planned(self, model: nn.Module, call: Call, **changes: Any) -> Kind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.leavings.settle(model)
         contents = Contents(call.kept)
         try:
             try:
-                with here(), hookless(model), undrawn(), among(partial(speeds_of, self.managed.crew)):
-                    plan = self.planner(model, *call.arguments())
+                with run_locally(), without_hooks(model), undrawn():
+                    probe = partial(measure_speeds, self.managed.crew)
+                    plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
             finally:
                 changed = contents.put_back()
             if changed:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gemini.capture.attribute_writes import Left
-from gemini.capture.call_binding import bind
+from gemini.ir.call_binding import bind
 from gemini.ir.interpreter import Execution
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.deferred.deferred_tensor import real_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gemini.planner.tail_plan import tail_of
 from gemini.profiling.measured_device import MB
-from gemini.runtime.memory.host_memory import amount
+from gemini.runtime.devices.host_memory import format_bytes
 from gemini.runtime.pipelined.call_signature import Kind
 from gemini.runtime.pipelined.loss_request import Prepared
 from gemini.runtime.pipelined.step_executor import Executor
@@ -47,7 +47,7 @@ def _tell_holding(plan: StepPlan, managed: Managed) -> None:
     for one in plan.analysis.workers:
         stages = ", ".join(map(str, one.stages))
         word = "stage" if len(one.stages) == 1 else "stages"
-        planned = amount(one.memory.total_mb * MB)
+        planned = format_bytes(one.memory.total_mb * MB)
         managed.crew.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
 
 

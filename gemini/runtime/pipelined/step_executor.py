@@ -25,40 +25,40 @@ from torch import nn
 from gemini.batch_analysis.batch_kinds import Positions, Sample
 from gemini.capture import torch_flags
 from gemini.errors import InvalidPlanError
-from gemini.guards.module_state import Snapshot
+from gemini.guards.module_state import ModuleState
 from gemini.ir.autograd_modes import Region
-from gemini.runtime.memory.finalizers import when_gone
-from gemini.runtime.memory.shared_layout import Places
-from gemini.runtime.memory.shared_parameters import Household
+from gemini.runtime.devices.finalizers import call_when_freed
+from gemini.runtime.memory.shared_layout import TensorPositions
+from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.broadcast import Chorus, check_readable
-from gemini.runtime.pipelined.code_dependencies import lend
 from gemini.runtime.pipelined.gradient_layout import Layout, Order, summed
-from gemini.runtime.pipelined.lower_program import Lowered, lower
 from gemini.runtime.pipelined.peer_mesh import connect
 from gemini.runtime.pipelined.step_request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
-from gemini.runtime.pool.fault_policy import annotated
-from gemini.runtime.pool.worker_handle import OurFault, Worker
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.fault_policy import rebuild_with_traceback
+from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Done, Raised
 from gemini.runtime.step_messages import (
-    ABANDONED,
-    Abandon,
+    ABORTED,
+    AbortStep,
     Fetch,
     Fetched,
-    Retire,
+    RetirePrograms,
     Sources,
     Stages,
     Step,
     Stepped,
     Tasks,
 )
-from gemini.runtime.transport.module_pickling import silent
+from gemini.runtime.transport.code_dependencies import collect_user_objects
+from gemini.runtime.transport.module_pickling import strip_uncalled_hooks
 from gemini.step.join_microbatches import PARTS, combined
+from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
-_retired: weakref.WeakKeyDictionary[Crew, deque[int]] = weakref.WeakKeyDictionary()
+_retired: weakref.WeakKeyDictionary[WorkerPool, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
 
 
@@ -89,7 +89,11 @@ class Executor:
     """Runs steps of one model by one program."""
 
     def __init__(
-        self, crew: Crew, household: Household, program: StepProgram, follow: Callable[[], None] | None = None
+        self,
+        crew: WorkerPool,
+        household: SharedParameters,
+        program: StepProgram,
+        follow: Callable[[], None] | None = None,
     ) -> None:
         """`follow` has stages hold what their model holds now."""
         if program.nworkers > len(crew.workers):
@@ -107,10 +111,10 @@ class Executor:
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
         self._orders: dict[int, Order] = {}  # of gradients, by kind of step
-        self._lie_at: Places | None = None  # the tensors of all stages
+        self._lie_at: TensorPositions | None = None  # the tensors of all stages
         self._standing: Standing | None = None  # the state of the model of which the workers know
         self._retired = _retired.setdefault(crew, deque())
-        when_gone(self, partial(self._retired.append, self.number))
+        call_when_freed(self, partial(self._retired.append, self.number))
 
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
     def install(self, stages: Sequence[nn.Module], texts: dict[str, str]) -> None:
@@ -122,7 +126,7 @@ class Executor:
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.crew.workers if gone else ():
-            done(worker, Retire(worker.next_number(), gone), "forget stages")
+            done(worker, RetirePrograms(worker.next_number(), gone), "forget stages")
         self._held = [
             [t for at in self.program.stages_of(w.place) for t in (*stages[at].parameters(), *stages[at].buffers())]
             for w in self.workers
@@ -131,8 +135,12 @@ class Executor:
         self._bring_home()
         for worker in self.workers:
             numbers = self.program.stages_of(worker.place)
-            done(worker, Sources(worker.next_number(), texts, lend(texts.values())), "take generated text")
-            modules = {at: silent(stages[at], self.program.called) for at in numbers}
+            done(
+                worker,
+                Sources(worker.next_number(), texts, collect_user_objects(texts.values())),
+                "take generated text",
+            )
+            modules = {at: strip_uncalled_hooks(stages[at], self.program.called) for at in numbers}
             program = self.program
             done(worker, Stages(
                 worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws,
@@ -146,7 +154,7 @@ class Executor:
             self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
         for worker in self.workers:
             worker.link.carriage.trim()
-        self._snapshots, self._moves = [Snapshot(stage) for stage in stages], self.household.moves
+        self._snapshots, self._moves = [ModuleState(stage) for stage in stages], self.household.moves
 
     def _bring_home(self, *, have_shapes: bool = False) -> None:
         """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
@@ -154,7 +162,7 @@ class Executor:
             return
         for worker, held in zip(self.workers, self._held, strict=True):
             self.household.bring_home(held, worker.device)
-        self._lie_at = Places(self._tensors)
+        self._lie_at = TensorPositions(self._tensors)
 
     def _keep_current(self, state: Standing | None) -> bool:
         """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
@@ -220,14 +228,20 @@ class Executor:
         self._foresee(kind[0], request)
         replies = self._chorus.ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
-            lambda number: Abandon(number, step), request.patience,
+            lambda number: AbortStep(number, step), request.patience,
         )  # fmt: skip
         self._check(replies)
         # In the order of the workers, not of their answers: sums over workers are then the same in every run.
         return self._result({worker: replies[worker] for worker in self.workers}, request, kind[0], step)
 
     def _request(  # noqa: PLR0917
-        self, worker: Worker, request: StepRequest, kind: tuple[int, Lowered], step: int, region: Any, is_known: bool
+        self,
+        worker: WorkerHandle,
+        request: StepRequest,
+        kind: tuple[int, Lowered],
+        step: int,
+        region: Any,
+        is_known: bool,
     ) -> Step:
         """The step for one worker: only what its stages read."""
         part, (key, lowered) = self._parts[worker.place], kind
@@ -256,7 +270,7 @@ class Executor:
             part.layouts[key].number if key in part.layouts else 0, tensors,
         )  # fmt: skip
 
-    def _check(self, replies: dict[Worker, Any]) -> None:
+    def _check(self, replies: dict[WorkerHandle, Any]) -> None:
         """Raise what has gone wrong, if anything: what a stage has raised before what follows from it."""
         failed = {worker: reply for worker, reply in replies.items() if not isinstance(reply, Stepped)}
         if not failed:
@@ -267,12 +281,12 @@ class Executor:
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
                 text = f"in worker {worker.place}, {reply.scope}"
-                raise annotated(reply, text)
+                raise rebuild_with_traceback(reply, text)
         for worker, reply in failed.items():
             check_readable(worker, reply)
-            if reply is not None and getattr(reply, "reason", "") != ABANDONED:
-                raise OurFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
-        raise OurFault("the step was interrupted")
+            if reply is not None and getattr(reply, "reason", "") != ABORTED:
+                raise InternalFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+        raise InternalFault("the step was interrupted")
 
     def _foresee(self, kind: int, request: StepRequest) -> None:
         """Tell of the gradients that will come, if they lie where they did in the last step.
@@ -291,14 +305,14 @@ class Executor:
         request.foresee(order.owners, gradients)
 
     # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
-    def _gradients(self, worker: Worker, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
+    def _gradients(self, worker: WorkerHandle, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
         """Those of one worker, in its memory."""
         layouts = self._parts[worker.place].layouts
         if reply.gradients is not None:
             layouts[kind] = Layout(reply.layout, reply.gradients)
         return layouts[kind], worker.link.carriage.borrow(layouts[kind].row)
 
-    def _result(self, replies: dict[Worker, Any], request: StepRequest, kind: int, step: int) -> StepResult:
+    def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> StepResult:
         layouts: list[Layout] = []
         gradients: list[torch.Tensor] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
@@ -360,7 +374,7 @@ class Executor:
             asked = Fetch(worker.next_number(), step, name, how if len(places) == 1 else PARTS)
             reply = worker.ask(asked, f"fetch {name}")
             if not isinstance(reply, Fetched):
-                raise OurFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
+                raise InternalFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
             parts.update(zip(reply.mids, reply.tensors, strict=False))
         found = [parts[mid] for mid in sorted(parts)]
         return found[0] if len(places) == 1 else combined(found, how)
@@ -389,8 +403,8 @@ def _told_region(region: Region) -> Any:
     return region.grad, region.inference, region.autocast, torch_flags.current()
 
 
-def done(worker: Worker, request: Any, what: str) -> None:
+def done(worker: WorkerHandle, request: Any, what: str) -> None:
     """Ask for something that is answered by Done."""
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):
-        raise OurFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+        raise InternalFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")

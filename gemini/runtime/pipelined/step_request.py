@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Partial, Positions, Sample
-from gemini.capture.call_binding import Call
 from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import Call
 from gemini.pipe.value_routes import Caller
-from gemini.runtime.memory.finalizers import when_gone
-from gemini.runtime.pool.worker_handle import OurFault
+from gemini.runtime.devices.finalizers import call_when_freed
+from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Output:
             return self._fetch(self.name, ("sum", list(weights)))
         if isinstance(kind, Partial):
             return self.summed()
-        raise OurFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
+        raise InternalFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
 
     def concatenated(self, dim: int) -> torch.Tensor:
         """Of all micro-batches, one after the other."""
@@ -119,7 +119,7 @@ class Stay:
 
     def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
         self.step = step
-        when_gone(self, *(partial(one.append, step) for one in dropped))
+        call_when_freed(self, *(partial(one.append, step) for one in dropped))
 
 
 @dataclass
@@ -168,7 +168,9 @@ def inputs_of(
         if isinstance(value, torch.Tensor):
             dim = dims.get(id(value))
             if dim is not None and total and value.shape[dim] % total:
-                raise OurFault(f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out")
+                raise InternalFault(
+                    f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out"
+                )
             found[port.name] = Whole(value, dim)
         else:
             numbers.append(port)

@@ -13,9 +13,13 @@ from pathlib import Path
 
 from gemini.atomic_files import write_whole
 from gemini.errors import InvalidPlanError, MissingEngineError
+from gemini.planner.step_plan import StepPlan
+from gemini.runtime.pipelined.measured_schedule import TYPES
+from gemini.runtime.pipelined.step_request import Event
 from gemini.schedule.block import Action, Block
 from gemini.schedule.export.perfetto import save_trace
 from gemini.schedule.schedplan import SchedPlan, connect
+from gemini.schedule.user_plan import replicas
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,26 @@ def executed(plan: SchedPlan, ran: Sequence[Ran]) -> SchedPlan:
         found.add_block(twins[block], plan.device(block), max(one.begin, 0.0))
     connect(twins)
     return found
+
+
+def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: tuple[float, ...] = ()) -> StepTrace:
+    """The timeline of a step beside what was expected of it; `peak_mb` is what each worker had, where that is known."""
+    done = [event for event in events if event.kind in TYPES]
+    first = min(event.begin for event in done)
+    copies = replicas(plan.schedule)  # whose micro-batches are several of ours, one through each
+    ran = [
+        Ran(
+            event.worker,
+            Action(event.stage + event.mid % copies * plan.nstages, TYPES[event.kind], event.mid // copies),
+            (event.begin - first) * 1e3,
+            (event.end - first) * 1e3,
+        )
+        for event in done
+    ]
+    profiled_ms = 0.0 if plan.rehearsed is None else plan.analysis.step_ms
+    measured = executed(plan.schedule, ran)
+    expected_mb = tuple(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
+    return StepTrace(plan.expected, measured, step_ms, plan.step_ms, peak_mb, expected_mb, profiled_ms)
 
 
 def _bubble(plan: SchedPlan) -> float:

@@ -1,23 +1,27 @@
-"""Gradients of a call by running it again in this process, of any order.
+"""Rerun: re-execution of a call in this process, for gradients that the workers cannot compute.
 
-The inputs of the run are leaves of its own, so that autograd finds how the results depend on inputs and parameters
-directly, and not through what has made the inputs: a weight that is used there as well would get that part twice.
+A call that ran remotely has no local graph. Higher-order gradients, gradients of another value than the loss, and a
+second backward are answered by running the call again, in a graph that ends at stand-ins for its inputs. Autograd then
+finds how the results depend on inputs and parameters directly; a weight that also contributed to an input would
+otherwise be counted twice.
 
-    gradients   = how(run)(inputs, gradients of the results)        a run like any other, of more inputs
-    of those    = how(how(run))(…)                                  when they are differentiated in turn
+    compute_gradients(run, …)    one call of a module or model (eager dispatch), of any order:
+                                 gradients = derivative(run)(inputs, output gradients), itself a run of more inputs
+    Rerun                        a deferred step: the values of its tape stay connected to the script's graph, and
+                                 gradients pass the stand-ins except while the rerun itself is differentiated
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from gemini.autograd_engine import differentiate
-from gemini.capture.unhooked_backward import unhooked
+from gemini.capture.module_hooks import unhooked
 
 Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether what it gives is to be differentiated
 
@@ -104,3 +108,71 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
         for at, gradient in zip(places, found, strict=True):
             result[at] = gradient
         return (None, None, *result)
+
+
+# ── deferred steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass
+class Switch:
+    """Whether gradients end at the stand-ins."""
+
+    is_closed: bool = False
+
+
+@dataclass
+class Rerun:
+    """Stand-ins for what a step was given, and the values that it has computed from them."""
+
+    parameters: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    operands: dict[int, torch.Tensor]
+    switch: Switch
+    values: dict[int, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        parameters: list[torch.Tensor], inputs: list[torch.Tensor], operands: dict[int, torch.Tensor], connect: bool
+    ) -> Rerun:
+        """Stand-ins; connected to the program's graph, or not."""
+        switch = Switch()
+
+        def stand_in(one: torch.Tensor) -> torch.Tensor:
+            if not one.requires_grad:
+                return one
+            with torch.enable_grad():
+                return StandIn.apply(switch, one) if connect else one.detach().requires_grad_()
+
+        given = {number: stand_in(one) for number, one in operands.items()}
+        return Rerun(parameters, [stand_in(one) for one in inputs], given, switch)
+
+    def differentiate(self, value: int, gradient: torch.Tensor, create_graph: bool, operands: list[int]) -> list[Any]:
+        """Gradients of parameters, of inputs that require one, and of these operands.
+
+        Hooks of parameters see them where the program's own backward brings them, and not here as well.
+        """
+        inputs = [one for one in self.inputs if one.requires_grad]
+        wanted = [*self.parameters, *inputs, *(self.operands[number] for number in operands)]
+        self.switch.is_closed = True
+        try:
+            with unhooked(self.parameters):
+                found = torch.autograd.grad(
+                    [self.values[value]], wanted, [gradient], True, create_graph, allow_unused=True
+                )
+        finally:
+            self.switch.is_closed = False
+        return list(found)
+
+
+class StandIn(torch.autograd.Function):  # type: ignore[misc]
+    """The same contents; gradients go on, unless the switch is closed."""
+
+    @staticmethod
+    def forward(ctx: Any, switch: Switch, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor."""
+        ctx.set_materialize_grads(False)
+        ctx.switch = switch
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        """To the tensor, or nowhere."""
+        return None, None if ctx.switch.is_closed else gradient
