@@ -81,9 +81,9 @@ layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
 model = nn.Sequential(nn.TransformerEncoder(layer, int(sys.argv[1])), nn.Linear(128, 10))
 torch.optim.SGD(model.parameters(), lr=0.1)  # imports of torch's own
 began = spent()
-from gemini.planner.planning import plan_step
-from gemini.planner.wish import Wish
-made = plan_step(model, (torch.randn(8, 32, 128),), {}, Wish(2, 4, cache=sys.argv[2]))
+from gemini.planner.plan_request import PlanRequest
+from gemini.planner.step_planner import plan_step
+made = plan_step(model, (torch.randn(8, 32, 128),), {}, PlanRequest(2, 4, cache=sys.argv[2]))
 taken = [now - before for now, before in zip(spent(), began)]
 print(json.dumps({"spent": taken, "is_kept": made.is_kept}))
 """

@@ -16,17 +16,16 @@ from overlap_peers import Task, pin
 from overlap_progress import PROGRESS
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.planner.contention import among, measure
-from gemini.planner.plan_request import Wish
+from gemini.planner.contention import measure_contention
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.schedule_choice import choose
 from gemini.planner.stage_layouts import layouts
 from gemini.planner.step_plan import StepPlan
-from gemini.report.step_trace import StepTrace
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined.call_signature import Kind
 from gemini.runtime.pipelined.step_request import StepResult
-from gemini.runtime.pipelined.trace_events import trace_of
-from gemini.runtime.pool.speed_probe import speeds_of
+from gemini.runtime.pipelined.step_trace import StepTrace, trace_of
+from gemini.runtime.pool.speed_probe import measure_speeds
 
 AUTO = "auto"
 PLANS = ("1f1b", "zb_h1", "interleaved_1f1b", "zb_v", "composed")
@@ -58,17 +57,16 @@ class Ours:
         managed = dispatch.find(self.model)
         if managed is None or managed.overlap is None:
             raise RuntimeError("the model is not managed")
-        self.overlap, self.crew = managed.overlap, managed.crew
+        self.overlap, self.pool = managed.overlap, managed.pool
         self.overlap._trace = self._keep  # type: ignore[method-assign]
         self._last: StepResult | None = None
-        for worker, seat in zip(self.crew.workers, seats, strict=True):
+        for worker, seat in zip(self.pool.workers, seats, strict=True):
             pin(worker.process.pid, seat)
         for what in ("a call that is watched", "a call that is planned for"):
             PROGRESS.tell(what)
             self.model(self.batch)
         self.ready_s = time.perf_counter() - began
-        with among(partial(speeds_of, self.crew)):
-            self.contention = measure(task.workers)  # as the planner found it
+        self.contention = measure_contention(task.workers, measure_speeds=partial(measure_speeds, self.pool))
         ((self.key, (kind,)),) = self.overlap.catalogue.kinds.items()
         if kind.plan is None:
             raise RuntimeError(f"no plan: {kind.reason}")
@@ -79,7 +77,7 @@ class Ours:
         """Make the plan with a schedule; raises GeminiError where there is none."""
         first = self.of(AUTO)
         pieces = self.task.micro_batches
-        options = Wish(self.task.workers, pieces).options(pieces, pieces)  # sizes are of a micro-batch
+        options = PlanRequest(self.task.workers, pieces).options(pieces, pieces)  # sizes are of a micro-batch
         if self._layouts is None:
             self._layouts = list(layouts(first.graph, first.profile, self.task.workers, "exact", options))
         choice = choose(first.graph, first.profile, self._layouts, options, name)
@@ -130,8 +128,8 @@ class Ours:
     @property
     def pids(self) -> list[int]:
         """Its workers."""
-        return [worker.process.pid for worker in self.crew.workers]
+        return [worker.process.pid for worker in self.pool.workers]
 
     def end(self) -> None:
         """Let them leave."""
-        self.crew.stop()
+        self.pool.stop()

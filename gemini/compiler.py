@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,16 +74,16 @@ def planner_for(config: GeminiConfig) -> Planner | None:
         return None
     schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
 
-    def plan(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
-        from gemini.planner.plan_request import Wish
+    def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
+        from gemini.planner.plan_request import PlanRequest
         from gemini.planner.step_planner import plan_step
 
         limit = None if config.memory_limit is None else config.memory_limit / 2**20
         threads = max(1, len(os.sched_getaffinity(0)) // count)
-        wish = Wish(
+        request = PlanRequest(
             count, pieces, threads, config.partitioner, schedule, limit, config.rng,
-            seed=config.seed, own_statistics=config.batch_norm == "micro-batch", quiet=config.quiet,
+            seed=config.seed, micro_batch_statistics=config.batch_norm == "micro-batch", quiet=config.quiet,
         )  # fmt: skip
-        return plan_step(model, args, kwargs, wish)
+        return plan_step(model, args, kwargs, replace(request, **changes))
 
     return plan

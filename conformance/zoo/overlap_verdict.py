@@ -33,12 +33,12 @@ from conformance.zoo.verdict import Animal, TimeOut, at_most
 from conformance.zoo.workers_verdict import _again, _prepared
 from gemini.errors import ScheduleError
 from gemini.ir.encode import tensors
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import LOCAL, PATHS, Story
 from tests.runtime.training import difference
 
@@ -65,11 +65,11 @@ def objective(output: Any) -> torch.Tensor:
 
 
 def judge(
-    animal: Animal, crew: Crew, *, build: int, limit: int, hint: Any = None, schedule: str = "auto"
+    animal: Animal, pool: WorkerPool, *, build: int, limit: int, hint: Any = None, schedule: str = "auto"
 ) -> results.Row:
     """The row of one model."""
     row: results.Row = {
-        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(crew.workers), "schedule": schedule,
+        "cls": animal.cls, "status": "not buildable", "reason": "", "workers": len(pool.workers), "schedule": schedule,
         **results.versions(), "code": results.digest(("capture", "runtime", "splitting", "planner", "codegen")),
     }  # fmt: skip
     started = time.perf_counter()
@@ -85,7 +85,7 @@ def judge(
     started = time.perf_counter()
     try:
         with at_most(limit):
-            _compare(row, lambda: _again(animal, made, row["hint"]), crew, schedule)
+            _compare(row, lambda: _again(animal, made, row["hint"]), pool, schedule)
     except TimeOut:
         row.update(status="failed" if "dtype" in row else "not trainable", reason=f"more than {limit} s")
     except ScheduleError as error:  # a schedule that was asked for and does not exist for this model: the user is told
@@ -96,7 +96,7 @@ def judge(
     return row
 
 
-def _compare(row: results.Row, fresh: Any, crew: Crew, schedule: str) -> None:
+def _compare(row: results.Row, fresh: Any, pool: WorkerPool, schedule: str) -> None:
     expected = None
     for dtype in LIMITS:
         try:
@@ -108,7 +108,7 @@ def _compare(row: results.Row, fresh: Any, crew: Crew, schedule: str) -> None:
         row.update(status="not trainable", reason="it does not train on one device either: " + row["reason"])
         return
     row.update(dtype=str(dtype).removeprefix("torch."), reason="")
-    found = _judge(row, expected, _prepared(fresh, dtype), crew, schedule, LIMITS[dtype])
+    found = _judge(row, expected, _prepared(fresh, dtype), pool, schedule, LIMITS[dtype])
     if row["status"] == "different" and dtype == torch.float64 and _casts(*_prepared(fresh, dtype)):
         row["float32_inside"] = True
         row["worst"], _ = _worst(expected, found, (1e-6, ROUNDED), COARSE)
@@ -159,12 +159,12 @@ def _nudged(made: Any, eps: float, seed: int) -> Any:
 
 
 def _judge(  # noqa: PLR0917
-    row: results.Row, expected: Trained, made: Any, crew: Crew, schedule: str, limits: tuple[float, float]
+    row: results.Row, expected: Trained, made: Any, pool: WorkerPool, schedule: str, limits: tuple[float, float]
 ) -> Trained:
     model, args, kwargs = made
-    managed = Managed(model, crew, quiet=True, micro_batches=PIECES)
-    story = Story(type(model).__name__, len(crew.workers))
-    wish = Wish(len(crew.workers), PIECES, schedule=schedule, cache=False)
+    managed = Managed(model, pool, quiet=True, micro_batches=PIECES)
+    story = Story(type(model).__name__, len(pool.workers))
+    wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     found = _train(model, args, kwargs)

@@ -28,20 +28,20 @@ from gemini.capture.entry import attach_model
 from gemini.capture.options import DEFAULT_OPTIONS, CaptureOptions
 from gemini.capture.python_state import fingerprint
 from gemini.capture.specialize import accepts_call
-from gemini.capture.verify.gradient_record import way_back
+from gemini.capture.verify.gradient_record import autograd_graph_text
 from gemini.capture.verify.step_observation import tensor_difference
 from gemini.errors import GeminiError
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call, bind, signature_of
+from gemini.ir.call_binding import ModelCall, bind, signature_of
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.hook_tables import has_hooks
 from gemini.ir.interpreter import GuardBroken, NodeFailed
-from gemini.ir.out_spec import sketch
+from gemini.ir.out_spec import structure_of
 from gemini.ir.serialize import load_graph
-from gemini.ir.validity import readable
+from gemini.ir.validity import describe_state
 from gemini.pipe.manifest import GRAPH, versions
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 _MOST = 64  # graphs that are kept
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -87,12 +87,12 @@ def _key(
         versions(),
         settings,
         Region.current(),
-        torch_flags.current(),
+        torch_flags.current_flags(),
         code,
     ]
     facts.append(signature_of(bind(model, args, kwargs)))
     facts += [*options.sample_dims(), options.repeats, options.opens_leaves]
-    facts += readable(fingerprint(model, modules))
+    facts += describe_state(fingerprint(model, modules))
     for name, module in modules.items():
         plain = sorted((key, repr(value)) for key, value in vars(module).items() if isinstance(value, _PLAIN))
         facts.append((name, type(module).__qualname__, plain))
@@ -142,7 +142,7 @@ def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     if (
         graph.is_whole
         or not accepts_call(graph, bind(model, args, kwargs))
-        or not _agrees(graph, model, Call(args, kwargs))
+        or not _agrees(graph, model, ModelCall(args, kwargs))
     ):
         return None
     with suppress(OSError):  # another run may have replaced it
@@ -150,9 +150,9 @@ def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     return graph
 
 
-def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
+def _agrees(graph: Graph, model: nn.Module, call: ModelCall) -> bool:
     """Whether graph and model give the same on a batch; leaves everything as it was."""
-    state = Saved(model, watch=True)
+    state = ModelSnapshot(model, watch=True)
     try:
         with state.watching():
             args, kwargs = call.arguments()
@@ -172,10 +172,10 @@ def _agrees(graph: Graph, model: nn.Module, call: Call) -> bool:
 
 def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list[torch.Tensor]]:
     outputs = [tensor for _, tensor in tensors(output)]
-    back = way_back(model, outputs, [tensor for _, tensor in tensors(arguments)])
+    back = autograd_graph_text(model, outputs, [tensor for _, tensor in tensors(arguments)])
     made = [tensor.detach() for tensor in outputs]
     held = [tensor.detach().clone() for tensor in (*model.buffers(), *(t for _, t in tensors(arguments)))]
-    return sketch(output), back, [*made, *held]
+    return structure_of(output), back, [*made, *held]
 
 
 def _keep(graph: Graph, place: Path) -> None:

@@ -52,10 +52,10 @@ class Forced:
             if obstacle:
                 return self.stays(model, obstacle, "in this process")
             from gemini.runtime.session import start
-            from gemini.snapshot.model_state import undrawn
+            from gemini.snapshot.rng_snapshot import preserve_rng_state
 
             planner = self.planner()
-            with undrawn():
+            with preserve_rng_state():
                 managed = start(
                     model,
                     self.config,
@@ -82,13 +82,13 @@ class Forced:
         return planner_for(self.config)
 
     def _telling(self, planner: Planner, plan: StepPlan | None, single_ms: float | None) -> Planner:
-        """The planner, which shows its first plan; `plan` is one that it would make."""
+        """Return the planner, which shows its first plan; `plan` is one that it would make."""
         first = [plan]
         shown: list[StepPlan] = []
 
-        def plan_and_tell(model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
+        def plan_and_tell(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
             made = first.pop() if first else None
-            found = made or planner(model, args, kwargs)
+            found = made or planner(model, args, kwargs, **changes)
             if not shown:
                 shown.append(found)
                 self.show(model, found, single_ms)
@@ -119,7 +119,7 @@ class Forced:
 
 
 def _obstacle(model: nn.Module) -> str:
-    """Why a model cannot have workers; '' where it can."""
+    """Return why a model cannot have workers; '' where it can."""
     import torch
 
     if isinstance(model, torch.jit.ScriptModule):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemini.batch_analysis.batch_kinds import Constant, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.graph_analysis import GraphForms
 from gemini.batch_analysis.side_effects import written_buffers
-from gemini.capture.attribute_writes import left_by
+from gemini.capture.attribute_writes import returned_writes
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Number, Ref, leaves
 from gemini.ir.symint import Expr
@@ -47,7 +47,7 @@ def find_written(plan: StepPlan) -> Once:
 
 def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
     """Attributes that calls leave must be had from the run that leaves them, and from nothing else."""
-    left = left_by(graph)
+    left = returned_writes(graph)
     names = {str(one) for one in left}
     for node in graph.nodes:
         if node.kind == "attribute" and node.target.partition("[")[0] in names:
@@ -61,14 +61,14 @@ def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
         ):
             raise UnplannableError(f"{one} keeps a number that is read from contents")
         for ref in leaves(form) if not unsplit else ():
-            kind = forms.kind(ref) if isinstance(ref, Ref) else Constant()
-            if not isinstance(kind, (Sample, Constant, Partial, Mean)):
+            kind = forms.kind(ref) if isinstance(ref, Ref) else Replicate()
+            if not isinstance(kind, (Shard, Replicate, Partial, WeightedPartial)):
                 why = f": {kind.reason}" if isinstance(kind, Opaque) else ""
                 raise UnplannableError(f"{one} keeps something of the batch in an attribute{why}")
 
 
 def _reads(number: Number) -> Iterator[Expr]:
-    from gemini.codegen.def_use import tensor_reads
+    from gemini.ir.def_use import tensor_reads
 
     return tensor_reads(number.expr)
 

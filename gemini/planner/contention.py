@@ -14,12 +14,11 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gemini.planner.plan_request import SpeedProbe
 from gemini.profiling.host_speed import Speed
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.profile_result import Profile
@@ -50,21 +49,6 @@ print(rate(copy, 0.12), rate(compute, 0.05), flush=True)
 """
 
 
-Speeds = tuple[Speed, Sequence[Speed]]  # of this process alone, and of the workers together
-Asked = Callable[[], Speeds | None]
-_asked: ContextVar[Asked | None] = ContextVar("asked", default=None)
-
-
-@contextmanager
-def among(workers: Asked) -> Iterator[None]:
-    """Inside, the contention is that of these workers, who are asked when it is first needed."""
-    token = _asked.set(workers)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
-
-
 @dataclass(frozen=True)
 class Contention:
     """How many times as long work takes that is bound by memory, and by the processor; and what a core copies alone."""
@@ -91,16 +75,20 @@ class Contention:
         return share * self.memory + (1 - share) * self.compute
 
 
-def measure(workers: int, threads: int = 1) -> Contention:
-    """The contention among so many workers on the cores of this process; none where probes cannot run."""
-    asked, cores = _asked.get(), tuple(sorted(os.sched_getaffinity(0)))
-    speeds = None if asked is None else asked()
+def measure_contention(workers: int, threads: int = 1, measure_speeds: SpeedProbe | None = None) -> Contention:
+    """Return the contention among `workers` processes on the cores of this process.
+
+    `measure_speeds` measures the running workers; without it short-lived processes stand in for them. Where probes
+    cannot run, no contention is assumed.
+    """
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    speeds = None if measure_speeds is None else measure_speeds()
     if speeds is not None:
-        return of_speeds(*speeds, turns=max(1.0, workers * threads / len(cores)))
-    return _measured(workers, threads, cores)
+        return contention_from_speeds(*speeds, turns=max(1.0, workers * threads / len(cores)))
+    return _measure_with_probes(workers, threads, cores)
 
 
-def of_speeds(alone: Speed, workers: Sequence[Speed], turns: float = 1.0) -> Contention:
+def contention_from_speeds(alone: Speed, workers: Sequence[Speed], turns: float = 1.0) -> Contention:
     """The contention that speeds show; processor time says nothing about those who take turns on a core.
 
     It is that of the middle worker: where others share the machine, who is the slow one changes from second to second.
@@ -114,7 +102,7 @@ def of_speeds(alone: Speed, workers: Sequence[Speed], turns: float = 1.0) -> Con
 
 
 @functools.lru_cache(maxsize=16)
-def _measured(workers: int, threads: int, cores: tuple[int, ...]) -> Contention:
+def _measure_with_probes(workers: int, threads: int, cores: tuple[int, ...]) -> Contention:
     wanted = workers * threads
     turns = max(1.0, wanted / len(cores))  # more than there are cores: they take turns
     try:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from gemini.capture.provenance import get_held
-from gemini.capture.tensor_writes import held_tensors
 from gemini.ir.graph import Graph
+from gemini.ir.interpreter import find_model_tensor
 from gemini.planner.step_plan import UnplannableError
+from gemini.snapshot.tensor_writes import model_tensors
 
 
 def check_held(model: nn.Module) -> None:
@@ -22,7 +22,7 @@ def check_held(model: nn.Module) -> None:
     _refuse(
         [
             name
-            for name, tensor in held_tensors(model)
+            for name, tensor in model_tensors(model)
             if tensor.requires_grad and tensor.is_leaf and id(tensor) not in parameters
         ]
     )
@@ -32,7 +32,7 @@ def check_read(graph: Graph) -> None:
     """Raises UnplannableError where a call reads such a tensor, a leaf or computed."""
     names = [node.target for node in graph.nodes if node.kind in ("attribute", "buffer")]
     model = graph.bound_model()  # a kept graph may have been made of another that is alike
-    _refuse([name for name in names if get_held(model, name).requires_grad])
+    _refuse([name for name in names if find_model_tensor(model, name).requires_grad])
 
 
 def _refuse(names: Sequence[str]) -> None:

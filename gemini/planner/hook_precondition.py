@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.module_hooks import has_hooks, hook_tables
+from gemini.ir.hook_tables import has_hooks, hook_tables
 from gemini.planner.step_plan import UnplannableError
 
 _WEIGHTS = "torch.nn.utils."

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Opaque
-from gemini.batch_analysis.batchnorm import couples, own_statistics
+from gemini.batch_analysis.batchnorm import couples
 from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.rules.reshape import SQUEEZED
-from gemini.capture.attribute_writes import returning
-from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.attribute_writes import return_attribute_writes
+from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.options import CaptureOptions
 from gemini.errors import GeminiError
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
 from gemini.planner.buffer_writes import check_joinable
@@ -49,7 +49,9 @@ class Piece:
     pieces: float  # like the captured one, which make up the batch
 
 
-def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, request: PlanRequest) -> Piece:
+def prove_piece(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout, request: PlanRequest
+) -> Piece:
     """The smallest micro-batch that the wish asks for; raises UnplannableError."""
     call = args, kwargs
     first: Piece | _Failed
@@ -79,7 +81,7 @@ def prove_piece(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _looped(
-    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan, request: PlanRequest, times: int
+    model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout, request: PlanRequest, times: int
 ) -> Piece | None:
     """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
     for opened in (False, True):
@@ -127,7 +129,7 @@ class _Failed(UnplannableError):
 def _tried(  # noqa: PLR0917
     model: nn.Module,
     call: tuple[tuple[Any, ...], dict[str, Any]],
-    batch: BatchPlan,
+    batch: BatchLayout,
     request: PlanRequest,
     least: int,
     times: int = 0,
@@ -146,12 +148,12 @@ def _tried(  # noqa: PLR0917
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
         raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     # Layers are looked at by running them.
-    with torch.random.fork_rng(devices=[]), own_statistics(request.micro_batch_statistics):
-        forms = prove_graph(graph, *piece, least=least)
+    with torch.random.fork_rng(devices=[]):
+        forms = prove_graph(graph, *piece, least=least, micro_batch_statistics=request.micro_batch_statistics)
     return Piece(graph, forms, piece, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
 
 
-def _checked(piece: Piece, batch: BatchPlan, request: PlanRequest) -> Piece:
+def _checked(piece: Piece, batch: BatchLayout, request: PlanRequest) -> Piece:
     if piece.forms.reason:
         if not request.gather_reason:
             raise (MeetingError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
@@ -186,7 +188,7 @@ def _one_sample(piece: Piece, samples: int) -> str:
     return ""
 
 
-def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int, request: PlanRequest) -> int:
+def _enough(model: nn.Module, batch: BatchLayout, sizes: list[int], least: int, request: PlanRequest) -> int:
     """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
     if not any(couples(module) for module in model.modules()):
         return 1 if least == 1 else 2 * least
@@ -195,11 +197,11 @@ def _enough(model: nn.Module, batch: BatchPlan, sizes: list[int], least: int, re
     return min(batch.size, 4)
 
 
-def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchPlan) -> None:
+def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout) -> None:
     """The graph must have found samples where the call has been cut."""
     bound = bind(graph.bound_model(), *call)
     seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
-    for tensor, (dim, factor) in zip(Call(*call).tensors, batch.places(), strict=True):
+    for tensor, (dim, factor) in zip(ModelCall(*call).tensors, batch.places(), strict=True):
         node = seen.get(id(tensor))
         if node is None:
             continue
@@ -247,4 +249,4 @@ def captured(
     for ref in graph.outputs():
         if (ref.source, ref.path) not in graph.nodes[ref.node].outputs:  # an array of NumPy's: it cannot be put off
             raise UnplannableError(f"{graph.nodes[ref.node].name} computes what is returned, and is no tensor")
-    return returning(graph)
+    return return_attribute_writes(graph)

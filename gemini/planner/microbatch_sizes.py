@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.capture.batch_dim import BatchPlan
-from gemini.capture.call_binding import Call
+from gemini.capture.batch_dim import BatchLayout
+from gemini.ir.call_binding import ModelCall
 
 
 def piece_sizes(samples: int, count: int) -> list[int]:
@@ -19,9 +19,9 @@ def piece_sizes(samples: int, count: int) -> list[int]:
 
 
 def part_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan, start: int, length: int
+    args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout, start: int, length: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call for some of its samples; `batch` says where each tensor counts them."""
-    call = Call(args, kwargs)
+    call = ModelCall(args, kwargs)
     parts = batch.take(call.tensors, start, length)
     return call.with_tensors(parts)

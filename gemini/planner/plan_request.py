@@ -1,56 +1,91 @@
-"""A wish: what a plan is asked for."""
+"""Plan request: everything that a step plan depends on beside the model and the batch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gemini.partition.partition_options import Options, Worker
 from gemini.planner.schedule_choice import ACTION_MS, AUTO
+from gemini.profiling.host_speed import Speed
 from gemini.profiling.measured_device import MB
 from gemini.schedule.link_costs import Links, Table
 
-_NEAR = 0.03  # stages so close to an even share are not searched on
-LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes a ms: shared memory between two processes
+if TYPE_CHECKING:
+    from gemini.planner.step_plan import StepPlan
+
+_BALANCED = 0.03  # the partition search stops at stages this close to an even share
+LOCAL = Links(latency=0.1, bandwidth=4e6)  # ms, bytes per ms: shared memory between two processes
+# Fields that do not change which plan is best for a graph; they are no part of the key of a cached plan.
+_NOT_IN_KEY = frozenset(
+    ("cache", "quiet", "gather_reason", "single_micro_batch_reason", "earlier_plans", "measured_plan", "measure_speeds")
+)
+
+Speeds = tuple[Speed, Sequence[Speed]]  # of this process alone, and of all workers at the same time
+SpeedProbe = Callable[[], Speeds | None]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Workers, micro-batches, and all that a user may ask for beside them."""
+class PlanRequest:
+    """The configuration of a plan, and the facts about the call that the runtime has found out.
+
+    The first group of fields comes from the configuration. The second is set per call by the runtime, with
+    `dataclasses.replace`.
+    """
 
     workers: int
     micro_batches: int
-    threads: int = 1  # of a worker
+    threads: int = 1  # per worker
     partitioner: str = "exact"
     schedule: str = AUTO
-    memory_mb: float | None = None  # of a worker
-    rng: str = "exact"  # or "fast": each worker draws numbers of its own
-    own_statistics: bool = False  # of micro-batches, for batch normalization in training
+    memory_limit_mb: float | None = None  # per worker
+    rng: str = "exact"  # or "fast": each worker generates its own random numbers
+    micro_batch_statistics: bool = False  # batch normalization in training takes statistics per micro-batch
     links: Links = LOCAL
     seed: int = 0
     cache: bool | str | Path = True
-    quiet: bool = False  # not a word about kept plans that cannot be used
+    quiet: bool = False  # log nothing about cached plans that cannot be used
+
+    gather_reason: str = ""  # why the loss or the end of the model must see the whole batch; '': it need not
+    single_micro_batch_reason: str = ""  # why the batch must stay one micro-batch; '': it may be split
+    current_branch: bool = False  # plan for the branch that the current state of the generator selects
+    earlier_plans: tuple[StepPlan, ...] = ()  # plans of the same model that may be reused for another input size
+    measured_plan: StepPlan | None = None  # plan again, with the measured times of this plan
+    measure_speeds: SpeedProbe | None = None  # measures the speed of the running workers
+
+    @property
+    def is_from_file(self) -> bool:
+        """Whether the user supplies the schedule as a file."""
+        return self.schedule.endswith(".json")
+
+    def key_facts(self) -> list[tuple[str, Any]]:
+        """Return the fields that decide which plan is best, for the key of a cached plan."""
+        names = sorted(field.name for field in fields(self) if field.name not in _NOT_IN_KEY)
+        return [(name, getattr(self, name)) for name in names]
 
     def options(self, micro_batches: int, pieces: float, *, on_cpu: bool = True) -> Options:
-        """What partitioners and analysis are told; the graph is that of one of so many pieces.
+        """Return the options of partitioners and analysis for a graph that is one of `pieces` parts of the batch.
 
-        The state of an optimizer is the program's, and takes memory of a worker only where both have one device.
+        The optimizer state belongs to the controller; it takes memory of a worker only where both share a device.
         """
-        workers = () if self.memory_mb is None else (Worker(memory_mb=self.memory_mb),) * self.workers
-        # Sizes are divided by the number of micro-batches. Where they are those of one, so is the bandwidth.
-        links = Links(self.links.latency, _divided(self.links.bandwidth, pieces))
-        # In memory that they share, it is the sender who copies; then the other one sees it.
+        workers = () if self.memory_limit_mb is None else (Worker(memory_mb=self.memory_limit_mb),) * self.workers
+        # The analysis divides sizes by the number of micro-batches; here they are those of one, so the bandwidth is
+        # divided as well.
+        links = Links(self.links.latency, _divide(self.links.bandwidth, pieces))
+        # Through shared memory only the sender copies.
         sending_ms = (
             MB / float(links.bandwidth) if self.links is LOCAL and not isinstance(links.bandwidth, tuple) else 0.0
         )
         return Options(
             workers=workers, links=links, sending_ms=sending_ms, action_ms=ACTION_MS,
-            micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_NEAR,
+            micro_batches=micro_batches, seed=self.seed, time_limit=2.0, near=_BALANCED,
             optimizer_copies=0.0 if on_cpu else Options.optimizer_copies,
         )  # fmt: skip
 
 
-def _divided(table: Table, count: float) -> Table:
+def _divide(table: Table, count: float) -> Table:
     if isinstance(table, tuple):
         return tuple(tuple(entry / count for entry in row) for row in table)
     return table / count

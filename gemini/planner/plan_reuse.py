@@ -1,46 +1,34 @@
-"""Reuse: a plan for calls of another length, where the model does the same with them.
+"""Plan reuse across input sizes.
 
-Most models go the same way at every length: the graphs have the same nodes, and differ in sizes. What was found for
-one, times, stages and schedule, then serves the other; only the graph is captured anew, and the proof made on it.
+At another sequence length most models give a graph with the same nodes and other sizes. Its plan then takes over the
+profile, stages and schedule of the earlier one; only capture and the micro-batch proof run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Hashable
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
+    from gemini.planner.plan_request import PlanRequest
     from gemini.planner.step_plan import StepPlan
 
-_MOST = 4.0  # times as much work, or as little: beyond it other stages may be better
-_earlier: ContextVar[tuple[StepPlan, ...]] = ContextVar("earlier", default=())
+_MAX_RATIO = 4.0  # of the work, either way: beyond it other stages may be better
 
 
-@contextmanager
-def reusing(plans: Sequence[StepPlan]) -> Iterator[None]:
-    """Plans that may serve for what is planned inside."""
-    before = _earlier.set(tuple(plans))
-    try:
-        yield
-    finally:
-        _earlier.reset(before)
-
-
-def find_like(graph: Graph, micro_batches: int) -> tuple[StepPlan, float] | None:
-    """An earlier plan for a graph with the same nodes, and how many times as much this one computes."""
-    for plan in _earlier.get():
-        if plan.micro_batches == micro_batches and _nodes(plan.graph) == _nodes(graph):
-            ratio = _entries(graph) / max(_entries(plan.graph), 1)
-            if 1 / _MOST <= ratio <= _MOST:
+def find_equivalent_plan(request: PlanRequest, graph: Graph, micro_batches: int) -> tuple[StepPlan, float] | None:
+    """Return an earlier plan for a graph with the same nodes, and the ratio of the work of this graph to its own."""
+    for plan in request.earlier_plans:
+        if plan.micro_batches == micro_batches and _describe_nodes(plan.graph) == _describe_nodes(graph):
+            ratio = _count_elements(graph) / max(_count_elements(plan.graph), 1)
+            if 1 / _MAX_RATIO <= ratio <= _MAX_RATIO:
                 return plan, ratio
     return None
 
 
-def _nodes(graph: Graph) -> Hashable:
+def _describe_nodes(graph: Graph) -> Hashable:
     return tuple(
         (
             (node.kind, node.target, node.name, tuple(node.dependencies), tuple(node.mutates)),
@@ -51,5 +39,5 @@ def _nodes(graph: Graph) -> Hashable:
     )
 
 
-def _entries(graph: Graph) -> int:
+def _count_elements(graph: Graph) -> int:
     return sum(prod(meta.shape) for node in graph.nodes if not node.is_source for meta in node.outputs.values())

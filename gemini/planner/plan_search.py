@@ -13,7 +13,7 @@ from gemini.errors import InvalidPlanError, PartitionError, ScheduleError
 from gemini.ir.graph import Graph
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
-from gemini.planner.plan_request import Wish
+from gemini.planner.plan_request import PlanRequest
 from gemini.planner.schedule_choice import AUTO, TWO_WEIGHTS, Choice, choose
 from gemini.planner.stage_layouts import layouts
 from gemini.planner.step_plan import UnplannableError
@@ -27,7 +27,13 @@ _CHUNKS = 4  # stages a worker where a batch is one micro-batch: only other stag
 
 
 def chosen(
-    graph: Graph, profile: Profile, wish: Wish, options: Options, *, is_bound: bool, tail: TailNodes | None = None
+    graph: Graph,
+    profile: Profile,
+    request: PlanRequest,
+    options: Options,
+    *,
+    is_bound: bool,
+    tail: TailNodes | None = None,
 ) -> Choice:
     """The fastest; by the schedule that was asked for, which need not be where the batch is one micro-batch, or has
     fewer samples than micro-batches were asked for.
@@ -35,14 +41,14 @@ def chosen(
     Where nothing fits into the workers, activations are computed again in backward. Raises InvalidPlanError where what
     was asked for takes more memory even so, and UnplannableError where everything does.
     """
-    is_whole = options.micro_batches == wish.micro_batches  # else the batch has fewer samples
-    if wish.schedule.endswith(".json") or (wish.schedule in TWO_WEIGHTS and is_bound and tail is None):
+    is_whole = options.micro_batches == request.micro_batches  # else the batch has fewer samples
+    if request.is_from_file or (request.schedule in TWO_WEIGHTS and is_bound and tail is None):
         try:
-            return _within(_as_given(graph, profile, wish, options), wish)
+            return _within(_as_given(graph, profile, request, options), request)
         except ScheduleError:
             if is_whole:
                 raise
-            wish = replace(wish, schedule=AUTO)
+            request = replace(request, schedule=AUTO)
     costs, arranged = profile, None
     if tail is not None:
         costs, tail_ms = tail.costs(profile)
@@ -51,27 +57,27 @@ def chosen(
         ways = product((False, True) if tail is None else (False,), _SHARES)
         for again, share in ways if options.workers else ((False, 1.0),):
             limited = _limited(options, share, recompute=again)
-            laid = _laid_out(graph, costs, wish, limited, _CHUNKS if not is_bound else 2, tail)
-            found = choose(graph, costs, laid, limited, wish.schedule, arranged=arranged)
-            if _needs(found) <= (wish.memory_mb or math.inf):
+            laid = _laid_out(graph, costs, request, limited, _CHUNKS if not is_bound else 2, tail)
+            found = choose(graph, costs, laid, limited, request.schedule, arranged=arranged)
+            if _needs(found) <= (request.memory_limit_mb or math.inf):
                 return found
     except ScheduleError as error:
-        if wish.schedule != AUTO and is_bound and tail is None and is_whole:
+        if request.schedule != AUTO and is_bound and tail is None and is_whole:
             raise
-        if wish.schedule != AUTO:
-            return chosen(graph, profile, replace(wish, schedule=AUTO), options, is_bound=is_bound, tail=tail)
+        if request.schedule != AUTO:
+            return chosen(graph, profile, replace(request, schedule=AUTO), options, is_bound=is_bound, tail=tail)
         raise UnplannableError(str(error).partition("\n")[0]) from error
     if tail is not None:
         raise UnplannableError("all micro-batches at once, as its loss needs them, do not fit into the workers")
-    return _within(found, wish if is_bound and is_whole else replace(wish, schedule=AUTO))
+    return _within(found, request if is_bound and is_whole else replace(request, schedule=AUTO))
 
 
-def _as_given(graph: Graph, profile: Profile, wish: Wish, options: Options) -> Choice:
+def _as_given(graph: Graph, profile: Profile, request: PlanRequest, options: Options) -> Choice:
     """By a plan that is laid out already."""
-    if wish.schedule in TWO_WEIGHTS:
-        return by_replicas(graph, profile, options, wish.schedule, wish.workers)
-    path = Path(wish.schedule)
-    return by_file(graph, profile, options, path, nworkers=wish.workers, micro_batches=wish.micro_batches)
+    if request.schedule in TWO_WEIGHTS:
+        return by_replicas(graph, profile, options, request.schedule, request.workers)
+    path = Path(request.schedule)
+    return by_file(graph, profile, options, path, nworkers=request.workers, micro_batches=request.micro_batches)
 
 
 def _limited(options: Options, share: float, *, recompute: bool) -> Options:
@@ -87,17 +93,17 @@ def _needs(choice: Choice) -> float:
 
 
 def _laid_out(  # noqa: PLR0917
-    graph: Graph, costs: Profile, wish: Wish, options: Options, chunks: int, tail: TailNodes | None
+    graph: Graph, costs: Profile, request: PlanRequest, options: Options, chunks: int, tail: TailNodes | None
 ) -> Iterator[Partition]:
     """Layouts that fit by the partitioners' estimate; where none does, all: a schedule may take less than that."""
 
     def found(options: Options) -> Iterator[Partition]:
-        made = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
+        made = layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
         if tail is None:
             return made
         # Where links cost more than a small model computes, only the tail may be left to a worker.
         options = replace(options, links=FREE)
-        free = layouts(graph, costs, wish.workers, wish.partitioner, options, most_chunks=chunks)
+        free = layouts(graph, costs, request.workers, request.partitioner, options, most_chunks=chunks)
         return tail.admitted(made, free)
 
     try:
@@ -108,13 +114,14 @@ def _laid_out(  # noqa: PLR0917
         yield from found(replace(options, workers=()))
 
 
-def _within(choice: Choice, wish: Wish) -> Choice:
+def _within(choice: Choice, request: PlanRequest) -> Choice:
     """A choice that is within the memory of the workers."""
-    if wish.memory_mb is None or _needs(choice) <= wish.memory_mb:
+    if request.memory_limit_mb is None or _needs(choice) <= request.memory_limit_mb:
         return choice
     worker = max(choice.analysis.workers, key=lambda one: one.memory.total_mb)
-    needs = f"needs {worker.memory.total_mb:.1f} MB in worker {worker.worker}, memory_limit is {wish.memory_mb:.1f} MB"
-    if wish.schedule == AUTO:
+    limit_mb = request.memory_limit_mb
+    needs = f"needs {worker.memory.total_mb:.1f} MB in worker {worker.worker}, memory_limit is {limit_mb:.1f} MB"
+    if request.schedule == AUTO:
         raise UnplannableError(f"it does not fit into the workers: at best it {needs}")
     raise InvalidPlanError(
         f"{choice.name} with {choice.analysis.micro_batches} micro-batches {needs}\n"

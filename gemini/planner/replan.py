@@ -7,9 +7,6 @@ stages and schedule are chosen anew: work goes to those who wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,23 +17,6 @@ if TYPE_CHECKING:
     from gemini.profiling.node_costs import NodeCost
     from gemini.profiling.profile_result import Profile
     from gemini.schedule.schedplan import SchedPlan
-
-_asked: ContextVar[StepPlan | None] = ContextVar("asked again", default=None)
-
-
-@contextmanager
-def learning_from(plan: StepPlan) -> Iterator[None]:
-    """Inside, a plan that has been rehearsed is made again."""
-    token = _asked.set(plan)
-    try:
-        yield
-    finally:
-        _asked.reset(token)
-
-
-def asked_again() -> StepPlan | None:
-    """The plan that is to be made again."""
-    return _asked.get()
 
 
 def lost_ms(plan: StepPlan) -> float:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.precompute import is_foreign
-from gemini.capture.batch_dim import BatchPlan
-from gemini.capture.call_binding import bind
-from gemini.capture.trace_state import DRAWS
+from gemini.batch_analysis.precompute import is_foreign, random_guards
+from gemini.capture.batch_dim import BatchLayout
+from gemini.capture.trace_state import USES_HOST_RNG
 from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.call_binding import bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import Node
@@ -21,7 +21,7 @@ from gemini.pipe.rollback import Undo
 from gemini.pipe.value_routes import Caller, returned
 from gemini.planner.microbatch_sizes import part_of
 from gemini.planner.step_plan import UnplannableError
-from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable, random_guards
+from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable
 from gemini.random_numbers.random_ops import UnsliceableDraw
 from gemini.random_numbers.rng_recorder import Draw, Pattern, Recorder, patterns
 
@@ -31,7 +31,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def record_draws(
-    piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan
+    piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout
 ) -> tuple[Drawn, Branches | None]:
     """The draws of every stage, and branches on them; nothing of the model or the generator is left changed."""
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
@@ -59,7 +59,7 @@ def record_draws(
         raise UnplannableError(str(error)) from error
 
 
-def _of_rolled(piped: Piped, call: Arguments, batch: BatchPlan) -> Drawn:
+def _of_rolled(piped: Piped, call: Arguments, batch: BatchLayout) -> Drawn:
     """Where stages run on so many samples only: the draws of their nodes beside those of the model on the batch."""
     samples = piped.graph.batch_size or 1
     if random_guards(piped.graph):
@@ -156,9 +156,9 @@ def check_foreign(graph: Graph) -> None:
 
     Such a call is not put off: others, of the program or of its models, draw from these generators in their turn.
     """
-    found = [name for name, reason in graph.blocks.items() if reason.startswith(DRAWS)]
+    found = [name for name, reason in graph.blocks.items() if reason.startswith(USES_HOST_RNG)]
     if found:
-        raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {DRAWS}")
+        raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {USES_HOST_RNG}")
     for node in graph.nodes:  # drawn ahead it would have no gradient, and layers that it calls would run twice
         if is_foreign(graph, node) and node.uses:
-            raise UnplannableError(f"{node.name} computes with tensors of the model, and {DRAWS}")
+            raise UnplannableError(f"{node.name} computes with tensors of the model, and {USES_HOST_RNG}")

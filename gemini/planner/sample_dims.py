@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.batch_dim import BatchPlan, find_batch
-from gemini.capture.warmup import Settling
-from gemini.ir.call_binding import Call
+from gemini.capture.batch_dim import BatchLayout, find_batch_layout
+from gemini.capture.warmup import Warmup
+from gemini.ir.call_binding import ModelCall
 from gemini.planner.step_plan import UnplannableError
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 
-def find_samples(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchPlan | None:
+def find_samples(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchLayout | None:
     """The dimensions, and how many samples there are; None where no input counts any. The model is left as it was."""
-    saved = Saved(model, watch=True)
+    saved = ModelSnapshot(model, watch=True)
     try:
         with saved.watching():
-            found = find_batch(model, Call(args, kwargs), Settling(model, saved))
+            found = find_batch_layout(model, ModelCall(args, kwargs), Warmup(model, saved))
     finally:
         saved.restore()
     check_memory(saved.reassigned)

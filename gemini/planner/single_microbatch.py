@@ -19,10 +19,10 @@ from torch import nn
 
 from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.side_effects import obstacle
-from gemini.capture.attribute_writes import TARGET as ASSIGN
-from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.attribute_writes import ASSIGN as ASSIGN
+from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.options import CaptureOptions
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import GuardBroken
 from gemini.ir.pytree import Number, Ref, leaves
@@ -34,7 +34,7 @@ from gemini.planner.step_plan import UnplannableError
 from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable
 from gemini.random_numbers.random_ops import UnsliceableDraw
 from gemini.random_numbers.rng_recorder import Pattern, patterns
-from gemini.snapshot.model_state import python_randomness, torch_randomness
+from gemini.snapshot.rng_snapshot import host_rng_fingerprint, torch_rng_fingerprint
 
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
@@ -46,8 +46,8 @@ _AS_IT_COMES = Pattern("", (), (), None)  # the whole batch is drawn for at once
 
 
 def whole_batch(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest
-) -> tuple[Piece, BatchPlan]:
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout | None, request: PlanRequest
+) -> tuple[Piece, BatchLayout]:
     """All of a batch, captured, and what counts samples in it, where that is known; raises UnplannableError."""
     from gemini.batch_analysis.graph_analysis import GraphForms
     from gemini.batch_analysis.propagate import Interpreter
@@ -62,7 +62,7 @@ def whole_batch(
         except UnplannableError:
             batch = None
     if batch is None or graph.batch_size is None or random_guards(graph):  # what is drawn is known for this size
-        batch = BatchPlan((None,) * len(Call(args, kwargs).tensors), 1)
+        batch = BatchLayout((None,) * len(ModelCall(args, kwargs).tensors), 1)
     return Piece(graph, GraphForms(graph, Interpreter()), (args, kwargs), [batch.size], 1.0), batch
 
 
@@ -105,15 +105,15 @@ def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         with torch.random.fork_rng(), torch.no_grad():
             values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
-                before, others = torch_randomness(), python_randomness()
+                before, others = torch_rng_fingerprint(), host_rng_fingerprint()
                 try:
                     made = stage(*[values[port.name] for port in interface.inputs])
                 except GuardBroken as broken:
                     raise UnplannableError(f"a branch does not repeat itself: {broken}") from broken
                 values.update(returned(interface, made))
-                if python_randomness() != others:
+                if host_rng_fingerprint() != others:
                     raise UnplannableError("it draws from Python's or NumPy's random numbers")
-                found.append((_AS_IT_COMES,) if torch_randomness() != before else ())
+                found.append((_AS_IT_COMES,) if torch_rng_fingerprint() != before else ())
     finally:
         undo.undo()
     return tuple(found)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gemini.batch_analysis.graph_analysis import GraphForms
-    from gemini.capture.attribute_writes import Left
-    from gemini.capture.batch_dim import BatchPlan
+    from gemini.capture.attribute_writes import AttributeWrite
+    from gemini.capture.batch_dim import BatchLayout
     from gemini.ir.graph import Graph
     from gemini.partition.analysis.analysis_result import Analysis
     from gemini.partition.assignment import Partition
@@ -54,7 +54,7 @@ class StepPlan:
     schedule: SchedPlan
     name: str  # of the schedule
     micro_batches: int
-    batch: BatchPlan
+    batch: BatchLayout
     forms: GraphForms
     draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
     branches: Branches | None = None  # on random numbers: the plan is for one way
@@ -103,11 +103,11 @@ class StepPlan:
         return any(node.random and not is_foreign(self.graph, node) for node in self.graph.nodes)
 
     @cached_property
-    def left(self) -> tuple[Left, ...]:
+    def left(self) -> tuple[AttributeWrite, ...]:
         """The attributes that a call sets: their values are in the result of the graph."""
-        from gemini.capture.attribute_writes import left_by
+        from gemini.capture.attribute_writes import returned_writes
 
-        return left_by(self.graph)
+        return returned_writes(self.graph)
 
     @cached_property
     def passed(self) -> dict[int, int]:

@@ -18,7 +18,7 @@ from torch import nn
 from gemini.batch_analysis.batchnorm import couples
 from gemini.batch_analysis.precompute import random_guards
 from gemini.cache.plans import keep, kept_or_made
-from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.batch_dim import BatchLayout
 from gemini.ir.graph import Graph
 from gemini.planner.buffer_writes import check_left, find_written
 from gemini.planner.contention import Contention
@@ -103,7 +103,12 @@ def _again(plan: StepPlan, args: tuple[Any, ...], kwargs: dict[str, Any], reques
 
 
 def _gathered(  # noqa: PLR0917
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest, reason: str
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch: BatchLayout | None,
+    request: PlanRequest,
+    reason: str,
 ) -> StepPlan | None:
     """A plan for a model in whose end samples meet; None where there is none."""
     if request.gather_reason or not meets_late(model):
@@ -115,7 +120,7 @@ def _gathered(  # noqa: PLR0917
 
 
 def _split(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchPlan | None, request: PlanRequest
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout | None, request: PlanRequest
 ) -> StepPlan:
     if not request.gather_reason:
         _check_coupling(model, request)
@@ -132,7 +137,7 @@ def _split(
 
 
 def _planned(  # noqa: PLR0917
-    found: Piece, batch: BatchPlan, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest,
+    found: Piece, batch: BatchLayout, unsplit: str, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest,
     tail: TailNodes | None = None,
 ) -> StepPlan:  # fmt: skip
     """The plan for what a stage sees at a time; `unsplit` says why that is all of a batch."""
@@ -204,7 +209,9 @@ def _check_coupling(model: nn.Module, request: PlanRequest) -> None:
         )
 
 
-def _profiled(graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, pieces: float) -> Profile:
+def _profiled(
+    graph: Graph, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, pieces: float
+) -> Profile:
     from gemini.planner.worker_costs import estimate_worker_costs
     from gemini.profiling import profile
     from gemini.profiling.cpu_device import CpuDevice

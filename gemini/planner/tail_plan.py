@@ -10,22 +10,20 @@ of GPipe. Where the tail is most of the work, nothing is won: the batch is then 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Constant, Mean, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.batchnorm import couples
+from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.tail_spec import Joined, Tail
 from gemini.batch_analysis.whole_batch_tail import NoTail, border, find_tail, freed, number_joined, settled
 from gemini.ir.pytree import Ref
 from gemini.partition.assignment import Partition
 from gemini.planner.step_plan import UnplannableError
 from gemini.profiling.profile_result import Profile
-from gemini.random_numbers.random_branches import random_guards
 from gemini.random_numbers.rng_recorder import Pattern
 from gemini.schedule.block import FORWARD, Block, Number
 from gemini.schedule.schedplan import SchedPlan
@@ -39,23 +37,6 @@ _MOST = 0.5  # of the work: a larger tail is not worth its micro-batches
 _WORTH = 0.25  # of the parameters, at least, are in layers before the first that couples samples
 _INSTANT = 1e-6  # ms: what a node of the tail is taken to cost where stages are laid out
 _AS_IT_COMES = Pattern("", (), (), None)  # drawn once, for all samples
-
-_reason: ContextVar[str] = ContextVar("reason", default="")
-
-
-@contextmanager
-def gathering(reason: str) -> Iterator[None]:
-    """Inside, plans end in a tail on the whole batch, for this reason."""
-    before = _reason.set(reason)
-    try:
-        yield
-    finally:
-        _reason.reset(before)
-
-
-def asked_to_gather() -> str:
-    """Why plans are to have a tail; '' where they need not."""
-    return _reason.get()
 
 
 @dataclass(frozen=True)
@@ -121,7 +102,7 @@ def meets_late(model: nn.Module) -> bool:
     return before >= _WORTH * total
 
 
-def tail_for(forms: GraphForms) -> TailNodes:
+def tail_for(forms: GraphForms, reason: str) -> TailNodes:
     """The tail of a graph; raises UnplannableError."""
     if forms.own_statistics:
         raise UnplannableError("statistics of micro-batches, and a loss that compares samples")
@@ -134,7 +115,7 @@ def tail_for(forms: GraphForms) -> TailNodes:
         settled(forms, border(forms.graph, nodes))
     except NoTail as error:
         raise UnplannableError(str(error)) from error
-    return TailNodes(nodes, asked_to_gather())
+    return TailNodes(nodes, reason)
 
 
 def tail_of(plan: StepPlan, piped: Piped) -> Tail | None:
@@ -152,8 +133,10 @@ def tail_of(plan: StepPlan, piped: Piped) -> Tail | None:
             found = number_joined(port.value, interpreter)
         elif port.value in interpreter.values:
             kind = interpreter.values[port.value].kind
-            if isinstance(kind, (Sample, Constant, Partial, Mean)):  # a mean is made a sum where the loss reads it
-                found = Partial() if isinstance(kind, Mean) else kind
+            if isinstance(
+                kind, (Shard, Replicate, Partial, WeightedPartial)
+            ):  # a mean is made a sum where the loss reads it
+                found = Partial() if isinstance(kind, WeightedPartial) else kind
         if found is not None:
             joins[name] = found
         elif stage in port.targets:

@@ -105,7 +105,7 @@ def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(step_planner, "_profiled", wrong)
     model, found = compiled(tmp_path)
     yield model, found
-    found.crew.stop()
+    found.pool.stop()
 
 
 def training_kind(managed: Managed) -> Kind | None:
@@ -155,7 +155,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
         assert later.plan.is_kept
         assert tuple(map(len, later.plan.partition.stages)) == seen[-1]
     finally:
-        there.crew.stop()
+        there.pool.stop()
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ class Masked(nn.Module):
         return x, self.drop(self.second(x).abs() + 1)
 
 
-def manage(model: nn.Module, crew: WorkerPool) -> Story:
-    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=True)
-    story = Story(type(model).__name__, len(crew.workers))
-    wish = PlanRequest(len(crew.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
+def manage(model: nn.Module, pool: WorkerPool) -> Story:
+    managed = Managed(model, pool, quiet=True, micro_batches=PIECES, strict=True)
+    story = Story(type(model).__name__, len(pool.workers))
+    wish = PlanRequest(len(pool.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story
@@ -56,10 +56,10 @@ def train(model: nn.Module) -> list[Any]:
     return seen
 
 
-def test_the_same_plan_and_seed_give_the_same_training(crew: WorkerPool) -> None:
+def test_the_same_plan_and_seed_give_the_same_training(pool: WorkerPool) -> None:
     model = made(PROGRAMS["dropout"])
     before = copy.deepcopy(model.state_dict())
-    story = manage(model, crew)
+    story = manage(model, pool)
     train(model)
     seen = []
     for _ in range(2):
@@ -69,10 +69,10 @@ def test_the_same_plan_and_seed_give_the_same_training(crew: WorkerPool) -> None
     assert story.steps["overlapped"] == 13
 
 
-def test_masks_differ_from_piece_to_piece_and_from_stage_to_stage(crew: WorkerPool) -> None:
+def test_masks_differ_from_piece_to_piece_and_from_stage_to_stage(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Masked().double()
-    story = manage(model, crew)
+    story = manage(model, pool)
     for step in range(4):
         one, two = model(batch(step)[0])
         (one.sum() + two.sum()).backward()

@@ -42,11 +42,11 @@ def train(model: nn.Module) -> list[float]:
     return seen
 
 
-def test_values_that_never_come_again_are_not_planned_for(crew: WorkerPool) -> None:
+def test_values_that_never_come_again_are_not_planned_for(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Tempered().double()
     model = copy.deepcopy(reference)
-    managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
+    managed = Managed(model, pool, quiet=True, micro_batches=4, strict=True)
     story, wish = Story("Tempered", 2), PlanRequest(2, 4, schedule="1f1b", cache=False)
     plans: list[int] = []
 
@@ -62,10 +62,10 @@ def test_values_that_never_come_again_are_not_planned_for(crew: WorkerPool) -> N
 
 
 def test_values_that_were_planned_for_in_vain_are_not_either(
-    crew: WorkerPool, capsys: pytest.CaptureFixture[str]
+    pool: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Tempered().double()
-    managed = Managed(model, crew, quiet=False, micro_batches=4, strict=True)
+    managed = Managed(model, pool, quiet=False, micro_batches=4, strict=True)
     plans: list[int] = []
 
     def planned(*_: object) -> object:

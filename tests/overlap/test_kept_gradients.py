@@ -37,12 +37,12 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def models(crew: WorkerPool) -> tuple[nn.Module, nn.Module, Story]:
+def models(pool: WorkerPool) -> tuple[nn.Module, nn.Module, Story]:
     """The same model twice, one of them in workers."""
     torch.manual_seed(0)
     model = Tied().double()
     alone = copy.deepcopy(model)
-    managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
+    managed = Managed(model, pool, quiet=True, micro_batches=4, strict=True)
     story, wish = Story("Tied", 2), PlanRequest(2, 4, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)

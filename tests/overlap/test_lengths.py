@@ -15,9 +15,9 @@ from tests.overlap.models import Text
 from tests.overlap.programs import six_lengths
 
 
-def test_six_lengths_share_one_plan_and_its_stages(crew: WorkerPool) -> None:
+def test_six_lengths_share_one_plan_and_its_stages(pool: WorkerPool) -> None:
     model = Text().double()
-    managed = Managed(model, crew, quiet=True, micro_batches=4, strict=True)
+    managed = Managed(model, pool, quiet=True, micro_batches=4, strict=True)
     story, wish = Story("Text", 2), PlanRequest(2, 4, cache=False)
     overlap = managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)

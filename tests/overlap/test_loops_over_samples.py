@@ -69,10 +69,10 @@ def train(model: nn.Module, batches: list[Batch]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, batches: list[Batch], crew: WorkerPool) -> Any:
+def compare(model: nn.Module, batches: list[Batch], pool: WorkerPool) -> Any:
     model = model.double()
     reference = copy.deepcopy(model)
-    expected, story = train(reference, batches), manage(model, crew)
+    expected, story = train(reference, batches), manage(model, pool)
     for one, other in zip(train(model, batches), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
@@ -81,18 +81,18 @@ def compare(model: nn.Module, batches: list[Batch], crew: WorkerPool) -> Any:
 
 
 @pytest.mark.slow
-def test_pictures_of_one_size_are_split(crew: WorkerPool) -> None:
+def test_pictures_of_one_size_are_split(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     batches = [batch(8), batch(8), batch(8), uneven(), batch(8), batch(6), batch(6), batch(8, (3, 2)), batch(8)]
-    story = compare(Tower(), batches, crew)
+    story = compare(Tower(), batches, pool)
     assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
 
 
 @pytest.mark.slow
-def test_pictures_of_other_sizes_come_first(crew: WorkerPool) -> None:
+def test_pictures_of_other_sizes_come_first(pool: WorkerPool) -> None:
     torch.manual_seed(0)
-    story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], crew)
+    story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], pool)
     assert story.steps == {"dispatched": 1, UNDIVIDED: 1, OVERLAPPED: 1}, str(story)
 
 
@@ -105,19 +105,19 @@ class Guarded(Tower):
 
 
 @pytest.mark.slow
-def test_branches_of_the_whole_batch_hold_in_every_micro_batch(crew: WorkerPool) -> None:
+def test_branches_of_the_whole_batch_hold_in_every_micro_batch(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     none, one = torch.zeros(8, 3, dtype=torch.bool), torch.zeros(8, 3, dtype=torch.bool)
     one[5, 1] = True
-    story = compare(Guarded(1, 0.0), [(*batch(8), mask) for mask in (none, none, none, one, one, none, ~none)], crew)
+    story = compare(Guarded(1, 0.0), [(*batch(8), mask) for mask in (none, none, none, one, one, none, ~none)], pool)
     assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
 
 
-def test_evaluation_of_loops(crew: WorkerPool) -> None:
+def test_evaluation_of_loops(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Tower(1, 0.0).double().eval()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     with torch.no_grad():
         for given in (batch(8), batch(8), batch(8), uneven(), batch(8)):
             torch.testing.assert_close(model(*given), reference(*given), rtol=1e-12, atol=1e-12)
@@ -220,11 +220,11 @@ class Switched(Tower):
         return found * 3 if bool((grids.sum() > self.least).all()) else found
 
 
-def test_a_buffer_that_decides_is_looked_at(crew: WorkerPool) -> None:
+def test_a_buffer_that_decides_is_looked_at(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Switched().double()
     reference = copy.deepcopy(model)
-    batches, story = [batch(8) for _ in range(4)], manage(model, crew)
+    batches, story = [batch(8) for _ in range(4)], manage(model, pool)
     for least in (0, 10_000):
         with torch.no_grad():
             model.least.fill_(least)

@@ -41,8 +41,8 @@ class Images(nn.Module):
         return {"loss": F.cross_entropy(logits, y), "logits": logits}
 
 
-def manage(model: nn.Module, crew: WorkerPool, own: bool = True) -> Story:
-    managed = Managed(model, crew, quiet=False, micro_batches=PIECES, strict=True)
+def manage(model: nn.Module, pool: WorkerPool, own: bool = True) -> Story:
+    managed = Managed(model, pool, quiet=False, micro_batches=PIECES, strict=True)
     story, wish = Story(type(model).__name__, 2), PlanRequest(2, PIECES, micro_batch_statistics=own, cache=False)
     managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
@@ -76,12 +76,12 @@ def usual(model: nn.Module, x: torch.Tensor, y: torch.Tensor, step: int) -> floa
     return loss.item()
 
 
-def test_equals_a_loop_that_accumulates(crew: WorkerPool) -> None:
+def test_equals_a_loop_that_accumulates(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Normed().double()
     model = copy.deepcopy(reference)
     expected = train(reference, accumulated)
-    story = manage(model, crew)
+    story = manage(model, pool)
     found = train(model, usual)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     for (key, one), other in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
@@ -90,11 +90,11 @@ def test_equals_a_loop_that_accumulates(crew: WorkerPool) -> None:
     assert story.steps["overlapped"] == STEPS - 2, str(story)
 
 
-def test_a_call_by_the_plan_equals_one_in_pieces(crew: WorkerPool) -> None:
+def test_a_call_by_the_plan_equals_one_in_pieces(pool: WorkerPool) -> None:
     """Reruns and calls that cannot run by the plan give what it gives: the graph may be differentiated twice."""
     torch.manual_seed(0)
     model = Images().double()
-    story = manage(model, crew)
+    story = manage(model, pool)
     x, y = batch(0, SAMPLES)
     for _ in range(2):
         model(x, y)["loss"].backward()
@@ -118,10 +118,10 @@ def test_a_call_by_the_plan_equals_one_in_pieces(crew: WorkerPool) -> None:
 
 
 def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
-    crew: WorkerPool, capsys: pytest.CaptureFixture[str]
+    pool: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Normed().double()
-    story = manage(model, crew, own=False)
+    story = manage(model, pool, own=False)
     train(model, usual)
     lines = [line for line in capsys.readouterr().err.splitlines() if "a batch as" in line]
     assert len(lines) == 1
@@ -130,12 +130,12 @@ def test_without_opting_in_the_batch_is_one_and_one_line_says_so(
     assert "overlapped" not in story.steps
 
 
-def test_frozen_batch_normalization_overlaps_without_opting_in(crew: WorkerPool) -> None:
+def test_frozen_batch_normalization_overlaps_without_opting_in(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = Normed().double()
     reference.layers[1].eval()
     model = copy.deepcopy(reference)
     expected = train(reference, usual)
-    story = manage(model, crew, own=False)
+    story = manage(model, pool, own=False)
     torch.testing.assert_close(train(model, usual), expected, rtol=1e-10, atol=1e-12)
     assert story.steps["overlapped"] == STEPS - 2, str(story)

@@ -21,10 +21,10 @@ from tests.overlap.programs import PROGRAMS, Program
 STEPS, PIECES = 5, 4
 
 
-def manage(model: nn.Module, crew: WorkerPool, schedule: str = "auto", *, strict: bool = True) -> Story:
-    managed = Managed(model, crew, quiet=True, micro_batches=PIECES, strict=strict)
-    story = Story(type(model).__name__, len(crew.workers))
-    wish = PlanRequest(len(crew.workers), PIECES, schedule=schedule, cache=False)
+def manage(model: nn.Module, pool: WorkerPool, schedule: str = "auto", *, strict: bool = True) -> Story:
+    managed = Managed(model, pool, quiet=True, micro_batches=PIECES, strict=strict)
+    story = Story(type(model).__name__, len(pool.workers))
+    wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
     managed.overlap = Overlap(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
     dispatch.manage(model, managed)
     return story
@@ -45,12 +45,12 @@ def made(program: Program) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_trains_as_one_process(name: str, crew: WorkerPool) -> None:
+def test_trains_as_one_process(name: str, pool: WorkerPool) -> None:
     program = PROGRAMS[name]
     reference = made(program)
     model = copy.deepcopy(reference)
     expected = train(reference, program)
-    story = manage(model, crew)
+    story = manage(model, pool)
     found = train(model, program)
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):

@@ -173,12 +173,12 @@ def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPool, schedule: str = "auto") -> Any:
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], pool: WorkerPool, schedule: str = "auto") -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
     expected = train(reference, loss, sizes)
-    story = manage(model, crew, schedule)
+    story = manage(model, pool, schedule)
     for one, other in zip(train(model, loss, sizes), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
@@ -201,8 +201,8 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPo
         (Frozen, plain),
     ],
 )
-def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: WorkerPool) -> None:
-    story = compare(make(), loss, (8, 8, 8, 5, 5, 8), crew)
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPool) -> None:
+    story = compare(make(), loss, (8, 8, 8, 5, 5, 8), pool)
     assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
     assert UNDIVIDED not in story.steps, str(story)
     assert any("the loss is of the whole batch" in reason for reason in story.reasons), str(story)
@@ -210,18 +210,18 @@ def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: WorkerPo
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_v", marks=pytest.mark.slow)])
-def test_a_schedule_that_was_asked_for(schedule: str, crew: WorkerPool) -> None:
-    story = compare(Pair(), inside, (8, 8, 8, 8), crew, schedule)
+def test_a_schedule_that_was_asked_for(schedule: str, pool: WorkerPool) -> None:
+    story = compare(Pair(), inside, (8, 8, 8, 8), pool, schedule)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
 
-def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(crew: WorkerPool) -> None:
+def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(pool: WorkerPool) -> None:
     calls = iter(range(100))
 
     def either(model: nn.Module, given: Any) -> torch.Tensor:
         return (contrast if next(calls) % 3 else plain)(model, given)
 
-    story = compare(Tower(), either, (8,) * 9, crew)
+    story = compare(Tower(), either, (8,) * 9, pool)
     assert story.steps.get(OVERLAPPED, 0) >= 6, str(story)
     whole = sum(count for reason, count in story.reasons.items() if "of the whole batch" in reason)
     assert 0 < whole < story.steps[OVERLAPPED], str(story)
@@ -239,8 +239,8 @@ class Early(nn.Module):
         return self.rest(x - x.mean(0).sin())
 
 
-def test_samples_that_meet_early_leave_the_batch_whole(crew: WorkerPool) -> None:
-    story = compare(Early(), plain, (8, 8, 8, 8), crew)
+def test_samples_that_meet_early_leave_the_batch_whole(pool: WorkerPool) -> None:
+    story = compare(Early(), plain, (8, 8, 8, 8), pool)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
     assert OVERLAPPED not in story.steps, str(story)
 
@@ -260,8 +260,8 @@ def both(model: nn.Module, given: Any) -> torch.Tensor:
     return first.square().sum(1).mean() + second.square().sum(1).mean()
 
 
-def test_what_the_end_writes_to_is_made_there(crew: WorkerPool) -> None:
-    story = compare(Writing(), both, (8, 8, 8, 8), crew)
+def test_what_the_end_writes_to_is_made_there(pool: WorkerPool) -> None:
+    story = compare(Writing(), both, (8, 8, 8, 8), pool)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
 
@@ -302,11 +302,11 @@ def pairs_of_floats() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", [Pair, pytest.param(Normed, marks=pytest.mark.slow)])
-def test_evaluation(make: type[nn.Module], crew: WorkerPool) -> None:
+def test_evaluation(make: type[nn.Module], pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = make().double()
     reference, seen = copy.deepcopy(model), []
-    story = manage(model, crew)
+    story = manage(model, pool)
     for one in (reference, model):
         torch.manual_seed(2)
         with torch.no_grad():
@@ -325,10 +325,10 @@ class Picky(Pair):
         return found
 
 
-def test_what_the_end_raises_is_raised(crew: WorkerPool) -> None:
+def test_what_the_end_raises_is_raised(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Picky().double()
-    story = manage(model, crew)
+    story = manage(model, pool)
     for step in range(4):
         a, b = pairs(step, 8)
         with torch.no_grad():

@@ -80,12 +80,12 @@ def train(model: nn.Module, loss: Loss, sizes: tuple[int, ...]) -> list[Any]:
     return seen
 
 
-def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPool) -> Any:
+def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], pool: WorkerPool) -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
     expected = train(reference, loss, sizes)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for one, other in zip(train(model, loss, sizes), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
@@ -94,14 +94,14 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], crew: WorkerPo
 
 
 @pytest.mark.parametrize(("make", "loss"), [(Normed, square), (Permuted, square)])
-def test_trains_as_one_process(make: type[nn.Module], loss: Loss, crew: WorkerPool) -> None:
-    story = compare(make(), loss, (8, 8, 8, 8, 5, 5, 8, 5), crew)
+def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPool) -> None:
+    story = compare(make(), loss, (8, 8, 8, 8, 5, 5, 8, 5), pool)
     assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
     assert OVERLAPPED not in story.steps, str(story)
 
 
-def test_single_samples_do_not_keep_batches_whole(crew: WorkerPool) -> None:
-    story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), crew)
+def test_single_samples_do_not_keep_batches_whole(pool: WorkerPool) -> None:
+    story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), pool)
     assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
     assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
 
@@ -117,9 +117,9 @@ class Summed(nn.Module):
         return self.second(self.first(x.flatten(1).sum(0, keepdim=True)).relu())
 
 
-def test_one_line_says_why(crew: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_why(pool: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
     model = Summed().double()
-    story = manage(model, crew)
+    story = manage(model, pool)
     managed = dispatch.find(model)
     assert managed is not None
     managed.record.quiet = False
@@ -129,11 +129,11 @@ def test_one_line_says_why(crew: WorkerPool, capsys: pytest.CaptureFixture[str])
     assert "of a sum over the batch" in line
 
 
-def test_evaluation_of_a_batch_that_may_not_be_split(crew: WorkerPool) -> None:
+def test_evaluation_of_a_batch_that_may_not_be_split(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Permuted().double()
     reference = copy.deepcopy(model)
-    story, seen = manage(model, crew), []
+    story, seen = manage(model, pool), []
     for one in (reference, model):
         torch.manual_seed(2)
         with torch.no_grad():
@@ -175,10 +175,10 @@ def test_what_would_stay_in_a_worker_or_cannot_be_foreseen_is_not_planned(make: 
         plan_step(make(), (torch.randn(8, 3, 6, 6),), {}, PlanRequest(2, 4, cache=False))
 
 
-def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(crew: WorkerPool) -> None:
+def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Normed().double()
-    story = manage(model, crew, schedule="interleaved_1f1b")
+    story = manage(model, pool, schedule="interleaved_1f1b")
     for _ in range(4):
         square(model(torch.randn(8, 3, 6, 6, dtype=torch.float64))).backward()
     assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
@@ -200,11 +200,11 @@ class Asking(nn.Module):
         return self.second(hidden)
 
 
-def test_a_branch_on_contents_that_goes_another_way_is_no_failure(crew: WorkerPool) -> None:
+def test_a_branch_on_contents_that_goes_another_way_is_no_failure(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Asking().double()
     reference = copy.deepcopy(model)
-    story, seen = manage(model, crew), []
+    story, seen = manage(model, pool), []
     for one in (reference, model):
         torch.manual_seed(3)
         for number in range(6):
@@ -237,7 +237,7 @@ class Dropping(nn.Module):
         return self.second(hidden)
 
 
-def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(crew: WorkerPool) -> None:
-    story = compare(Dropping(), square, (8, 8, 8, 8, 8, 8, 8), crew)
+def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(pool: WorkerPool) -> None:
+    story = compare(Dropping(), square, (8, 8, 8, 8, 8, 8, 8), pool)
     assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
     assert OVERLAPPED not in story.steps, str(story)

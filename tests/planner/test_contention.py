@@ -59,7 +59,9 @@ def test_workers_are_asked_where_there_are_some() -> None:
     cores = len(os.sched_getaffinity(0))
     found = measure_contention(cores, measure_speeds=lambda: (alone, (slow, slow, slower)))
     assert found == Contention(memory=2.0, compute=1.0, mb_per_ms=20.0)
-    assert contention_from_speeds(alone, (slower, slower), turns=2.0) == Contention(6.0, 4.0, 20.0)  # three times as slow at most
+    assert contention_from_speeds(alone, (slower, slower), turns=2.0) == Contention(
+        6.0, 4.0, 20.0
+    )  # three times as slow at most
 
 
 def test_this_process_has_a_speed() -> None:

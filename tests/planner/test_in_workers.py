@@ -9,7 +9,8 @@ from torch import nn
 from gemini.capture import capture
 from gemini.planner import worker_costs
 from gemini.planner.contention import Contention
-from gemini.planner.worker_costs import as_in_workers
+from gemini.planner.plan_request import PlanRequest
+from gemini.planner.worker_costs import estimate_worker_costs
 from gemini.profiling import profile
 
 
@@ -24,13 +25,13 @@ class Words(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_costs, "measure", lambda *_: Contention())
+    monkeypatch.setattr(worker_costs, "measure_contention", lambda *_: Contention())
 
 
 def costs_of(model: nn.Module, batch: torch.Tensor) -> tuple[dict[str, float], dict[str, float]]:
     graph = capture(model, (batch,))
     costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
-    changed = as_in_workers(costs, graph, 2, 1)
+    changed = estimate_worker_costs(costs, graph, PlanRequest(2, 2))
     return {node.name: node.ms for node in costs}, {node.name: node.ms for node in changed}
 
 
@@ -59,7 +60,7 @@ def test_the_generator_and_the_model_are_left_as_they_were() -> None:
     graph = capture(model, (batch,))
     costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
     weights, state = [one.detach().clone() for one in model.parameters()], torch.get_rng_state()
-    as_in_workers(costs, graph, 2, 1)
+    estimate_worker_costs(costs, graph, PlanRequest(2, 2))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
     assert all(one.grad is None for one in model.parameters())

@@ -17,7 +17,7 @@ SIDE, LAYERS, SAMPLES, PIECES = 256, 8, 512, 4
 def planned(limit_mb: float | None, schedule: str = "auto") -> StepPlan:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(SIDE, SIDE), nn.GELU()) for _ in range(LAYERS)))
-    wish = PlanRequest(2, PIECES, schedule=schedule, memory_mb=limit_mb, cache=False)
+    wish = PlanRequest(2, PIECES, schedule=schedule, memory_limit_mb=limit_mb, cache=False)
     return plan_step(model, (torch.randn(SAMPLES, SIDE),), {}, wish)
 
 
@@ -25,7 +25,7 @@ def deep(limit_mb: float | None) -> StepPlan:
     """A model whose first stage keeps much more than its last, under a schedule that keeps all of it."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1), nn.Tanh()) for _ in range(12)]
-    wish = PlanRequest(2, 8, schedule="gpipe", memory_mb=limit_mb, cache=False)
+    wish = PlanRequest(2, 8, schedule="gpipe", memory_limit_mb=limit_mb, cache=False)
     return plan_step(nn.Sequential(*blocks, nn.Linear(32, 2)), (torch.randn(8192, 32),), {}, wish)
 
 

@@ -16,7 +16,7 @@ from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import Managed
 from gemini.runtime.pipelined.pipelined_model import Overlap
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import Story
 
 STEPS = 10
@@ -38,11 +38,11 @@ class Tied(nn.Module):
         return x
 
 
-def managed(model: nn.Module, crew: Crew, micro_batches: int, overlapped: bool = False) -> Managed:
-    made = Managed(model, crew, quiet=True, micro_batches=micro_batches, strict=True)
+def managed(model: nn.Module, pool: WorkerPool, micro_batches: int, overlapped: bool = False) -> Managed:
+    made = Managed(model, pool, quiet=True, micro_batches=micro_batches, strict=True)
     if overlapped:
-        wish = PlanRequest(len(crew.workers), micro_batches, cache=False)
-        story = Story(type(model).__name__, len(crew.workers))
+        wish = PlanRequest(len(pool.workers), micro_batches, cache=False)
+        story = Story(type(model).__name__, len(pool.workers))
         made.overlap = Overlap(made, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, made)
     return made
@@ -73,22 +73,22 @@ def train(model: Tied, seed: int, skips: bool) -> list[Any]:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 @pytest.mark.parametrize("way", ["calls", "micro-batches", "plans"])
-def test_any_may_be_frozen_in_any_step(way: str, seed: int, crew: Crew) -> None:
+def test_any_may_be_frozen_in_any_step(way: str, seed: int, pool: WorkerPool) -> None:
     torch.manual_seed(seed)
     model = Tied()
     reference = copy.deepcopy(model)
     expected = train(reference, seed, skips=way == "calls")
-    managed(model, crew, 1 if way == "calls" else 4, overlapped=way == "plans")
+    managed(model, pool, 1 if way == "calls" else 4, overlapped=way == "plans")
     found = train(model, seed, skips=way == "calls")
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(model.state_dict(), reference.state_dict(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_frozen_after_a_call_whose_backward_is_to_come(micro_batches: int, crew: Crew) -> None:
+def test_frozen_after_a_call_whose_backward_is_to_come(micro_batches: int, pool: WorkerPool) -> None:
     model = Tied()
     reference = copy.deepcopy(model)
-    managed(model, crew, micro_batches)
+    managed(model, pool, micro_batches)
     x = torch.randn(8, 8)
     for one in (reference, model):
         for _ in range(3):
@@ -105,10 +105,10 @@ def test_frozen_after_a_call_whose_backward_is_to_come(micro_batches: int, crew:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_hooks_see_gradients_once_also_where_they_are_differentiated(micro_batches: int, crew: Crew) -> None:
+def test_hooks_see_gradients_once_also_where_they_are_differentiated(micro_batches: int, pool: WorkerPool) -> None:
     model = Tied().double()
     reference = copy.deepcopy(model)
-    managed(model, crew, micro_batches)
+    managed(model, pool, micro_batches)
     x = torch.randn(8, 8, dtype=torch.float64)
     counts = []
     for one in (reference, model):
@@ -124,10 +124,10 @@ def test_hooks_see_gradients_once_also_where_they_are_differentiated(micro_batch
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])
-def test_gradients_of_any_order_with_shared_weights(micro_batches: int, crew: Crew) -> None:
+def test_gradients_of_any_order_with_shared_weights(micro_batches: int, pool: WorkerPool) -> None:
     model = Tied().double()
     reference = copy.deepcopy(model)
-    managed(model, crew, micro_batches)
+    managed(model, pool, micro_batches)
     start = torch.randn(4, 8, dtype=torch.float64)
     found = []
     for one in (reference, model):

@@ -13,7 +13,7 @@ from torch import nn
 from gemini.capture import torch_flags
 from gemini.guards.model_version import ModelContents
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
@@ -30,13 +30,13 @@ _CHANGES = 2  # times that a plan is made again: each stops a run for seconds
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 
-def short_of(call: Call) -> tuple[Any, ...]:
+def short_of(call: ModelCall) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
     return call.plain or repr(call.form), tensors, *_around()
 
 
-def exact_of(call: Call) -> Hashable | None:
+def exact_of(call: ModelCall) -> Hashable | None:
     """What tells a call from others but for contents: while its model is in one state, so does its kind and its number
     of samples. None where it has more than tensors."""
     if call.like is None:
@@ -46,7 +46,7 @@ def exact_of(call: Call) -> Hashable | None:
 
 def _around() -> tuple[Any, ...]:
     """What a call depends on beside model and arguments: modes, switches, and which warnings are errors."""
-    return Region.current(), torch_flags.current(), torch_flags.errors()
+    return Region.current(), torch_flags.current_flags(), torch_flags.error_filters()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -57,7 +57,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*sorted(range(len(strides)), key=lambda at: -strides[at]), *(not stride for stride in strides))
 
 
-def kind_of(roster: ModelContents, call: Call) -> tuple[Any, ...]:
+def kind_of(roster: ModelContents, call: ModelCall) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
     _, *rest = short_of(call)
     modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))

@@ -12,7 +12,7 @@ from torch import nn
 from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError, ScheduleError
 from gemini.guards.model_version import ModelContents
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.step_plan import UnplannableError
 from gemini.runtime.deferred import Outline
@@ -24,8 +24,8 @@ from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import Leavings
 from gemini.runtime.pool.speed_probe import measure_speeds
 from gemini.runtime.run_journal import Story
-from gemini.snapshot.attribute_values import Contents
-from gemini.snapshot.rng_snapshot import undrawn
+from gemini.snapshot.attribute_values import ContentsSnapshot
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
@@ -56,7 +56,7 @@ class Catalogue:
         self._untold: Exception | None = None  # why planning has failed
         self._said = 0  # plans that the user was told of
 
-    def find(self, model: nn.Module, roster: ModelContents, call: Call) -> tuple[Kind, int | None]:
+    def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[Kind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
         state, exact = roster.state, exact_of(call)
         if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
@@ -107,7 +107,7 @@ class Catalogue:
         if found is None and len(kind.variants) < _WAYS:
             reason = kind.plan.unsplit
             kind.variants.append(
-                self._planned(model, Call(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
+                self._planned(model, ModelCall(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
             )
             self.made(has_failed=False)
             found = kind.going(model, bound, samples)
@@ -153,7 +153,7 @@ class Catalogue:
         kind.rehearsal.is_due = False
         kind.changes += 1
         try:
-            with run_locally(), without_hooks(model), undrawn():
+            with run_locally(), without_hooks(model), preserve_rng_state():
                 plan = self.planner(model, args, kwargs, measured_plan=before)
             self._check(plan)
         except Exception:  # the one that runs is as good as it was
@@ -166,7 +166,7 @@ class Catalogue:
         took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
-    def undivided_like(self, kind: Kind, model: nn.Module, call: Call, reason: str) -> Kind | None:
+    def undivided_like(self, kind: Kind, model: nn.Module, call: ModelCall, reason: str) -> Kind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
         if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
             return None
@@ -199,15 +199,15 @@ class Catalogue:
             return
         kind.outlines[samples] = outline
 
-    def _planned(self, model: nn.Module, call: Call, **changes: Any) -> Kind:
+    def _planned(self, model: nn.Module, call: ModelCall, **changes: Any) -> Kind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.leavings.settle(model)
-        contents = Contents(call.kept)
+        contents = ContentsSnapshot(call.kept)
         try:
             try:
-                with run_locally(), without_hooks(model), undrawn():
-                    probe = partial(measure_speeds, self.managed.crew)
+                with run_locally(), without_hooks(model), preserve_rng_state():
+                    probe = partial(measure_speeds, self.managed.pool)
                     plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
             finally:
                 changed = contents.put_back()
