@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.op_call import Call, Refused, Result
 from gemini.ir.pytree import refs
 
@@ -52,11 +52,11 @@ class Inherited(Refused):
 
 def held_against_sizes(kind: Kind, result: Result, statement: Statement) -> Kind:
     """A kind held against the sizes that were seen; a contradiction is no proof."""
-    if isinstance(kind, Sample):
+    if isinstance(kind, Shard):
         size = result.shape[kind.dim] if kind.dim < len(result.shape) else -1
         if size != kind.entries * statement.samples or result.batch not in (kind.dim, "?"):
             return Opaque(f"{statement.where}: sizes contradict what its rule says")
-    elif isinstance(kind, (Constant, Partial, Mean)) and result.batch not in (None, "?"):
+    elif isinstance(kind, (Replicate, Partial, WeightedPartial)) and result.batch not in (None, "?"):
         return Opaque(f"{statement.where}: its size depends on the batch, against its rule")
     return kind
 
@@ -64,5 +64,5 @@ def held_against_sizes(kind: Kind, result: Result, statement: Statement) -> Kind
 def refuse_draws_apart(call: Call, found: Any) -> None:
     """Random numbers are drawn for the whole batch and handed out by sample, which must lie together."""
     for kind in found if isinstance(found, (list, tuple)) else (found,):
-        if call.random and isinstance(kind, Sample) and kind.outer != 1:
+        if call.random and isinstance(kind, Shard) and kind.outer != 1:
             raise Refused("random numbers of samples that do not lie together")

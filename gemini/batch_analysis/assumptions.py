@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Sample
+from gemini.batch_analysis.batch_kinds import Shard
 from gemini.batch_analysis.microbatch_weights import Known
 
 
@@ -15,7 +15,7 @@ class Each:
     """What must hold in every step: of a mask, every sample has so many entries that are true (or none has any)."""
 
     mask: Hashable
-    kind: Sample
+    kind: Shard
     entries: int
     or_none: bool = False
 
@@ -58,7 +58,7 @@ class Recorded:
     """What must hold in every step: an input has, in every micro-batch, the contents that it was captured with."""
 
     tensor: Hashable
-    kind: Sample | None  # None: it has no samples
+    kind: Shard | None  # None: it has no samples
     numbers: tuple[Any, ...]
     samples: int  # of a micro-batch
 

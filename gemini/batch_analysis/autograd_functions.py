@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.analysis_steps import Inherited, Statement
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard
 from gemini.batch_analysis.leaf_trace import trace_inside
 from gemini.batch_analysis.op_call import Count, Odd, Refused, Value, leaves
 from gemini.batch_analysis.propagate import Interpreter
-from gemini.capture.patches import find_call
-from gemini.capture.trace_state import Coarsen
+from gemini.capture.trace_state import TraceRefused
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import EMPTY_KWARGS, Node
-from gemini.ir.pytree import Ref, Sequence
+from gemini.ir.op_targets import find_call
+from gemini.ir.pytree import Ref, SequenceForm
 
 
 def open_function(node: Node, interpreter: Interpreter, statement: Statement) -> list[Kind]:
@@ -32,19 +32,19 @@ def open_function(node: Node, interpreter: Interpreter, statement: Statement) ->
         if isinstance(value.kind, Opaque):
             raise Inherited(value.kind.reason)
     if all(value.is_constant for value in given) and not node.random:
-        return [Constant()] * len(statement.results)
+        return [Replicate()] * len(statement.results)
     what = "a custom autograd function"
     boxed = [arg for arg in args if isinstance(arg, (list, tuple, dict))]
     if kwargs or any(isinstance(leaf, (Value, Count, Odd)) for leaf in leaves(boxed)):
         raise Refused(f"{what} with arguments in containers")
-    if any(not isinstance(value.kind, (Constant, Sample)) for value in given):
+    if any(not isinstance(value.kind, (Replicate, Shard)) for value in given):
         raise Refused(f"{what} of something else than samples and constants")
     module, _, name = node.target.partition(":")
     try:
         cls = Symbol(module, name).resolve()
         forward: list[Kind] = trace_inside(replace(node, kwargs=EMPTY_KWARGS), _Forward(cls, args), interpreter)
         _check_backward(cls, node, interpreter, statement, args, forward)
-    except Coarsen as coarse:
+    except TraceRefused as coarse:
         raise Refused(f"{what} whose Python is not followed: {coarse.reason}") from None
     except Refused as refused:
         raise Refused(f"{what}: {refused}") from None
@@ -73,7 +73,7 @@ def open_scripted(node: Node, interpreter: Interpreter) -> list[Kind] | None:
         return None
     try:
         found: list[Kind] = trace_inside(node, _Scripted(python), interpreter)
-    except Coarsen as coarse:
+    except TraceRefused as coarse:
         raise Refused(f"a compiled function whose Python is not followed: {coarse.reason}") from None
     except Refused:
         raise
@@ -154,7 +154,7 @@ def _check_backward(  # noqa: PLR0917
         interpreter.values[ref] = Value(ref, kind, result.shape, result.dtype, sized=result.batch)
         extra.append(ref)
     form: Any = node.args
-    longer = replace(node, args=Sequence(tuple, (*form.items, *extra), form.label), kwargs=EMPTY_KWARGS)
+    longer = replace(node, args=SequenceForm(tuple, (*form.items, *extra), form.label), kwargs=EMPTY_KWARGS)
     try:
         found = trace_inside(longer, _Backward(cls, args), interpreter)
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from math import prod
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Constant, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Arranged, Positions, Replicate, Shard
 from gemini.batch_analysis.op_call import SAMPLES, Count, Fixed, Odd, Value
 from gemini.ir.pytree import refs
 from gemini.ir.symint import ARITHMETIC, Expr
@@ -41,11 +41,11 @@ def _read(expr: Expr, value: Value) -> Any:
         for size in value.shape:
             count *= size
         return Odd() if isinstance(dim, str) else count if dim is None else Count(count)
-    return Fixed() if isinstance(value.kind, Constant) else Odd()
+    return Fixed() if isinstance(value.kind, Replicate) else Odd()
 
 
 def _batch_dim(value: Value) -> Any:
-    if isinstance(value.kind, (Sample, Positions)):
+    if isinstance(value.kind, (Shard, Positions)):
         return value.kind.dim
     if isinstance(value.kind, Arranged) and not value.kind.entries:
         return UNKNOWN

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import lcm, prod
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, Shard
 from gemini.batch_analysis.op_call import Value, axis
 from gemini.batch_analysis.rules.pointwise import NAMES
 
@@ -90,7 +90,7 @@ def _expanded(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found
 
 def _repeated(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
     value = args[0]
-    if not isinstance(made.kind, Sample):
+    if not isinstance(made.kind, Shard):
         return None
     if value.is_constant:
         own = made.kind.dim - (made.rank - value.rank)
@@ -111,7 +111,7 @@ def _wider(value: Value, made: Value, found: Even) -> frozenset[int]:
 def _joined(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
     parts = [one for one in args[0] if isinstance(one, Value)]
     dim = axis(kwargs.get("dim", args[1] if len(args) > 1 else 0), made.rank)
-    if not isinstance(made.kind, Sample) or dim == made.kind.dim or any(part.is_constant for part in parts):
+    if not isinstance(made.kind, Shard) or dim == made.kind.dim or any(part.is_constant for part in parts):
         return None
     evens = [whole(part) for part in parts]
     if all(evens):
@@ -167,7 +167,7 @@ def _moved(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  
 def _viewed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:  # noqa: ARG001
     value = args[0]
     found = whole(value)
-    if found is None or not isinstance(made.kind, Sample) or not isinstance(value.kind, Sample):
+    if found is None or not isinstance(made.kind, Shard) or not isinstance(value.kind, Shard):
         return None
     before = range(value.kind.dim)
     if any(value.shape[dim] != 1 and dim not in found.spread for dim in before):
@@ -191,7 +191,7 @@ def _gathered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found
 
 def _ordered(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found:
     dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-    if not isinstance(made.kind, Sample) or type(dim) is not int or axis(dim, made.rank) == made.kind.dim:
+    if not isinstance(made.kind, Shard) or type(dim) is not int or axis(dim, made.rank) == made.kind.dim:
         return None
     return Order(axis(dim, made.rank))
 
@@ -201,7 +201,7 @@ def _summed(args: Sequence[Any], kwargs: dict[str, Any], made: Value) -> Found: 
     found, kind = args[0].even, args[0].kind
     if not isinstance(made.kind, Partial) or not isinstance(found, Even) or found.part is not None or made.rank:
         return None
-    if not isinstance(kind, Sample) or kind.factor % found.period:
+    if not isinstance(kind, Shard) or kind.factor % found.period:
         return None
     return Even(shuffled=True)
 
@@ -225,7 +225,7 @@ FOLLOWED = _POINTWISE | {*_PLAIN, *_SAME, *_HANDLERS}
 
 def agreed(values: Sequence[Value]) -> list[Value]:
     """The same tensors; one that is even is taken for samples as the others hold them."""
-    varying = [value for value in values if isinstance(value.kind, Sample)]
+    varying = [value for value in values if isinstance(value.kind, Shard)]
     firm: set[Kind] = {value.kind for value in varying if whole(value) is None}
     if len({value.kind for value in varying}) < 2 or len(firm) > 1:
         return list(values)
@@ -233,8 +233,8 @@ def agreed(values: Sequence[Value]) -> list[Value]:
     return [replace(value, kind=target) if _fits(value, target) else value for value in values]
 
 
-def _fits(value: Value, kind: Sample) -> bool:
+def _fits(value: Value, kind: Shard) -> bool:
     found = whole(value)
-    if found is None or isinstance(value.kind, Constant) or not isinstance(value.kind, Sample):
+    if found is None or isinstance(value.kind, Replicate) or not isinstance(value.kind, Shard):
         return False
     return value.kind.dim == kind.dim and value.kind.entries == kind.entries and kind.factor % found.period == 0

@@ -19,12 +19,12 @@ class SplittingError(GeminiError):
 
 
 @dataclass(frozen=True)
-class Constant:
+class Replicate:
     """The same in every micro-batch."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class Shard:
     """Dimension `dim` counts samples: `outer` groups, in each the samples in order, `factor` entries a sample."""
 
     dim: int
@@ -64,7 +64,7 @@ class Positions:
 class Pointers:
     """Numbers of rows of another tensor, which has `rows` a sample: every micro-batch counts its own from 0."""
 
-    kind: Sample  # how they lie
+    kind: Shard  # how they lie
     rows: int
 
 
@@ -93,7 +93,7 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class Mean:
+class WeightedPartial:
     """A mean over micro-batches, weighted by a share."""
 
     share: Share
@@ -106,4 +106,4 @@ class Opaque:
     reason: str
 
 
-Kind = Constant | Sample | Positions | Pointers | Arranged | Apart | Partial | Mean | Opaque
+Kind = Replicate | Shard | Positions | Pointers | Arranged | Apart | Partial | WeightedPartial | Opaque

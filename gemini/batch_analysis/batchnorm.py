@@ -7,24 +7,9 @@ accumulates gradients does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 from torch import nn
 
-_own: ContextVar[bool] = ContextVar("own", default=False)
 _PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-@contextmanager
-def own_statistics(wanted: bool) -> Iterator[None]:
-    """Inside, whether micro-batches may have statistics of their own."""
-    before = _own.set(wanted)
-    try:
-        yield
-    finally:
-        _own.reset(before)
 
 
 def couples(module: nn.Module) -> bool:
@@ -36,4 +21,4 @@ def couples(module: nn.Module) -> bool:
 
 def may_be_own(module: nn.Module) -> bool:
     """Whether a module may take those of each micro-batch instead: it is plain batch normalization."""
-    return _own.get() and type(module) in _PLAIN and "forward" not in vars(module) and couples(module)
+    return type(module) in _PLAIN and "forward" not in vars(module) and couples(module)

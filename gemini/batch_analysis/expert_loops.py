@@ -35,8 +35,8 @@ from gemini.batch_analysis.leaf_trace import Inside, settled
 from gemini.batch_analysis.op_call import Refused
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.capture import concretize
-from gemini.capture.leaf_policy import Granularity
-from gemini.capture.trace_state import Coarsen
+from gemini.capture.leaf_policy import LeafPolicy
+from gemini.capture.trace_state import TraceRefused
 from gemini.capture.tracer import Tracer
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
@@ -68,7 +68,7 @@ def follow_loops(node: Node, module: nn.Module, interpreter: Interpreter, model:
     leaf = Inside(node, module, interpreter, model)
     try:
         last, traces = 0, leaf.traces(_Choosing)
-    except Coarsen as coarse:
+    except TraceRefused as coarse:
         if IndexError.__name__ not in coarse.reason:
             raise
         last, traces = 1, leaf.traces(partial(_Choosing, last=1))  # a class for rows without expert, which has none
@@ -117,7 +117,7 @@ class _Choosing(Tracer):
     """A trace in which lists have the elements, and choices the rows, that it is told."""
 
     def __init__(
-        self, model: nn.Module, granularity: Granularity, listed: Keep = _all, filled: Keep = _all, last: int = 0
+        self, model: nn.Module, granularity: LeafPolicy, listed: Keep = _all, filled: Keep = _all, last: int = 0
     ) -> None:
         super().__init__(model, granularity)
         self.listed, self.filled, self.last = listed, filled, last

@@ -10,16 +10,16 @@ from typing import Any
 
 from gemini.batch_analysis.op_call import Refused
 from gemini.batch_analysis.rules.registry import short_name
-from gemini.codegen.stage_steps import rewritten
+from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
-from gemini.ir.pytree import Literal, Ref, Sequence, refs
+from gemini.ir.pytree import Literal, Ref, SequenceForm, refs
 
 _KEPT = ("permute", "transpose", "contiguous", "to", "long", "int", "movedim")  # the same entries, none negative
 
 
 def _items(node: Node) -> tuple[Any, ...]:
-    return node.args.items if isinstance(node.args, Sequence) else ()
+    return node.args.items if isinstance(node.args, SequenceForm) else ()
 
 
 def _given(node: Node, at: int, name: str) -> Any:
@@ -89,7 +89,7 @@ def _is_of(inner: Graph, node: Node, mask: Ref, element: int, traced: Any) -> bo
     if short_name(made.target) != "getitem" or _items(made)[0] != mask:
         return False
     index = _items(made)[1]
-    if isinstance(index, Sequence) and len(index.items) == 1:
+    if isinstance(index, SequenceForm) and len(index.items) == 1:
         (index,) = index.items
     if isinstance(index, Literal):
         return bool(index.value == element)
@@ -164,7 +164,7 @@ class _Match:
         if node.sketch != other.sketch and node.id not in self.full.parts:
             return False
         written = tuple(self.ref(ref) for ref in node.mutates)
-        forms = [rewritten(form, self.ref) for form in (node.args, node.kwargs)]
+        forms = [rewrite_refs(form, self.ref) for form in (node.args, node.kwargs)]
         return written == other.mutates and repr(forms) == repr([other.args, other.kwargs])
 
     def skip(self, node: Node, empty: set[int]) -> None:
@@ -196,7 +196,7 @@ def is_without(full: Any, less: Any) -> None:
             at += 1
             continue
         match.skip(node, empty)
-    if at < len(others) or repr(rewritten(full.result, match.ref)) != repr(less.result):
+    if at < len(others) or repr(rewrite_refs(full.result, match.ref)) != repr(less.result):
         raise Refused("inside it, what is done depends on how many experts have rows")
 
 

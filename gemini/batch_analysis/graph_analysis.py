@@ -9,7 +9,7 @@ import torch
 
 from gemini.batch_analysis.analysis_steps import Inherited, Statement
 from gemini.batch_analysis.batch_counts import number_at, number_kind
-from gemini.batch_analysis.batch_kinds import Apart, Arranged, Constant, Kind, Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Apart, Arranged, Kind, Opaque, Replicate, Shard
 from gemini.batch_analysis.batchnorm import may_be_own
 from gemini.batch_analysis.op_call import SAMPLES, Count, Odd, Refused, Result, Value, leaves
 from gemini.batch_analysis.precompute import foreseeable
@@ -17,10 +17,10 @@ from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.rolled_graphs import settle_branches
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.batch_analysis.side_effects import obstacle
-from gemini.capture.attribute_writes import TARGET as ASSIGN
-from gemini.capture.call_binding import Call, bind
-from gemini.capture.finite_checks import asked_of
-from gemini.capture.trace_state import BRANCHES
+from gemini.capture.attribute_writes import ASSIGN
+from gemini.capture.graph_guards import early_guards, finite_check_operand
+from gemini.capture.trace_state import BRANCHES_ON_RESULTS
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import decode, follow
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Guard, Node, TensorMeta
@@ -58,24 +58,36 @@ class GraphForms:
         """The batch dimension of every input."""
         return tuple(None if place is None else place.dim for place in self.places())
 
-    def places(self) -> tuple[Sample | None, ...]:
+    def places(self) -> tuple[Shard | None, ...]:
         """How samples lie in every input."""
         kinds = [self.kind(Ref(index)) for index in self.order]
-        return tuple(kind if isinstance(kind, Sample) else None for kind in kinds)
+        return tuple(kind if isinstance(kind, Shard) else None for kind in kinds)
 
 
 def prove_graph(
-    graph: Graph, args: tuple[Any, ...] | None = None, kwargs: dict[str, Any] | None = None, least: int = 1
+    graph: Graph,
+    args: tuple[Any, ...] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    least: int = 1,
+    *,
+    micro_batch_statistics: bool = False,
 ) -> GraphForms:
     """Follow samples through a graph. With a call, its tensors give the order of the inputs.
 
-    `least`: how many samples a micro-batch has, or more.
+    `least`: the fewest samples of a micro-batch. `micro_batch_statistics`: batch normalization may use the statistics of
+    each micro-batch.
     """
     modules = {
         node.target: graph.bound_model().get_submodule(node.target) for node in graph.nodes if node.kind == "module"
     }
-    own = tuple(name for name, module in modules.items() if may_be_own(module))
-    forms = GraphForms(graph, Interpreter(least=least), _order(graph, args, kwargs), own, least)
+    own = tuple(name for name, module in modules.items() if micro_batch_statistics and may_be_own(module))
+    forms = GraphForms(
+        graph,
+        Interpreter(least=least, micro_batch_statistics=micro_batch_statistics),
+        _order(graph, args, kwargs),
+        own,
+        least,
+    )
     forms.interpreter.blocked = _obstacle(graph)
     if forms.reason:
         return forms
@@ -111,7 +123,7 @@ def _order(graph: Graph, args: tuple[Any, ...] | None, kwargs: dict[str, Any] | 
         return tuple(graph.inputs)
     bound = bind(graph.bound_model(), args or (), kwargs or {})
     nodes = {id(follow(bound, path)): node for node, path in graph.inputs.items()}
-    return tuple(nodes[id(tensor)] for tensor in Call(args or (), kwargs or {}).tensors if id(tensor) in nodes)
+    return tuple(nodes[id(tensor)] for tensor in ModelCall(args or (), kwargs or {}).tensors if id(tensor) in nodes)
 
 
 def _obstacle(graph: Graph) -> str:
@@ -128,7 +140,7 @@ def _obstacle(graph: Graph) -> str:
 
 def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
     """Branches on contents must come out in every micro-batch as on the whole batch: what they read is put in whole."""
-    settled = {id(guard) for guard in graph.foresight().guards} if graph.rolled else set()  # by conditions
+    settled = {id(guard) for guard in early_guards(graph).guards} if graph.rolled else set()  # by conditions
     for guard in graph.guards:
         if not guard.data or id(guard) in settled or _asks_every_sample(interpreter, graph, guard):
             continue
@@ -145,9 +157,9 @@ def settle_guards(interpreter: Interpreter, graph: Graph) -> None:
 
 def _asks_every_sample(interpreter: Interpreter, graph: Graph, guard: Guard) -> bool:
     """Whether a branch asks if all numbers are finite: the whole batch answers yes if every micro-batch does."""
-    ref = asked_of(graph.nodes, guard.expr, guard.expected)
+    ref = finite_check_operand(graph.nodes, guard.expr, guard.expected)
     value = None if ref is None else interpreter.values.get(ref)
-    return value is not None and isinstance(value.kind, (Sample, Constant))
+    return value is not None and isinstance(value.kind, (Shard, Replicate))
 
 
 def other_way(interpreter: Interpreter, graph: Graph, samples: int) -> str:
@@ -178,7 +190,7 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     if node.is_source:
         (meta,) = node.outputs.values()
         is_input = node.kind == "input" and meta.batch_dim is not None
-        kind: Kind = Sample(meta.batch_dim or 0, meta.batch_factor) if is_input else Constant()
+        kind: Kind = Shard(meta.batch_dim or 0, meta.batch_factor) if is_input else Replicate()
         return Statement(
             node.id, node.kind, None, results, SAMPLES, True, where, known=True, flaggable=False, run=lambda *_: kind
         )
@@ -222,7 +234,7 @@ def _keeping(graph: Graph, node: Node, interpreter: Interpreter, statement: Stat
 
 def _can_be_opened(node: Node) -> bool:
     """Whether a block is one by choice, not because its Python could not be followed or was followed wrongly."""
-    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES))
+    chosen = node.reason in ("checkpointed", "asked for") or node.reason.startswith(("depth ", BRANCHES_ON_RESULTS))
     return node.kind == "block" and chosen and node.target != ""
 
 
@@ -234,7 +246,7 @@ def _unknown(node: Node, interpreter: Interpreter, statement: Statement) -> Kind
         block = "it leaves tensors in its attributes, or in its arguments"
     what = "a Python function kept whole" if node.kind == "call" else block
     if node.kind not in MODULES and given and all(value.is_constant for value in given) and not node.random:
-        return Constant()
+        return Replicate()
     if node.kind == "call" and not any(isinstance(value.kind, Opaque) for value in given):
         from gemini.batch_analysis.autograd_functions import open_scripted
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.analysis_steps import Statement
-from gemini.batch_analysis.batch_kinds import Arranged, Constant, Kind, Mean, Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Arranged, Kind, Opaque, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.batchnorm import may_be_own
 from gemini.batch_analysis.expert_loops import follow_loops
 from gemini.batch_analysis.leaf_trace import lent, trace_inside
@@ -23,7 +23,7 @@ from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value, leav
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.rules.expert_rows import as_rows, back, row_result, row_value
 from gemini.batch_analysis.rules.registry import find_rule
-from gemini.capture.trace_state import BRANCHES, Coarsen
+from gemini.capture.trace_state import BRANCHES_ON_RESULTS, TraceRefused
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.ir.node_signature import node_signature
@@ -48,7 +48,7 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
     module = graph.bound_model().get_submodule(node.target)
     varying = [value for value in given if not value.is_constant]
     if not varying and not _counts((args, kwargs)) and not node.changes:
-        return Constant()
+        return Replicate()
     for value in varying:
         if isinstance(value.kind, Opaque):
             raise _inherited(value.kind.reason)
@@ -56,7 +56,7 @@ def open_leaf(graph: Graph, node: Node, interpreter: Interpreter, statement: Sta
         raise Refused("its hooks are not followed")
     if any(isinstance(value.kind, Arranged) for value in varying):
         return _row_by_row(graph, node, interpreter, statement, memo)
-    if may_be_own(module):
+    if interpreter.micro_batch_statistics and may_be_own(module):
         return _normalized(args, kwargs)
     found = None if node.changes else _known(module, args, kwargs, statement)
     if found is not None:
@@ -126,13 +126,13 @@ def _known(module: nn.Module, args: Any, kwargs: Any, statement: Statement) -> A
 def _normalized(args: Any, kwargs: Any) -> Kind:
     """Batch normalization by statistics of each micro-batch."""
     value: Value = args[0] if args else kwargs["input"]
-    if not isinstance(value.kind, Sample) or value.kind.dim != 0 or value.kind.outer != 1:
+    if not isinstance(value.kind, Shard) or value.kind.dim != 0 or value.kind.outer != 1:
         raise Refused("batch normalization whose first dimension is not the samples")
     return value.kind
 
 
 def _constant(tensor: torch.Tensor) -> Value:
-    return Value("parameter", Constant(), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    return Value("parameter", Replicate(), tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 class _Refusal:
@@ -148,10 +148,10 @@ def _outer(found: Any, given: list[Value]) -> list[Kind]:
         raise Refused(found.reason)
     kinds: list[Kind] = []
     for kind in found:
-        if isinstance(kind, Mean) and isinstance(kind.share, Counted):
+        if isinstance(kind, WeightedPartial) and isinstance(kind.share, Counted):
             share = kind.share
             places = [None if key is None else given[int(str(key))].key for key in (share.target, share.weight)]
-            kind = Mean(replace(share, target=places[0], weight=places[1]))
+            kind = WeightedPartial(replace(share, target=places[0], weight=places[1]))
         kinds.append(kind)
     return kinds
 
@@ -161,7 +161,7 @@ def _attempt(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.
     if not isinstance(found, _Refusal):
         return found
     looped = _followed(follow_loops, node, module, interpreter, model)
-    return looped if not isinstance(looped, _Refusal) or found.reason.endswith(BRANCHES) else found
+    return looped if not isinstance(looped, _Refusal) or found.reason.endswith(BRANCHES_ON_RESULTS) else found
 
 
 def _followed(follow: Callable[..., Any], node: Node, *given: Any) -> Any:
@@ -169,7 +169,7 @@ def _followed(follow: Callable[..., Any], node: Node, *given: Any) -> Any:
         return follow(node, *given)
     except Refused as refused:
         return _Refusal(str(refused))
-    except Coarsen as coarse:
+    except TraceRefused as coarse:
         return _Refusal(f"its Python is not followed: {coarse.reason}")
     except Exception as error:
         return _Refusal(f"tracing it raised {type(error).__name__}: {error!s:.80}")

@@ -13,30 +13,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.microbatch_weights import Counted
 from gemini.batch_analysis.op_call import SAMPLES, Count, Odd, Refused, Value, leaves
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.side_effects import obstacle
-from gemini.capture.call_binding import Call as ModelCall
-from gemini.capture.call_binding import bind
-from gemini.capture.leaf_policy import make_granularity
+from gemini.capture.leaf_policy import make_leaf_policy
 from gemini.capture.memoized import find_caches
-from gemini.capture.trace_diff import Subject, Trace, first_mismatch, mark_batch, trace
+from gemini.capture.trace_diff import CaptureSubject, Trace, first_mismatch, mark_batch_dims, trace
 from gemini.capture.tracer import Tracer
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import decode, follow
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
-from gemini.ir.pytree import Number, Owned, Ref, expr_refs, refs
+from gemini.ir.pytree import ModelObject, Number, Ref, expr_refs, refs
 from gemini.ir.pytree import leaves as form_leaves
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 _SIZES = (2, 3)
 
 
-def lent(node: Node) -> list[Owned]:
+def lent(node: Node) -> list[ModelObject]:
     """Objects of the model that a leaf is given: another's embedding, a configuration."""
-    return [leaf for form in (node.args, node.kwargs) for leaf in form_leaves(form) if isinstance(leaf, Owned)]
+    return [leaf for form in (node.args, node.kwargs) for leaf in form_leaves(form) if isinstance(leaf, ModelObject)]
 
 
 class Inside:
@@ -44,7 +43,7 @@ class Inside:
 
     def __init__(self, node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> None:
         self.order: list[Value] = []  # the tensors that it is given
-        self.region = node.region
+        self.region, self.micro_batch_statistics = node.region, interpreter.micro_batch_statistics
         where = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
         given = _arguments
         objects = {one: _owned(model, one) for one in lent(node)}
@@ -56,13 +55,13 @@ class Inside:
 
     def traces(self, make: Callable[..., Tracer] = Tracer, count: int = 2) -> list[Trace]:
         """What it does with two samples, and with three."""
-        saved = Saved(self.module)
+        saved = ModelSnapshot(self.module)
         found = []
         try:
             for call in self.calls[:count]:
-                subject = Subject(self.module, call, saved, find_caches(self.module))
+                subject = CaptureSubject(self.module, call, saved, find_caches(self.module))
                 with _entered(self.region), saved.watching():
-                    found.append(trace(subject, call.tensors, make_granularity(self.module, None, ()), make=make))
+                    found.append(trace(subject, call.tensors, make_leaf_policy(self.module, None, ()), make=make))
         finally:
             saved.restore()
         return found
@@ -77,14 +76,14 @@ class Inside:
         guards = list(tracer.guards.values())
         name = type(self.module).__name__
         inner = Graph(name, tracer.nodes, guards, tracer.inputs, tracer.result, model=self.module)
-        mark_batch(tracer.nodes, traces[1].nodes, *_SIZES)
+        mark_batch_dims(tracer.nodes, traces[1].nodes, *_SIZES)
         return inner
 
     def interpreted(self, inner: Graph, same: frozenset[int] = frozenset()) -> Interpreter:
         """The kinds of all values; those of some nodes are the same in every micro-batch."""
         from gemini.batch_analysis.graph_analysis import statement_of
 
-        inside = Interpreter(frozen=True)
+        inside = Interpreter(frozen=True, micro_batch_statistics=self.micro_batch_statistics)
         places = _places(self.module, self.calls[0], inner.inputs)
         for one in inner.nodes:
             made = statement_of(inner, one, {})
@@ -94,7 +93,7 @@ class Inside:
                 made.known = outer.known
                 inside.alias[Ref(one.id)] = str(places[one.id])
             elif one.id in same:
-                made.run = lambda *_: Constant()
+                made.run = lambda *_: Replicate()
             inside.extend([made])
         return inside
 
@@ -128,7 +127,7 @@ def _entered(region: Any) -> Any:
     return stack
 
 
-def _owned(model: nn.Module | None, form: Owned) -> Any:
+def _owned(model: nn.Module | None, form: ModelObject) -> Any:
     if model is None:
         raise Refused("it is given an object of the model")
     module = model.get_submodule(form.module)
@@ -142,7 +141,7 @@ class _Numbered(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, module: nn.Module, node: Node, number: Callable[[Number, int], Any], lent: dict[Owned, Any]
+        self, module: nn.Module, node: Node, number: Callable[[Number, int], Any], lent: dict[ModelObject, Any]
     ) -> None:
         super().__init__()
         self.inner = module
@@ -154,7 +153,7 @@ class _Numbered(nn.Module):  # type: ignore[misc]
         given, samples = iter(tensors), tensors[-1].shape[0]
 
         def read(form: Any) -> Any:
-            if isinstance(form, Owned) and form in self.lent:
+            if isinstance(form, ModelObject) and form in self.lent:
                 return self.lent[form]
             return next(given) if isinstance(form, Ref) else self.number(form, samples)
 
@@ -184,7 +183,7 @@ def _arguments(
         if isinstance(form, Ref):
             order.append(interpreter.values[form])
             return _made(order[-1], size, where)
-        return None if isinstance(form, Owned) else _number(interpreter, form, size)
+        return None if isinstance(form, ModelObject) else _number(interpreter, form, size)
 
     return decode(node.args, read), decode(node.kwargs, read)
 
@@ -194,7 +193,7 @@ def _numbered(
 ) -> tuple[Any, Any]:
     """Arguments of `_Numbered`: the tensors, and one that counts samples."""
     _arguments(node, interpreter, size, order, where)
-    order.append(Value("samples", Sample(0), (SAMPLES,), torch.float32, known=True, sized=0))
+    order.append(Value("samples", Shard(0), (SAMPLES,), torch.float32, known=True, sized=0))
     return tuple(_made(value, size, where) for value in order), {}
 
 
@@ -239,7 +238,7 @@ def _results(inner: Graph, inside: Interpreter) -> list[Kind]:
     for kind in kinds:
         if isinstance(kind, Opaque):
             raise Refused(f"inside it, {kind.reason}")
-        if isinstance(kind, Mean) and isinstance(kind.share, Counted):
+        if isinstance(kind, WeightedPartial) and isinstance(kind.share, Counted):
             known = (kind.share.target, kind.share.weight)
             if any(key is not None and not str(key).isdigit() for key in known):
                 raise Refused("inside it, a mean over targets made there")

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from gemini.batch_analysis.analysis_steps import Statement
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.graph_analysis import GraphForms, other_way, settle_guards
 from gemini.batch_analysis.loss_tape import Meta, Op, Tape
 from gemini.batch_analysis.op_call import Refused, Result, Value, leaves
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.rules.registry import short_name
 from gemini.batch_analysis.split_result import Splitting
+from gemini.ir.def_use import rewrite_refs
 from gemini.ir.op_targets import op_name
 from gemini.ir.pytree import Ref
 from gemini.ir.pytree import leaves as form_leaves
@@ -59,7 +60,7 @@ def outputs_of(forms: GraphForms, tape: Tape) -> list[Ref] | None:
 def _samples(forms: GraphForms, outputs: list[Ref], tape: Tape) -> int:
     for ref, meta in zip(outputs, tape.metas, strict=False):
         kind = forms.kind(ref)
-        if isinstance(kind, Sample) and kind.entries:
+        if isinstance(kind, Shard) and kind.entries:
             return meta.shape[kind.dim] // kind.entries
     return 1
 
@@ -104,7 +105,7 @@ def _given(meta: Meta, number: int, samples: int, run: Any) -> Statement:
 
 def _operand(interpreter: Interpreter, statement: Statement) -> Kind:
     decided = interpreter.decisions.get(statement.index)
-    return decided if isinstance(decided, Sample) else Constant()
+    return decided if isinstance(decided, Shard) else Replicate()
 
 
 def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
@@ -126,15 +127,13 @@ def _statement(at: int, op: Op, tape: Tape, samples: int) -> Statement:
 def _unknown(interpreter: Interpreter, statement: Statement) -> Kind:
     given = [leaf for leaf in leaves(interpreter.arguments(statement)) if isinstance(leaf, Value)]
     if all(value.is_constant for value in given):
-        return Constant()
+        return Replicate()
     raise Refused("a function that is not one of torch")
 
 
 def _marked(form: Any) -> Any:
     """References to values of the tape, told apart from those of the graph."""
-    from gemini.codegen.stage_steps import rewritten
-
-    return rewritten(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
+    return rewrite_refs(form, lambda ref: replace(ref, source="tape") if isinstance(ref, Ref) else ref)
 
 
 def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
@@ -146,7 +145,9 @@ def _rooted(interpreter: Interpreter, tape: Tape, root: int) -> str:
         value = interpreter.values[key]
         if isinstance(value.kind, Partial):
             return ""
-        wanted = "share" if isinstance(value.kind, Mean) else "once" if isinstance(value.kind, Constant) else ""
+        wanted = (
+            "share" if isinstance(value.kind, WeightedPartial) else "once" if isinstance(value.kind, Replicate) else ""
+        )
         if not wanted:
             return value.kind.reason if isinstance(value.kind, Opaque) else "the loss is one number a sample"
         if not interpreter.demand(value.key, wanted):
@@ -158,7 +159,7 @@ def _splitting(interpreter: Interpreter, forms: GraphForms, tape: Tape, reason: 
     operands: dict[int, int | None] = {}
     for number in tape.operands:
         kind = interpreter.values["tape", number].kind
-        operands[number] = kind.dim if isinstance(kind, Sample) else None
+        operands[number] = kind.dim if isinstance(kind, Shard) else None
     kinds: tuple[Kind, ...] = tuple(interpreter.values["tape", number].kind for number in range(len(tape.metas)))
     if interpreter.blocked:
         kinds = (Opaque(interpreter.blocked),) * len(kinds)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Sample, SplittingError
-from gemini.ir.pytree import Mapping as MappingForm
-from gemini.ir.pytree import Sequence as SequenceForm
+from gemini.batch_analysis.batch_kinds import Shard, SplittingError
+from gemini.ir.pytree import MappingForm as MappingForm
+from gemini.ir.pytree import SequenceForm as SequenceForm
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Counted(Share):
     """The share of the targets that count: all but `ignore`, each as heavy as the weight of its class."""
 
     target: Hashable
-    kind: Sample
+    kind: Shard
     ignore: int | None
     weight: Hashable | None = None
     smoothed: bool = False  # labels are: a target of weight 0 adds to the mean all the same
@@ -118,7 +118,7 @@ class Part(Share):
     """Not a factor: the result is replaced by the samples' part of that of the whole batch, known before the step."""
 
     source: Hashable
-    kind: Sample
+    kind: Shard
 
     def weights(self, known: Known, sizes: Sequence[int]) -> list[Any]:
         """The part itself, as plain numbers, for every micro-batch."""

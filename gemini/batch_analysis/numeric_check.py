@@ -11,20 +11,21 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.graph_analysis import GraphForms
 from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.batch_analysis.microbatch_weights import Known
 from gemini.batch_analysis.precompute import Foreseen
 from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, split_operands
 from gemini.batch_analysis.split_result import Splitting
-from gemini.capture.call_binding import Call, bind
 from gemini.ir.autograd_modes import RegionSwitch
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.pytree import Ref, leaves
-from gemini.snapshot.model_state import Saved, undrawn
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 _EXACT = 1e-7  # in double precision
 _CLOSE = 2e-3  # of the model's own type
@@ -44,7 +45,7 @@ def check(  # noqa: PLR0917
 
     `given`: what nodes have drawn from other generators than torch's; micro-batches run all nodes `but` these.
     """
-    call = Call(args, kwargs)
+    call = ModelCall(args, kwargs)
     sizes = _sizes(call, forms)
     if splitting.reason or len(sizes) < 2:
         return splitting.reason
@@ -55,13 +56,13 @@ def check(  # noqa: PLR0917
         found = _check_tape(tape, root, splitting, sizes, ops, known)
         if found or forms.own_statistics:  # those of other micro-batches are others
             return found
-        with undrawn():
+        with preserve_rng_state():
             return _check_graph(forms, splitting, call, sizes, (nodes, given or {}, but))
     except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"a micro-batch fails: {type(error).__name__}: {error!s:.120}"
 
 
-def _sizes(call: Call, forms: GraphForms) -> list[int]:
+def _sizes(call: ModelCall, forms: GraphForms) -> list[int]:
     """Two micro-batches, uneven where that leaves both enough samples."""
     for tensor, place in zip(call.tensors, forms.places(), strict=False):
         if place is not None:
@@ -87,7 +88,7 @@ def _check_tape(  # noqa: PLR0917
     ]
     for one in parts[1:]:  # what is the same in all micro-batches
         for at in range(tape.outputs):
-            one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Constant, Opaque)) else one[at]
+            one[at] = parts[0][at] if isinstance(splitting.outputs[at], (Replicate, Opaque)) else one[at]
     whole = [_joined([one[at] for one in parts], splitting.outputs[at], sizes, known) for at in range(tape.outputs)]
     operands = {number: _double(tensor) for number, tensor in tape.operands.items()}
     needed = tape.needed_for(root)  # what else was computed may be about the whole batch
@@ -114,7 +115,7 @@ def _check_tape(  # noqa: PLR0917
 def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Generator) -> torch.Tensor:
     """An output of a micro-batch: numbers between 0 and 1, which every loss accepts."""
     shape = list(meta.shape)
-    if isinstance(kind, Sample):
+    if isinstance(kind, Shard):
         shape[kind.dim] = shape[kind.dim] // total * size
     if not meta.dtype.is_floating_point:
         return torch.zeros(shape, dtype=meta.dtype, device=meta.device)
@@ -123,11 +124,11 @@ def _made(meta: Meta, kind: Kind, size: int, total: int, generator: torch.Genera
 
 
 def _joined(parts: list[torch.Tensor], kind: Kind, sizes: Sequence[int], known: Known | None = None) -> torch.Tensor:
-    if isinstance(kind, Sample):
+    if isinstance(kind, Shard):
         return kind.join(parts)
     if isinstance(kind, Partial):
         return torch.stack(parts).sum(0)
-    if isinstance(kind, Mean) and known is not None:
+    if isinstance(kind, WeightedPartial) and known is not None:
         weights = kind.share.weights(known, sizes)
         return torch.stack([part * weight for part, weight in zip(parts, weights, strict=True)]).sum(0)
     return parts[0]
@@ -155,8 +156,8 @@ def near(one: torch.Tensor, two: torch.Tensor, tolerance: float) -> bool:
 
 
 # ── the graph ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any) -> str:
-    saved = Saved(forms.graph.bound_model())
+def _check_graph(forms: GraphForms, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any) -> str:
+    saved = ModelSnapshot(forms.graph.bound_model())
     try:
         with torch.no_grad():
             return _compare_graph(forms, splitting, call, sizes, known, saved)
@@ -165,7 +166,7 @@ def _check_graph(forms: GraphForms, splitting: Splitting, call: Call, sizes: Seq
 
 
 def _compare_graph(  # noqa: PLR0917
-    forms: GraphForms, splitting: Splitting, call: Call, sizes: Sequence[int], known: Any, saved: Saved
+    forms: GraphForms, splitting: Splitting, call: ModelCall, sizes: Sequence[int], known: Any, saved: ModelSnapshot
 ) -> str:
     graph, model, (weights, foreign, but) = forms.graph, forms.graph.bound_model(), known
     args, kwargs = call.arguments()
@@ -197,7 +198,7 @@ def _differ(
 ) -> str:
     for at, ref in enumerate(graph.outputs()):
         kind = splitting.outputs[at] if at < len(splitting.outputs) else Opaque("")
-        if isinstance(kind, (Opaque, Mean)) or ref not in whole:
+        if isinstance(kind, (Opaque, WeightedPartial)) or ref not in whole:
             continue
         parts = [one[ref] for one in found]
         joined = _joined(parts, kind, [1] * len(parts))
@@ -210,7 +211,7 @@ def _part(forms: GraphForms, ref: Ref, made: Any, where: tuple[int, int, int]) -
     """What a node that draws random numbers gave some of the samples."""
     if isinstance(made, torch.Tensor):
         kind = forms.kind(ref)
-        return kind.take(made, *where).clone() if isinstance(kind, Sample) else made.clone()
+        return kind.take(made, *where).clone() if isinstance(kind, Shard) else made.clone()
     if type(made) in (tuple, list):
         parts = [_part(forms, Ref(ref.node, "ret", (*ref.path, ("i", at))), one, where) for at, one in enumerate(made)]
         return type(made)(parts)

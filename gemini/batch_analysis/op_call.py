@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gemini.batch_analysis.assumptions import Condition, Each
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Positions, Replicate, Shard, WeightedPartial
 
 # The number of samples that sizes of a graph are written with: a prime that no other size has.
 SAMPLES = 1_000_003
@@ -58,7 +58,7 @@ class Repeats:
     """What a tensor's entries are those of, each so many times, sample by sample."""
 
     key: Hashable
-    kind: Sample
+    kind: Shard
     times: int
 
 
@@ -86,12 +86,12 @@ class Value:
     @property
     def is_constant(self) -> bool:
         """Whether it is the same in all micro-batches."""
-        return isinstance(self.kind, Constant)
+        return isinstance(self.kind, Replicate)
 
     @property
     def is_sum(self) -> bool:
         """Whether it is a sum or a mean over the batch."""
-        return isinstance(self.kind, (Partial, Mean))
+        return isinstance(self.kind, (Partial, WeightedPartial))
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Call:
             if (isinstance(leaf, Value) and not leaf.is_constant) or isinstance(leaf, (Count, Odd)):
                 raise Refused(f"{self.name} with an argument that depends on the batch")
 
-    def sample(self, value: Value, what: str = "") -> Sample:
+    def sample(self, value: Value, what: str = "") -> Shard:
         """The kind of a tensor of samples."""
-        if isinstance(value.kind, Sample):
+        if isinstance(value.kind, Shard):
             return value.kind
         raise Refused(self.refusal(value, what))
 
@@ -165,10 +165,14 @@ class Call:
         """Why a tensor is not of the right kind."""
         if isinstance(value.kind, Opaque):
             return value.kind.reason
-        words = {Partial: "a sum over the batch", Mean: "a mean over the batch", Positions: "numbers of samples"}
+        words = {
+            Partial: "a sum over the batch",
+            WeightedPartial: "a mean over the batch",
+            Positions: "numbers of samples",
+        }
         return f"{what or self.name} of {words.get(type(value.kind), 'something without samples')}"
 
-    def must_be(self, value: Value, kind: Sample) -> None:
+    def must_be(self, value: Value, kind: Shard) -> None:
         """A tensor that is used sample by sample: it is of this kind, or an operand that will be taken apart so."""
         if value.kind == kind:
             return
@@ -178,7 +182,7 @@ class Call:
             raise Demand(value.key, kind)
         raise Refused(f"{self.name} with a tensor that is not split as the samples are")
 
-    def each(self, mask: Value, kind: Sample, entries: int, or_none: bool = False) -> None:
+    def each(self, mask: Value, kind: Shard, entries: int, or_none: bool = False) -> None:
         """Rely on a mask of which every sample has so many entries; it must be known before the step."""
         source = mask.repeats
         if mask.known:
@@ -197,7 +201,7 @@ def repeats(name: str, args: Sequence[Any], made: Value) -> Repeats | None:
     given = args[0] if args else None
     if name not in REPEATING or not isinstance(given, Value) or given.dtype != torch.bool or made.dtype != torch.bool:
         return None
-    if not isinstance(given.kind, Sample) or not isinstance(made.kind, Sample):
+    if not isinstance(given.kind, Shard) or not isinstance(made.kind, Shard):
         return None
     times = prod(made.shape) // max(prod(given.shape), 1)
     if given.known:

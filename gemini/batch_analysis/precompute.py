@@ -16,16 +16,17 @@ from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import Written
 from gemini.batch_analysis.rules.registry import short_name
-from gemini.capture.module_hooks import has_hooks
-from gemini.capture.trace_state import DRAWS
+from gemini.capture.graph_guards import early_guards, finite_check_operand
+from gemini.capture.trace_state import USES_HOST_RNG
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.interpreter import Execution
-from gemini.ir.node import Node
-from gemini.ir.pytree import Number, Ref, leaves, refs
+from gemini.ir.node import Guard, Node
+from gemini.ir.pytree import Number, Ref, expr_refs, leaves, refs
 from gemini.ir.symint import Expr
-from gemini.snapshot.model_state import undrawn
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 _SIZES = ("size", "numel")
 _LIKE = {  # ops that look at the size and type of one argument only: its place
@@ -62,7 +63,7 @@ def _looks_at_sizes(graph: Graph, node: Node, bound: dict[str, Any] | None) -> b
     if bound is None:
         return False
     try:
-        with undrawn():
+        with preserve_rng_state():
             Foreseen(graph, bound, Tape(0, [])).run(node.id)
     except Exception:  # whatever the function raises, where it looks closer
         return False
@@ -83,7 +84,7 @@ def _is_plain(graph: Graph, node: Node) -> bool:
 
 def is_foreign(graph: Graph, node: Node) -> bool:
     """Whether a node is a function that draws from Python's or NumPy's generator."""
-    return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(DRAWS)
+    return node.kind == "call" and node.random and graph.calls.get(node.target, "").startswith(USES_HOST_RNG)
 
 
 def closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[int]:
@@ -96,6 +97,18 @@ def closure(graph: Graph, nodes: Sequence[int], *, sizes: bool = False) -> set[i
             needed.add(index)
             waiting += _needs(graph, graph.nodes[index], sizes=sizes)
     return needed
+
+
+def random_guards(graph: Graph) -> list[Guard]:
+    """The guards whose outcome depends on numbers that are drawn; whether values are finite does not, by and large."""
+    found = []
+    for guard in graph.guards:
+        if finite_check_operand(graph.nodes, guard.expr, guard.expected) is not None:
+            continue
+        read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
+        if any(graph.nodes[at].random for at in closure(graph, read)):
+            found.append(guard)
+    return found
 
 
 def _needs(graph: Graph, node: Node, *, sizes: bool = False) -> set[int]:
@@ -226,7 +239,7 @@ class Foreseen:
     def other_way(self) -> str:
         """Which branch of the Python of a rolled graph does not go as it did when captured; '' if all do."""
         with torch.no_grad():
-            broken = self.graph.foresight().broken_in_pieces(self.model, self.bound)
+            broken = early_guards(self.graph).find_broken_in_microbatches(self.model, self.bound)
         return "" if broken is None else f"the Python of the model takes another way with some samples ({broken.line})"
 
     def value(self, key: Hashable) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Opaque, Pointers, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Pointers, Replicate, Shard
 from gemini.batch_analysis.microbatch_weights import Own, Part, Several, Share, Whole
 from gemini.batch_analysis.op_call import Result, Value
 
@@ -25,9 +25,9 @@ def part_of(value: Value, result: Result, samples: int) -> tuple[Kind, Share] | 
     if not value.known or value.grad:
         return None
     if result.batch is None and prod(result.shape) <= _MOST:
-        return Constant(), Whole(value.key)
+        return Replicate(), Whole(value.key)
     if is_divisible(result, samples) and isinstance(result.batch, int):
-        kind = Sample(result.batch, result.shape[result.batch] // samples)
+        kind = Shard(result.batch, result.shape[result.batch] // samples)
         return kind, Part(value.key, kind)
     return None
 
@@ -35,7 +35,7 @@ def part_of(value: Value, result: Result, samples: int) -> tuple[Kind, Share] | 
 def pointers_of(value: Value, result: Result, samples: int, rows: int) -> tuple[Kind, Share] | None:
     """The same of a value that is numbers of rows."""
     found = part_of(value, result, samples)
-    if found is None or not isinstance(found[0], Sample):
+    if found is None or not isinstance(found[0], Shard):
         return None
     return Pointers(found[0], rows), Own(value.key, found[0], rows)
 

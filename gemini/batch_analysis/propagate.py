@@ -29,7 +29,7 @@ from gemini.batch_analysis.analysis_steps import (
     spread,
 )
 from gemini.batch_analysis.assumptions import Condition
-from gemini.batch_analysis.batch_kinds import Apart, Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Apart, Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.inplace import forget, is_as_left, overwrite, write
 from gemini.batch_analysis.microbatch_weights import Part, Share, Times, Uniform, Whole, Written
 from gemini.batch_analysis.op_call import (
@@ -72,6 +72,7 @@ class Interpreter:
     frozen: bool = False  # nothing may be flagged
     is_rolled: bool = False  # the graph is one in which Python loops over samples
     least: int = 1  # samples of a micro-batch
+    micro_batch_statistics: bool = False  # batch normalization may use those of each micro-batch
     rewritten: bool = False  # a value got another kind by a write in place
     forgets: bool = False  # a write in a tape has made earlier values unknown
     mixes: bool = False  # operands of a tape look at the same memory as different types
@@ -124,7 +125,7 @@ class Interpreter:
             return None
         for part in dict.fromkeys(map(self.key, form_refs(maker.form))):
             value = self.values.get(part)
-            if value is not None and part not in maker.writes and isinstance(value.kind, Mean):
+            if value is not None and part not in maker.writes and isinstance(value.kind, WeightedPartial):
                 return self._reach(part, decision)
         return None
 
@@ -153,7 +154,7 @@ class Interpreter:
             return free and key not in self.pointers and self.values[key].known and not self.values[key].grad
         if statement is None or self.frozen or statement.index in self.decisions:
             return False
-        if isinstance(decision, Sample):
+        if isinstance(decision, Shard):
             return self.values[key].operand
         value = self.values[key]
         if not statement.flaggable or len(statement.results) != 1:
@@ -179,7 +180,7 @@ class Interpreter:
             name, given = self.alias.get(key, key), statement.name in ("operand", "numbers")
             value = Value(name, checked, result.shape, result.dtype, result.grad, known, given)
             value = replace(value, numbers=statement.name == "numbers", sized=result.batch)
-            if statement.name in REPEATING and statement.run is None and not known and isinstance(checked, Sample):
+            if statement.name in REPEATING and statement.run is None and not known and isinstance(checked, Shard):
                 value = replace(value, repeats=repeats(statement.name, self.arguments(statement)[0], value))
             if statement.traced and statement.form is not None and not statement.random:
                 value = replace(value, even=self._even(statement, value))
@@ -198,7 +199,7 @@ class Interpreter:
         """What of a result is the same for all samples."""
         from gemini.batch_analysis.batch_invariance import FOLLOWED, evenness
 
-        if statement.name not in FOLLOWED or not isinstance(value.kind, (Sample, Partial)):
+        if statement.name not in FOLLOWED or not isinstance(value.kind, (Shard, Partial)):
             return None
         try:
             return evenness(statement.name, *self.arguments(statement), value)
@@ -225,16 +226,16 @@ class Interpreter:
                 self.decisions[statement.index] = decision
         kind: Kind = value.kind
         share: Share | None = None
-        if decision == "share" and isinstance(kind, Mean):
+        if decision == "share" and isinstance(kind, WeightedPartial):
             share, kind = kind.share, Partial()
         elif decision == "times" and isinstance(kind, Partial):
-            kind, share = Mean(Uniform()), Times()
-        elif decision == "once" and isinstance(kind, Constant):
+            kind, share = WeightedPartial(Uniform()), Times()
+        elif decision == "once" and isinstance(kind, Replicate):
             kind, share = Partial(), Uniform()
         elif decision == "whole" and free and result.batch is None:
-            kind, share = Constant(), Whole(value.key)
+            kind, share = Replicate(), Whole(value.key)
         elif decision == "part" and free and isinstance(result.batch, int):
-            kind = Sample(result.batch, result.shape[result.batch] // statement.samples)
+            kind = Shard(result.batch, result.shape[result.batch] // statement.samples)
             share = Part(value.key, kind)
         if share is not None:
             self.shares[statement.index] = share
@@ -274,7 +275,7 @@ class Interpreter:
         if not is_as_left(self, value, self.key(form), writes):
             value = replace(value, even=None)
         ahead = form.node in self.ahead and all(write in self.ahead for write in writes)
-        if ahead and isinstance(value.kind, Sample) and not value.grad:
+        if ahead and isinstance(value.kind, Shard) and not value.grad:
             return replace(value, key=Written(form, writes), known=True, repeats=None)
         return replace(value, known=False, repeats=None)
 
@@ -321,7 +322,7 @@ class Interpreter:
         numbers = [leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, (Count, Odd))]
         tensors = call.tensors()
         if all(value.is_constant for value in tensors) and not numbers:
-            return Constant()
+            return Replicate()
         opaque = next((value for value in tensors if isinstance(value.kind, Opaque)), None)
         if opaque is not None:
             raise Inherited(opaque.kind.reason)  # type: ignore[union-attr]

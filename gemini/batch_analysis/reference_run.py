@@ -7,21 +7,20 @@ of the micro-batch, operands are taken apart.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Sample
+from gemini.batch_analysis.batch_kinds import Shard
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import weigh
+from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.split_result import Splitting
-from gemini.ir.autograd_modes import Region, RegionSwitch
-from gemini.ir.encode import decode, tensors
+from gemini.batch_analysis.tape_interpreter import OpRaised, run_ops
+from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution
 from gemini.ir.pytree import Ref, expr_refs
-from gemini.random_numbers.random_branches import random_guards
 
 
 def pieces(sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -46,23 +45,18 @@ def run_tape(  # noqa: PLR0917
     Given values are `double` where numbers are compared. What an op rounds goes on in float64 then: the others are, and
     not every op takes both.
     """
+    indices = range(len(tape.ops)) if needed is None else needed
+    ops = ((at, tape.ops[at] if splitting is None else splitting.op(at, tape.ops[at], samples)) for at in indices)
     values: dict[int, Any] = {**dict(enumerate(outputs)), **operands}
-    for at in range(len(tape.ops)) if needed is None else needed:
-        op = tape.ops[at]
-        made = op if splitting is None else splitting.op(at, op, samples)
-        args, kwargs = decode(made.form, lambda ref: values[ref.node])
-        with ExitStack() as stack:
-            op.region.enter(stack, Region.current())
-            result = op.function(*args, **kwargs)
-            if weights and at in weights:
-                result = weigh(result, weights[at])
-        found = [tensor for _, tensor in tensors(result)] if result is not None else [values[op.writes]]  # type: ignore[index]
-        if double and op.writes is None:
-            found = [one.double() if one.is_floating_point() else one for one in found]
-        values.update(zip(op.results, found, strict=True))
-        if op.writes is not None and op.results:
-            values[op.writes] = values[op.results[0]]
+    try:
+        run_ops(ops, values, weights=weights or {}, convert=_to_double if double else None)
+    except OpRaised as raised:
+        raise raised.error from None
     return values
+
+
+def _to_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def split_operands(tape: Tape, splitting: Splitting, start: int, length: int, total: int) -> dict[int, torch.Tensor]:
@@ -70,7 +64,7 @@ def split_operands(tape: Tape, splitting: Splitting, start: int, length: int, to
     found = {}
     for number, tensor in tape.operands.items():
         kind = splitting.outputs[number]
-        found[number] = kind.take(tensor, start, length, total) if isinstance(kind, Sample) else tensor
+        found[number] = kind.take(tensor, start, length, total) if isinstance(kind, Shard) else tensor
     return found
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gemini.batch_analysis.assumptions import Recorded, Repeated
-from gemini.batch_analysis.batch_kinds import Apart, Constant, Kind, Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Apart, Kind, Opaque, Replicate, Shard
 from gemini.batch_analysis.op_call import Count, Odd, Refused, Value, leaves
-from gemini.capture.input_pins import inputs_of
+from gemini.capture.graph_guards import causing_inputs, early_guards
 from gemini.ir.pytree import Ref, expr_refs
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def kind_of_role(statement: Statement, args: Any, kwargs: Any) -> Kind:
 
 
 def _taken(whole: Any, rest: Iterable[Value]) -> Kind:
-    if not isinstance(whole, Value) or not isinstance(whole.kind, Sample) or whole.kind.outer != 1:
+    if not isinstance(whole, Value) or not isinstance(whole.kind, Shard) or whole.kind.outer != 1:
         raise Refused("a loop over something else than samples in order")
     _own(rest)
     return Apart()
@@ -55,7 +55,7 @@ def _taken(whole: Any, rest: Iterable[Value]) -> Kind:
 def _own(values: Iterable[Value]) -> None:
     """A copy may read what belongs to its micro-batch, and what is the same in all."""
     for value in values:
-        if not isinstance(value.kind, (Apart, Constant)):
+        if not isinstance(value.kind, (Apart, Replicate)):
             raise Refused("a loop over samples reads all of them at once")
 
 
@@ -63,7 +63,7 @@ def _joined(statement: Statement) -> Kind:
     ((_, result),) = statement.results
     if statement.name not in _JOINS or not isinstance(result.batch, int):
         raise Refused(f"{statement.name} of a list with an entry for every sample")
-    return Sample(result.batch, result.shape[result.batch] // statement.samples)
+    return Shard(result.batch, result.shape[result.batch] // statement.samples)
 
 
 def refuse_apart(args: Any, kwargs: Any) -> None:
@@ -78,14 +78,14 @@ def settle_branches(interpreter: Interpreter, graph: Graph, bound: dict[str, Any
     About guards that are not known before a step, see `settle_guards`.
     """
     wanted = set(graph.pins)
-    for guard in graph.foresight().guards:
+    for guard in early_guards(graph).guards:
         refs = list(expr_refs(guard.expr))
         if any(graph.nodes[ref.node].role and not _is_apart(interpreter, ref) for ref in refs):
-            causes = inputs_of(graph.nodes, refs)
+            causes = causing_inputs(graph.nodes, refs)
             if causes is None:
                 return f"a branch depends on the contents of the batch ({guard.line})"
             wanted |= causes
-    if graph.foresight().guards:
+    if early_guards(graph).guards:
         interpreter.conditions["rolled", -1] = [Repeated()]
     for index in sorted(wanted):
         condition = _recorded(interpreter, graph, index, bound)
@@ -103,10 +103,10 @@ def _recorded(interpreter: Interpreter, graph: Graph, index: int, bound: dict[st
     from gemini.ir.encode import follow
 
     node, kind = graph.nodes[index], interpreter.values[Ref(index)].kind
-    if bound is None or not isinstance(kind, (Sample, Constant)):
+    if bound is None or not isinstance(kind, (Shard, Replicate)):
         return f"a branch depends on the contents of the input {node.target}"
     tensor = follow(bound, graph.inputs[index])
     if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MOST:
         return f"a branch depends on the contents of the input {node.target}"
     numbers = tuple(tensor.detach().flatten().tolist())
-    return Recorded(Ref(index), kind if isinstance(kind, Sample) else None, numbers, graph.batch_size or 1)
+    return Recorded(Ref(index), kind if isinstance(kind, Shard) else None, numbers, graph.batch_size or 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemini.capture.attribute_writes import TARGET as ASSIGN
+from gemini.capture.attribute_writes import ASSIGN
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 

@@ -17,17 +17,18 @@ from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.batch_analysis.numeric_check import check, near
 from gemini.batch_analysis.split_result import Splitting
 from gemini.batch_analysis.whole_batch_tail import border, settled
-from gemini.capture.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
 from gemini.ir.interpreter import GuardBroken, NodeFailed
-from gemini.ir.pytree import Sequence
-from gemini.snapshot.model_state import Saved, undrawn
+from gemini.ir.pytree import SequenceForm
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 _CLOSE = 2e-3  # of the model's own type
 
 
 def check_tail(
-    forms: GraphForms, nodes: tuple[int, ...], splitting: Splitting, call: Call, given: Mapping[int, Any] | None
+    forms: GraphForms, nodes: tuple[int, ...], splitting: Splitting, call: ModelCall, given: Mapping[int, Any] | None
 ) -> str:
     """Why a splitting is to be refused after all; '' if nothing speaks against it."""
     graph, (args, kwargs) = forms.graph, call.arguments()
@@ -35,7 +36,7 @@ def check_tail(
     read = list(dict.fromkeys([*border(graph, inside), *(ref for ref in graph.outputs() if ref.node not in inside)]))
     values = settled(forms, border(graph, inside)).values
     read = [ref for ref in read if not graph.nodes[ref.node].is_source and ref in values]
-    seen = replace(graph, result=Sequence(tuple, tuple(read)))
+    seen = replace(graph, result=SequenceForm(tuple, tuple(read)))
     metas = [Meta((), torch.float32, torch.device("cpu"), False)] * len(read)
     kinds = tuple(values[ref].kind for ref in read)
     found = check(
@@ -45,14 +46,14 @@ def check_tail(
     return found or ("" if given else _differs(forms, call))
 
 
-def _differs(forms: GraphForms, call: Call) -> str:
+def _differs(forms: GraphForms, call: ModelCall) -> str:
     """Whether the graph does on all samples what the model does."""
     model, outputs = forms.graph.bound_model(), []
-    saved = Saved(model)
+    saved = ModelSnapshot(model)
     args, kwargs = call.arguments()
     try:
         for is_model in (True, False):
-            with undrawn(), torch.no_grad():
+            with preserve_rng_state(), torch.no_grad():
                 torch.manual_seed(0)
                 made = model(*args, **kwargs) if is_model else forms.graph.execute(args, kwargs)
             outputs.append([tensor for _, tensor in tensors(made)])

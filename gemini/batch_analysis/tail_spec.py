@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Constant, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard
 
-Joined = Sample | Constant | Partial
+Joined = Shard | Replicate | Partial
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Tail:
 
 def join(kind: Joined, parts: Sequence[Any]) -> Any:
     """The whole of what micro-batches made: tensors, or numbers."""
-    if isinstance(kind, Constant) or len(parts) == 1:
+    if isinstance(kind, Replicate) or len(parts) == 1:
         return parts[0]
-    if isinstance(kind, Sample):
+    if isinstance(kind, Shard):
         return kind.join(parts)
     total = parts[0]
     for part in parts[1:]:
@@ -52,7 +52,7 @@ def cut(kind: Joined, gradient: torch.Tensor | None, sizes: Sequence[int]) -> li
     """
     if gradient is None or isinstance(kind, Partial):
         return [gradient] * len(sizes)
-    if isinstance(kind, Constant):
+    if isinstance(kind, Replicate):
         return [gradient, *[None] * (len(sizes) - 1)]
     total, start, parts = sum(sizes), 0, []
     for size in sizes:

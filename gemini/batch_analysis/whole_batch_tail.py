@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gemini.batch_analysis.batch_counts import number_at, number_kind
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Opaque, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.graph_analysis import GraphForms, settle_assignments, settle_guards
 from gemini.batch_analysis.loss_analysis import outputs_of
 from gemini.batch_analysis.loss_tape import Tape
@@ -23,7 +23,7 @@ from gemini.batch_analysis.op_call import Count, Odd
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.split_result import Splitting
 from gemini.batch_analysis.tail_spec import Joined
-from gemini.codegen.def_use import tensor_reads
+from gemini.ir.def_use import tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref, expr_refs, refs
@@ -80,7 +80,7 @@ def _kinds(forms: GraphForms, node: Node) -> Iterator[Kind]:
 
 
 def _can_be_joined(kind: Kind) -> bool:
-    return isinstance(kind, (Sample, Constant, Partial, Mean))
+    return isinstance(kind, (Shard, Replicate, Partial, WeightedPartial))
 
 
 def _close(graph: Graph, found: set[int]) -> None:
@@ -109,7 +109,7 @@ def _of_it_alone(forms: GraphForms, found: set[int]) -> set[int]:
             and mine
             and mine <= found | more
             and node.outputs
-            and all(isinstance(kind, Constant) for kind in _kinds(forms, node))
+            and all(isinstance(kind, Replicate) for kind in _kinds(forms, node))
         ):
             more.add(node.id)
     return more
@@ -144,11 +144,11 @@ def settled(forms: GraphForms, wanted: Iterable[Ref]) -> Interpreter:
     interpreter = forms.interpreter.copy()
     for ref in dict.fromkeys(wanted):
         value = interpreter.values.get(ref)
-        if value is not None and isinstance(value.kind, Mean) and not interpreter.demand(ref, "share"):
+        if value is not None and isinstance(value.kind, WeightedPartial) and not interpreter.demand(ref, "share"):
             raise NoTail(f"{forms.graph.nodes[ref.node].name} is a mean that is needed in two ways")
     for ref in wanted:
         value = interpreter.values.get(ref)
-        if value is None or not isinstance(value.kind, (Sample, Constant, Partial)):
+        if value is None or not isinstance(value.kind, (Shard, Replicate, Partial)):
             why = value.kind.reason if value is not None and isinstance(value.kind, Opaque) else "of no such kind"
             raise NoTail(f"{forms.graph.nodes[ref.node].name} cannot be put together: {why}")
     return interpreter
@@ -157,7 +157,7 @@ def settled(forms: GraphForms, wanted: Iterable[Ref]) -> Interpreter:
 def number_joined(expr: object, interpreter: Interpreter) -> Joined | None:
     """How a number of the whole batch is had from those of micro-batches."""
     found = number_kind(expr, interpreter.values)
-    return None if isinstance(found, Odd) else Partial() if isinstance(found, Count) else Constant()
+    return None if isinstance(found, Odd) else Partial() if isinstance(found, Count) else Replicate()
 
 
 def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int | None, samples: int) -> Splitting:
@@ -178,10 +178,10 @@ def prove_tail(forms: GraphForms, nodes: tuple[int, ...], tape: Tape, root: int 
         interpreter.blocked = ""
     settle_guards(interpreter, forms.graph)
     reason = interpreter.blocked or _other_way(interpreter, forms.graph, tail, samples)
-    kinds = [Constant() if ref.node in tail else interpreter.values[ref].kind for ref in outputs]
+    kinds = [Replicate() if ref.node in tail else interpreter.values[ref].kind for ref in outputs]
     shares = {at: one for at, one in interpreter.shares.items() if isinstance(at, int) and at not in tail}
     conditions = tuple(dict.fromkeys(one for each in interpreter.conditions.values() for one in each))
-    whole = (Constant(),) * (len(tape.metas) - tape.outputs)
+    whole = (Replicate(),) * (len(tape.metas) - tape.outputs)
     return Splitting(
         reason, forms.inputs(), dict.fromkeys(tape.operands), (*kinds, *whole), shares, conditions=conditions
     )

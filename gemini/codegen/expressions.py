@@ -14,9 +14,20 @@ from gemini.codegen.import_block import Imports
 from gemini.codegen.literals import literal, string
 from gemini.codegen.value_names import unique
 from gemini.errors import GenerateError
-from gemini.ir.callables import Closure, Method, Partial
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm
 from gemini.ir.import_paths import Symbol, symbol_of
-from gemini.ir.pytree import Again, Literal, Mapping, Number, Owned, Path, Record, Ref, Sequence, Slice
+from gemini.ir.pytree import (
+    BackReference,
+    Literal,
+    MappingForm,
+    ModelObject,
+    Number,
+    ObjectForm,
+    Path,
+    Ref,
+    SequenceForm,
+    SliceForm,
+)
 from gemini.ir.symint import Expr
 
 _INFIX = {
@@ -52,7 +63,7 @@ class Expressions:
     def form(self, form: Any) -> Text:
         """The text of any form."""
         label = getattr(form, "label", -1)
-        if label in self.hoisted and not isinstance(form, Again):
+        if label in self.hoisted and not isinstance(form, BackReference):
             return Text(self.hoisted[label])
         writer = _WRITERS.get(type(form))
         if writer is None:
@@ -127,7 +138,7 @@ class Expressions:
         text = self.plain(form.value)
         return Text(text, UNARY if text.startswith("-") else 16)
 
-    def _sequence(self, form: Sequence) -> Text:
+    def _sequence(self, form: SequenceForm) -> Text:
         texts = self.each(form.items)
         inner = ", ".join(texts)
         if form.cls is list:
@@ -142,14 +153,14 @@ class Expressions:
             return Text(f"{name}({inner})")
         return Text(f"{self.imports.support('sequence')}({', '.join([name, inner] if inner else [name])})")
 
-    def _mapping(self, form: Mapping) -> Text:
+    def _mapping(self, form: MappingForm) -> Text:
         inner = ", ".join(f"{self.plain(key)}: {self.form(part)}" for key, part in form.items)
         if form.cls is dict:
             return Text(f"{{{inner}}}")
         name = self.imports.cls(form.cls, self.where)
         return Text(f"{self.imports.support('mapping')}({name}, {{{inner}}}{self.state(form.state)})")
 
-    def _record(self, form: Record) -> Text:
+    def _record(self, form: ObjectForm) -> Text:
         name = self.imports.cls(form.cls, self.where)
         return Text(f"{self.imports.support('record')}({name}{self.state(form.state)})")
 
@@ -159,43 +170,43 @@ class Expressions:
             return "".join(f", {key}={self.form(part)}" for key, part in state)
         return f", **{{{', '.join(f'{self.plain(key)}: {self.form(part)}' for key, part in state)}}}"
 
-    def _again(self, form: Again) -> Text:
+    def _again(self, form: BackReference) -> Text:
         return Text(self.hoisted[form.label])
 
-    def _slice(self, form: Slice) -> Text:
+    def _slice(self, form: SliceForm) -> Text:
         return Text(f"slice({self.all((form.start, form.stop, form.step))})")
 
-    def _owned(self, form: Owned) -> Text:
+    def _owned(self, form: ModelObject) -> Text:
         return Text(self.paths.owned(form.module, form.attribute))
 
     def _symbol(self, form: Symbol) -> Text:
         return Text(self.imports.symbol(form))
 
-    def _closure(self, form: Closure) -> Text:
+    def _closure(self, form: ClosureForm) -> Text:
         outer = f"({string(form.outer.module)}, {string(form.outer.qualname)})"
         parts = [outer, self.plain(form.indices), string(form.name), f"[{self.all(form.cells)}]"]
         if form.defaults:
-            parts.append(str(self.form(Sequence(tuple, form.defaults))))
+            parts.append(str(self.form(SequenceForm(tuple, form.defaults))))
         return Text(f"{self.imports.support('closure')}({', '.join(parts)})")
 
-    def _partial(self, form: Partial) -> Text:
+    def _partial(self, form: PartialForm) -> Text:
         name = self.imports.name("functools", "partial")
         given = [str(self.form(part)) for part in (form.function, *form.args)]
         return Text(f"{name}({', '.join(given)}{self.state(form.kwargs)})")
 
-    def _method(self, form: Method) -> Text:
+    def _method(self, form: MethodForm) -> Text:
         return Text(attribute(self.form(form.owner).owner, form.name))
 
     # ── subscripts ─────────────────────────────────────────────────────────────────────────────────────────────
     def index(self, form: Any) -> str:
         """The text between the brackets of `x[…]`."""
-        if isinstance(form, Sequence) and form.cls is tuple and form.items and form.label not in self.hoisted:
+        if isinstance(form, SequenceForm) and form.cls is tuple and form.items and form.label not in self.hoisted:
             parts = [self._index_part(part) for part in form.items]
             return ", ".join(parts) if len(parts) > 1 else f"{parts[0]},"
         return self._index_part(form)
 
     def _index_part(self, form: Any) -> str:
-        if not isinstance(form, Slice):
+        if not isinstance(form, SliceForm):
             return str(self.form(form))
         bounds = [
             "" if isinstance(part, Literal) and part.value is None else str(self.form(part))
@@ -273,14 +284,14 @@ _WRITERS: dict[type, Callable[[Any, Any], Text]] = {
     Ref: lambda self, form: self.value(form),
     Literal: Expressions._literal,
     Number: Expressions._number,
-    Sequence: Expressions._sequence,
-    Mapping: Expressions._mapping,
-    Record: Expressions._record,
-    Again: Expressions._again,
-    Slice: Expressions._slice,
-    Owned: Expressions._owned,
+    SequenceForm: Expressions._sequence,
+    MappingForm: Expressions._mapping,
+    ObjectForm: Expressions._record,
+    BackReference: Expressions._again,
+    SliceForm: Expressions._slice,
+    ModelObject: Expressions._owned,
     Symbol: Expressions._symbol,
-    Closure: Expressions._closure,
-    Partial: Expressions._partial,
-    Method: Expressions._method,
+    ClosureForm: Expressions._closure,
+    PartialForm: Expressions._partial,
+    MethodForm: Expressions._method,
 }

@@ -18,7 +18,7 @@ from gemini.codegen.op_text import returns_first
 from gemini.codegen.stage_statements import Statement
 from gemini.codegen.stage_steps import Step, read_refs
 from gemini.codegen.value_names import Namer
-from gemini.ir.pytree import Again, Ref, leaves
+from gemini.ir.pytree import BackReference, Ref, leaves
 
 _WIDEST = 108
 
@@ -104,7 +104,7 @@ class Folding:
 
     def _is_hoisted(self, step: Step) -> bool:
         """Whether containers among its arguments get variables, and so are evaluated first."""
-        if any(isinstance(leaf, Again) for form in step.forms for leaf in leaves(form)):
+        if any(isinstance(leaf, BackReference) for form in step.forms for leaf in leaves(form)):
             return True
         return step.node is not None and any(ref.source == "arg" for ref in self.by_node.get(step.node.id, ()))
 

@@ -21,7 +21,7 @@ from gemini.codegen.stage_statements import ANYWHERE, Carried, Collected, Loop
 from gemini.codegen.stage_steps import Step, read_refs
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES
-from gemini.ir.pytree import Owned, Path, Ref
+from gemini.ir.pytree import ModelObject, Path, Ref
 
 _FIRST_PSEUDO = 1_000_000_000
 _SAVED, _SIZE = 3, 4
@@ -139,8 +139,8 @@ class Alike:
         def blank(form: Any) -> Any:
             if isinstance(form, Ref):
                 return Ref(0)
-            if isinstance(form, Owned):
-                return Owned(self._reached(form.module, unit, self.paths.module), form.attribute)
+            if isinstance(form, ModelObject):
+                return ModelObject(self._reached(form.module, unit, self.paths.module), form.attribute)
             return form
 
         plain = step.rewritten(blank)

@@ -15,11 +15,11 @@ from typing import Any
 from torch import nn
 
 from gemini.capture.concretize import PARTS, short_name
-from gemini.capture.module_hooks import has_hooks
 from gemini.ir.graph import Graph
+from gemini.ir.hook_tables import has_hooks
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import Node
-from gemini.ir.pytree import Literal, Mapping, Record, Ref, Sequence
+from gemini.ir.pytree import Literal, MappingForm, ObjectForm, Ref, SequenceForm
 
 _DIM = {"unbind": 1, "split": 2, "chunk": 2, "tensor_split": 2}
 
@@ -62,18 +62,20 @@ def _parts_vary(graph: Graph, node: Node) -> bool:
 
 def _mutable(form: Any) -> bool:
     """Whether arguments hold containers that a function may change."""
-    parts = form.items if isinstance(form, Sequence) else [part for _, part in getattr(form, "items", ())]
+    parts = form.items if isinstance(form, SequenceForm) else [part for _, part in getattr(form, "items", ())]
     return any(
-        isinstance(inner, (Mapping, Record)) or (isinstance(inner, Sequence) and inner.cls is not tuple)
+        isinstance(inner, (MappingForm, ObjectForm)) or (isinstance(inner, SequenceForm) and inner.cls is not tuple)
         for part in parts
         for inner in _containers(part)
     )
 
 
 def _containers(form: Any) -> Any:
-    if isinstance(form, (Sequence, Mapping, Record)):
+    if isinstance(form, (SequenceForm, MappingForm, ObjectForm)):
         yield form
-        parts = form.items if isinstance(form, Sequence) else [p for _, p in (*getattr(form, "items", ()), *form.state)]
+        parts = (
+            form.items if isinstance(form, SequenceForm) else [p for _, p in (*getattr(form, "items", ()), *form.state)]
+        )
         for part in parts:
             yield from _containers(part)
 

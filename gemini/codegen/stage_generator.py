@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemini.codegen.attribute_paths import Paths
-from gemini.codegen.def_use import stage_reads
 from gemini.codegen.forward_body import Body
 from gemini.codegen.import_block import Imports
 from gemini.codegen.inline import Folding, count_uses
@@ -15,6 +14,7 @@ from gemini.codegen.roll_loops import Rolled, roll
 from gemini.codegen.stage_file import StageFile
 from gemini.codegen.stage_interface import Interface, interfaces_of
 from gemini.codegen.stage_modules import Skeleton, skeletons
+from gemini.codegen.stage_reads import stage_reads
 from gemini.codegen.stage_statements import Item, Loop, Statement
 from gemini.codegen.stage_steps import Step, stage_steps
 from gemini.codegen.statements import Statements

@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gemini.codegen.def_use import Reads, refs_of, stage_reads, tensor_reads
+from gemini.codegen.stage_reads import Reads, stage_reads
 from gemini.codegen.value_names import Namer, unique
+from gemini.ir.def_use import refs_of_read, tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import TensorMeta
 from gemini.ir.pytree import Number, Ref, leaves
@@ -101,7 +102,7 @@ def _results(graph: Graph) -> Iterator[Ref | Expr]:
 
 # ── a port ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _ref(value: Ref | Expr) -> Ref:
-    return value if isinstance(value, Ref) else next(refs_of(value))
+    return value if isinstance(value, Ref) else next(refs_of_read(value))
 
 
 def _in_order(graph: Graph, values: set[Ref | Expr]) -> list[Ref | Expr]:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from gemini.codegen.def_use import Reads
+from gemini.codegen.stage_reads import Reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import MODULES, Node
-from gemini.ir.pytree import Owned, leaves
+from gemini.ir.pytree import ModelObject, leaves
 
 HELD = ("parameter", "buffer", "attribute")
 
@@ -143,7 +143,7 @@ def _node_needs(node: Node, stage: int, needs: Needs) -> None:
         needs.module(node.target, stage)
     for form in (node.args, node.kwargs):
         for leaf in leaves(form):
-            if isinstance(leaf, Owned):
+            if isinstance(leaf, ModelObject):
                 if leaf.attribute:
                     needs.part(leaf.module, leaf.attribute, stage)
                 else:

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.out_spec import sketch
-from gemini.ir.callables import Closure, rebuild_closure
+from gemini.ir.callables import ClosureForm, rebuild_closure
 from gemini.ir.encode import decode
 from gemini.ir.import_paths import Symbol
 from gemini.ir.interpreter import GuardBroken
-from gemini.ir.pytree import Literal, Mapping, Sequence
+from gemini.ir.out_spec import structure_of
+from gemini.ir.pytree import Literal, MappingForm, SequenceForm
 
 
 def expect(value: Any, expected: Any, what: str) -> None:
@@ -32,9 +32,9 @@ def checked(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
     """The function, with what it returns (and does to containers it is given) held to the captured structure."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        held = sketch((args, kwargs))
+        held = structure_of((args, kwargs))
         result = function(*args, **kwargs)
-        found, after = sketch(result), sketch((args, kwargs))
+        found, after = structure_of(result), structure_of((args, kwargs))
         if after != held:
             found += f" | {after}"
         if found != structure:
@@ -47,13 +47,15 @@ def checked(function: Callable[..., Any], structure: str) -> Callable[..., Any]:
 
 def sequence(cls: type, *parts: Any) -> Any:
     """A list or tuple of a class of its own."""
-    return decode(Sequence(cls, tuple(Literal(part) for part in parts)), lambda form: form)
+    return decode(SequenceForm(cls, tuple(Literal(part) for part in parts)), lambda form: form)
 
 
 def mapping(cls: type, items: dict[Any, Any], **state: Any) -> Any:
     """A dictionary of a class of its own, with its attributes."""
     pairs = tuple((key, Literal(part)) for key, part in items.items())
-    return decode(Mapping(cls, pairs, tuple((key, Literal(part)) for key, part in state.items())), lambda form: form)
+    return decode(
+        MappingForm(cls, pairs, tuple((key, Literal(part)) for key, part in state.items())), lambda form: form
+    )
 
 
 def record(cls: type, **state: Any) -> Any:
@@ -72,7 +74,7 @@ def closure(
     outer: tuple[str, str], indices: tuple[int, ...], name: str, cells: list[Any], defaults: tuple[Any, ...] = ()
 ) -> types.FunctionType:
     """A function defined inside an importable one, with the values it closes over."""
-    return rebuild_closure(Closure(Symbol(*outer), indices, name, (), ()), cells, defaults)
+    return rebuild_closure(ClosureForm(Symbol(*outer), indices, name, (), ()), cells, defaults)
 
 
 @contextmanager

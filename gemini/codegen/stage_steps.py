@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gemini.codegen.def_use import Reads, tensor_reads
 from gemini.codegen.stage_interface import Interface, Port
-from gemini.ir.callables import Closure, Method, Partial
+from gemini.codegen.stage_reads import Reads
+from gemini.ir.def_use import rewrite_refs, tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node
-from gemini.ir.pytree import Mapping, Number, Owned, Record, Ref, Sequence, Slice, leaves, refs
+from gemini.ir.pytree import Number, Ref, leaves, refs
 from gemini.ir.symint import Expr
 
 
@@ -48,11 +48,11 @@ class Step:
     def rewritten(self, change: Callable[[Any], Any]) -> Step:
         """The step with other references."""
         if self.node is not None:
-            args, kwargs = rewritten(self.node.args, change), rewritten(self.node.kwargs, change)
+            args, kwargs = rewrite_refs(self.node.args, change), rewrite_refs(self.node.kwargs, change)
             return Step(replace(self.node, args=args, kwargs=kwargs))
         if self.guard is not None:
-            return Step(guard=replace(self.guard, expr=rewritten(self.guard.expr, change)))
-        return Step(port=self.port, number=rewritten(self.number, change))
+            return Step(guard=replace(self.guard, expr=rewrite_refs(self.guard.expr, change)))
+        return Step(port=self.port, number=rewrite_refs(self.number, change))
 
 
 def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[Step]:
@@ -66,38 +66,6 @@ def stage_steps(graph: Graph, reads: list[Reads], interface: Interface) -> list[
             wanted = [reads[target].numbers[port.value] for target in port.targets]
             events.append((min(wanted, default=len(graph.nodes)), 1, Step(port=port, number=port.value)))
     return [step for _, _, step in sorted(events, key=lambda event: event[:2])]
-
-
-def rewritten(form: Any, change: Callable[[Any], Any]) -> Any:
-    """A form with other references, to tensors (`Ref`) and objects of the model (`Owned`)."""
-    if isinstance(form, (Ref, Owned)):
-        return change(form)
-    if isinstance(form, Number):
-        return Number(rewritten(form.expr, change))
-    if isinstance(form, Expr):
-        return Expr(form.op, tuple(rewritten(part, change) for part in form.operands))
-    if isinstance(form, Sequence):
-        return replace(form, items=tuple(rewritten(part, change) for part in form.items))
-    if isinstance(form, Mapping):
-        return replace(form, items=_pairs(form.items, change), state=_pairs(form.state, change))
-    if isinstance(form, Record):
-        return replace(form, state=_pairs(form.state, change))
-    if isinstance(form, Slice):
-        return Slice(*(rewritten(part, change) for part in (form.start, form.stop, form.step)))
-    if isinstance(form, Closure):
-        return replace(form, cells=_all(form.cells, change), defaults=_all(form.defaults, change))
-    if isinstance(form, Partial):
-        function = rewritten(form.function, change)
-        return Partial(function, _all(form.args, change), _pairs(form.kwargs, change))
-    return Method(rewritten(form.owner, change), form.name) if isinstance(form, Method) else form
-
-
-def _all(forms: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:
-    return tuple(rewritten(part, change) for part in forms)
-
-
-def _pairs(pairs: tuple[tuple[Any, Any], ...], change: Callable[[Any], Any]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((key, rewritten(part, change)) for key, part in pairs)
 
 
 def read_refs(step: Step) -> Iterator[Ref]:

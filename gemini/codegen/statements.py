@@ -22,7 +22,7 @@ from gemini.codegen.variables import Bindings, containers
 from gemini.ir.graph import Graph
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import MODULES, Node
-from gemini.ir.pytree import Again, Mapping, Record, Ref, leaves
+from gemini.ir.pytree import BackReference, MappingForm, ObjectForm, Ref, leaves
 from gemini.ir.symint import Expr
 
 
@@ -175,17 +175,17 @@ class Statements:
         return lines
 
     def _made(self, container: Any, name: str, labels: dict[int, str]) -> list[str]:
-        if not any(isinstance(leaf, Again) and leaf.label == container.label for leaf in leaves(container)):
+        if not any(isinstance(leaf, BackReference) and leaf.label == container.label for leaf in leaves(container)):
             return [f"{name} = {self.write.form(container)}"]
         labels[container.label] = name
-        if isinstance(container, Record):
+        if isinstance(container, ObjectForm):
             fill = self.imports.support("fill")
             made = self.write.state(container.state)
             return [f"{name} = {self.write.form(replace(container, state=(), label=-1))}", f"{fill}({name}{made})"]
         empty = replace(container, items=(), label=-1)
         return [
             f"{name} = {self.write.form(empty)}",
-            f"{name}.update({self.write.form(Mapping(dict, container.items))})",
+            f"{name}.update({self.write.form(MappingForm(dict, container.items))})",
         ]
 
     def _arguments(self, node: Node) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from gemini.codegen.stage_steps import Step, read_refs
 from gemini.codegen.value_names import Namer, identifier
 from gemini.ir.graph import Graph
 from gemini.ir.node import Node
-from gemini.ir.pytree import Again, Mapping, Path, Record, Ref, Sequence, leaves
+from gemini.ir.pytree import BackReference, MappingForm, ObjectForm, Path, Ref, SequenceForm, leaves
 from gemini.ir.symint import Expr
 
 _MOST_UNPACKED = 6
@@ -145,7 +145,10 @@ class Bindings:
 
     def _hoist(self, node: Node, target: Target, wanted: list[Ref]) -> None:
         """Give variables to containers that occur twice in the arguments, or are read after the call."""
-        again = [{leaf.label for leaf in leaves(form) if isinstance(leaf, Again)} for form in (node.args, node.kwargs)]
+        again = [
+            {leaf.label for leaf in leaves(form) if isinstance(leaf, BackReference)}
+            for form in (node.args, node.kwargs)
+        ]
         read: dict[tuple[int, int], list[Ref]] = {}
         for ref in wanted:
             if ref.source == "arg":
@@ -164,7 +167,7 @@ class Bindings:
                     self.places[ref] = variable, ref.path[2:]
 
     def _container_name(self, form: Any, container: Any) -> str:
-        keys = {id(part): key for key, part in form.items} if isinstance(form, Mapping) else {}
+        keys = {id(part): key for key, part in form.items} if isinstance(form, MappingForm) else {}
         return identifier(str(keys.get(id(container), container.cls.__name__.lower())))
 
     def list_of(self, collected: Collected) -> Variable:
@@ -210,11 +213,11 @@ def flat(pattern: Any) -> Iterator[Variable]:
 
 def containers(form: Any) -> Iterator[Any]:
     """The containers in a form, inner ones first."""
-    if isinstance(form, Sequence):
+    if isinstance(form, SequenceForm):
         for part in form.items:
             yield from containers(part)
         yield form
-    elif isinstance(form, (Mapping, Record)):
+    elif isinstance(form, (MappingForm, ObjectForm)):
         for _, part in (*getattr(form, "items", ()), *form.state):
             yield from containers(part)
         yield form
@@ -222,7 +225,7 @@ def containers(form: Any) -> Iterator[Any]:
 
 def follow_form(form: Any, step: tuple[str, Any]) -> Any:
     """The part of a form that a step leads to."""
-    return form.items[step[1]] if isinstance(form, Sequence) else dict(form.items)[step[1]]
+    return form.items[step[1]] if isinstance(form, SequenceForm) else dict(form.items)[step[1]]
 
 
 def parse_shape(sketch: str) -> Any:

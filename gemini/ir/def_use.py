@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from gemini.ir.callables import Closure, Method, Partial
-from gemini.ir.pytree import Mapping, Number, Owned, Record, Ref, Sequence, Slice, refs
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm
+from gemini.ir.pytree import MappingForm, ModelObject, Number, ObjectForm, Ref, SequenceForm, SliceForm, refs
 from gemini.ir.symint import ARITHMETIC, Expr
 
 
@@ -32,27 +32,27 @@ def refs_of_read(read: Expr) -> Iterator[Ref]:
 
 
 def rewrite_refs(form: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a form with every reference to a tensor (`Ref`) or an object of the model (`Owned`) replaced by `change`."""
-    if isinstance(form, (Ref, Owned)):
+    """Return a form in which `change` has replaced every `Ref` and every `ModelObject`."""
+    if isinstance(form, (Ref, ModelObject)):
         return change(form)
     if isinstance(form, Number):
         return Number(rewrite_refs(form.expr, change))
     if isinstance(form, Expr):
         return Expr(form.op, tuple(rewrite_refs(part, change) for part in form.operands))
-    if isinstance(form, Sequence):
+    if isinstance(form, SequenceForm):
         return replace(form, items=tuple(rewrite_refs(part, change) for part in form.items))
-    if isinstance(form, Mapping):
+    if isinstance(form, MappingForm):
         return replace(form, items=_pairs(form.items, change), state=_pairs(form.state, change))
-    if isinstance(form, Record):
+    if isinstance(form, ObjectForm):
         return replace(form, state=_pairs(form.state, change))
-    if isinstance(form, Slice):
-        return Slice(*(rewrite_refs(part, change) for part in (form.start, form.stop, form.step)))
-    if isinstance(form, Closure):
+    if isinstance(form, SliceForm):
+        return SliceForm(*(rewrite_refs(part, change) for part in (form.start, form.stop, form.step)))
+    if isinstance(form, ClosureForm):
         return replace(form, cells=_all(form.cells, change), defaults=_all(form.defaults, change))
-    if isinstance(form, Partial):
+    if isinstance(form, PartialForm):
         function = rewrite_refs(form.function, change)
-        return Partial(function, _all(form.args, change), _pairs(form.kwargs, change))
-    return Method(rewrite_refs(form.owner, change), form.name) if isinstance(form, Method) else form
+        return PartialForm(function, _all(form.args, change), _pairs(form.kwargs, change))
+    return MethodForm(rewrite_refs(form.owner, change), form.name) if isinstance(form, MethodForm) else form
 
 
 def _all(forms: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, ...]:

@@ -7,12 +7,10 @@ gave is kept with the call. Workers get the part of their samples, and never dra
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,8 +18,7 @@ from gemini.batch_analysis.batch_kinds import SplittingError
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.precompute import Foreseen, is_foreign
 from gemini.ir.graph import Graph
-
-States = tuple[Any, Any]
+from gemini.snapshot.rng_snapshot import HostGenerators
 
 
 class ForeignDraws:
@@ -29,7 +26,7 @@ class ForeignDraws:
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
         self.results: dict[int, Any] = {}
-        self._before = states()
+        self._before = HostGenerators()
         own = torch.get_rng_state()
         try:
             for node in graph.nodes:
@@ -39,45 +36,16 @@ class ForeignDraws:
             if not torch.equal(own, torch.get_rng_state()):
                 raise SplittingError("a function of the model draws from two generators")
         except BaseException:
-            set_states(self._before)
+            self._before.restore()
             torch.set_rng_state(own)
             raise
 
     @contextmanager
     def as_then(self) -> Iterator[None]:
         """With the generators as they were before the call; afterwards, as they are now."""
-        now = states()
-        set_states(self._before)
+        now = HostGenerators()
+        self._before.restore()
         try:
             yield
         finally:
-            set_states(now)
-
-
-def states() -> States:
-    """Those of Python's and NumPy's generators."""
-    return random.getstate(), np.random.get_state()
-
-
-def set_states(found: States) -> None:
-    """Put them back."""
-    random.setstate(found[0])
-    np.random.set_state(found[1])
-
-
-def still(function: Any) -> Any:
-    """A function that leaves these generators as it finds them: what it returns here, nobody uses."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        before = states()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            set_states(before)
-
-    return run
-
-
-def draws_foreign(graph: Graph) -> bool:
-    """Whether any function of a model draws so."""
-    return any(is_foreign(graph, node) for node in graph.nodes)
+            now.restore()

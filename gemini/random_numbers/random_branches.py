@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gemini.batch_analysis.precompute import closure
-from gemini.capture.finite_checks import asked_of
+from gemini.batch_analysis.precompute import random_guards
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
@@ -33,18 +32,6 @@ class Made(NamedTuple):
 
     pattern: Pattern
     draw: Draw
-
-
-def random_guards(graph: Graph) -> list[Guard]:
-    """The guards whose outcome depends on numbers that are drawn; whether values are finite does not, by and large."""
-    found = []
-    for guard in graph.guards:
-        if asked_of(graph.nodes, guard.expr, guard.expected) is not None:
-            continue
-        read = [ref.node for ref in expr_refs(guard.expr)] if guard.data else []
-        if any(graph.nodes[at].random for at in closure(graph, read)):
-            found.append(guard)
-    return found
 
 
 def _needed(graph: Graph, guard: Guard) -> set[int]:

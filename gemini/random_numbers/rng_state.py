@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from typing import Protocol
 
 import torch
-
-from gemini.runtime.devices.base import Device
 
 _WORDS = 624  # of a Mersenne Twister
 _BEFORE = 20  # bytes of seed, place and flags that stand before the words
@@ -24,6 +23,20 @@ _REACH = 256  # bytes in which the words begin
 _library = ctypes.PyDLL(None)  # holds the interpreter's lock: nobody else draws meanwhile
 _compare = _library.memcmp
 _compare.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+
+
+class DeviceGenerators(Protocol):
+    """A device that reads and writes the generators of its kind."""
+
+    @property
+    def where(self) -> torch.device:
+        """The device itself."""
+
+    def get_generator(self, device: torch.device) -> bytes:
+        """Return the state of the generator of `device`."""
+
+    def set_generator(self, device: torch.device, state: bytes) -> None:
+        """Restore the state of the generator of `device`."""
 
 
 class Generator:
@@ -85,13 +98,13 @@ if not _is_known():
     _CPU.address = 0
 
 
-def get_state(device: Device | None = None, at: torch.device | None = None) -> bytes:
+def get_state(device: DeviceGenerators | None = None, at: torch.device | None = None) -> bytes:
     """The states in this process: the CPU's, and that of a device or of another one of its kind, `at`."""
     state = _CPU.state()
     return state if device is None else state + device.get_generator(at or device.where)
 
 
-def set_state(state: bytes, device: Device | None = None, at: torch.device | None = None) -> None:
+def set_state(state: bytes, device: DeviceGenerators | None = None, at: torch.device | None = None) -> None:
     """Put the generators of this process in a state."""
     now = _CPU.state()
     size = len(now)

@@ -34,7 +34,7 @@ _LARGE = 1 << 20  # bytes of an array
 MISSING: Any = object()
 
 
-class Slots:
+class SlotAttributes:
     """The attributes of an object that keeps them in slots."""
 
     def __init__(self, owner: Any, names: list[str]) -> None:
@@ -45,19 +45,19 @@ class Slots:
         return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
 
 
-def reached(value: Any) -> Iterator[Any]:
+def iter_mutable(value: Any) -> Iterator[Any]:
     """Whatever a value holds, at any depth, that can change."""
-    return (live for _, found in _walked(value) for live in found)
+    return (live for _, found in _walk(value) for live in found)
 
 
-def held_by(value: Any) -> list[Any]:
+def callable_state(value: Any) -> list[Any]:
     """What something callable of the program works with: variables around it, the object of a method, attributes."""
-    return [one for one in (*map(copied, _changeable(value)), *_parts(value)) if one is not None and one != {}]
+    return [one for one in (*map(copy_contents, _changeable(value)), *_parts(value)) if one is not None and one != {}]
 
 
 def generators(value: Any) -> list[torch.Generator]:
     """The generators of torch that a value is, or holds."""
-    return [one for one, _ in _walked(value) if isinstance(one, torch.Generator)]
+    return [one for one, _ in _walk(value) if isinstance(one, torch.Generator)]
 
 
 def holds_iterator(value: Any) -> bool:
@@ -65,10 +65,10 @@ def holds_iterator(value: Any) -> bool:
 
     Objects of the program's own classes can, whatever they are.
     """
-    return any(isinstance(one, Iterator) and not _keeps_state(type(one).__module__) for one, _ in _walked(value))
+    return any(isinstance(one, Iterator) and not _keeps_state(type(one).__module__) for one, _ in _walk(value))
 
 
-def _walked(value: Any) -> Iterator[tuple[Any, list[Any]]]:
+def _walk(value: Any) -> Iterator[tuple[Any, list[Any]]]:
     """What a value is and holds, at any depth, each with its parts that can change."""
     seen: set[int] = set()
     waiting = [value]
@@ -117,7 +117,7 @@ def _changeable(value: Any) -> Iterator[Any]:
         if isinstance(own := getattr(value, "__dict__", None), dict):
             yield own
         if names := slots_of(type(value)):
-            yield Slots(value, names)
+            yield SlotAttributes(value, names)
 
 
 def slots_of(kind: type) -> list[str]:
@@ -147,18 +147,18 @@ def _keeps_state(module: str) -> bool:
 
 
 def _items(live: Any) -> list[Any]:
-    if isinstance(live, Slots):
+    if isinstance(live, SlotAttributes):
         return [*live.values().values()]
     if isinstance(live, types.CellType):
-        return [copied(live)]
+        return [copy_contents(live)]
     if not isinstance(live, _CONTAINERS) or len(live) > _MANY:
         return []
     return [*live.values()] if isinstance(live, dict) else [*live]
 
 
-def copied(live: Any) -> Any:
+def copy_contents(live: Any) -> Any:
     """What it holds now: the items as they are, for a class of its own may copy itself into something else."""
-    if isinstance(live, Slots):
+    if isinstance(live, SlotAttributes):
         return live.values()
     if isinstance(live, types.CellType):
         try:
@@ -186,20 +186,20 @@ def tensors_in(saved: Any) -> Iterator[torch.Tensor]:
             yield one
 
 
-def is_same(live: Any, saved: Any) -> bool:
+def is_unchanged(live: Any, saved: Any) -> bool:
     """Whether it holds what was saved of it."""
     if isinstance(live, np.ndarray):
         return bool(live.shape == saved.shape and live.tobytes() == saved.tobytes())
     if isinstance(live, torch.Generator):
         return bool(torch.equal(live.get_state(), saved))
     if isinstance(live, (np.random.Generator, np.random.RandomState)):
-        return repr(copied(live)) == repr(saved)
+        return repr(copy_contents(live)) == repr(saved)
     if isinstance(live, types.CellType):
-        now = copied(live)
-        return now is saved or equal(now, saved)
+        now = copy_contents(live)
+        return now is saved or plain_equal(now, saved)
     if isinstance(live, (random.Random, bytearray)):
-        return bool(copied(live) == saved)
-    return _same_items(live.values() if isinstance(live, Slots) else live, saved)
+        return bool(copy_contents(live) == saved)
+    return _same_items(live.values() if isinstance(live, SlotAttributes) else live, saved)
 
 
 def _same_items(a: Any, b: Any) -> bool:
@@ -208,23 +208,27 @@ def _same_items(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         if all(map(is_, a, b)) and all(map(is_, a.values(), b.values())):  # as a rule; a loop in C
             return True
-        return all(key in b and (b[key] is value or equal(b[key], value)) for key, value in a.items())
+        return all(key in b and (b[key] is value or plain_equal(b[key], value)) for key, value in a.items())
     if isinstance(a, set):
         return bool(a == b)
-    return all(map(is_, a, b)) or all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
+    return all(map(is_, a, b)) or all(x is y or plain_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def equal(a: Any, b: Any) -> bool:
+def plain_equal(a: Any, b: Any) -> bool:
     """Whether two plain values, or tuples of such, are equal."""
     if isinstance(a, tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(x is y or equal(x, y) for x, y in zip(a, b, strict=True))
+        return (
+            type(a) is type(b)
+            and len(a) == len(b)
+            and all(x is y or plain_equal(x, y) for x, y in zip(a, b, strict=True))
+        )
     plain = (bool, int, float, str, type(None))
     return isinstance(a, plain) and isinstance(b, plain) and bool(a == b)
 
 
-def put_back(live: Any, saved: Any) -> None:
+def restore_contents(live: Any, saved: Any) -> None:
     """Have it hold what was saved of it."""
-    if isinstance(live, Slots):
+    if isinstance(live, SlotAttributes):
         for name in live.names:
             if name in saved:
                 object.__setattr__(live.owner, name, saved[name])
@@ -253,15 +257,15 @@ def _refill(live: Any, saved: Any) -> None:
         live.extend(saved)
 
 
-class Contents:
+class ContentsSnapshot:
     """What some values hold, to be put back after trial runs that are given the values themselves."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self._held = [(one, copied(one)) for value in values for one in reached(value)]
+        self._held = [(one, copy_contents(one)) for value in values for one in iter_mutable(value)]
 
     def put_back(self) -> str:
         """Have all of it as it was; what was not is named."""
-        found = [(live, saved) for live, saved in self._held if not is_same(live, saved)]
+        found = [(live, saved) for live, saved in self._held if not is_unchanged(live, saved)]
         for live, saved in found:
-            put_back(live, saved)
+            restore_contents(live, saved)
         return ", ".join(sorted({type(live).__name__ for live, _ in found}))

@@ -12,24 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.snapshot.tensor_writes import memory_of
+from gemini.snapshot.tensor_writes import storage_id
 
 _INTERNAL = frozenset(vars(nn.Module())) - {"_buffers", "_parameters"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, tuple)
 
 _Normalization = nn.modules.batchnorm._NormBase
 
-State = dict[str, Any]
+ModuleStates = dict[str, Any]
 
 
-def state_of(module: nn.Module) -> State:
+def module_states(module: nn.Module) -> ModuleStates:
     """What tells the state of a module and its children from another one, by name."""
     return {name: tuple(_facts(part)) for name, part in module.named_modules()}
 
 
-def changed(before: State, module: nn.Module, written: Collection[int] = ()) -> list[str]:
+def find_changed(before: ModuleStates, module: nn.Module, written: Collection[int] = ()) -> list[str]:
     """The children, or "" for the module itself, whose state is another now; `written`: memory that the run wrote."""
-    after = state_of(module)
+    after = module_states(module)
     writing = {name for name, part in module.named_modules() if _counts_batches(part) or _holds(part, written)}
     return [name for name, facts in after.items() if before.get(name) != facts or name in writing]
 
@@ -64,7 +64,7 @@ def _fact(key: str, value: Any) -> tuple[Any, ...]:
 def _holds(part: nn.Module, written: Collection[int]) -> bool:
     """Whether some of its own tensors look at this memory."""
     held = (*part._parameters.values(), *part._buffers.values(), *vars(part).values()) if written else ()
-    return any(isinstance(one, torch.Tensor) and memory_of(one) in written for one in held)
+    return any(isinstance(one, torch.Tensor) and storage_id(one) in written for one in held)
 
 
 def _counts_batches(part: nn.Module) -> bool:

@@ -1,76 +1,35 @@
 """State: what a run of the model may change, saved and put back.
 
-Capture runs the model several times; the user must not notice. `Saved` holds buffers, generators, the plain
+Capture runs the model several times; the user must not notice. `ModelSnapshot` holds buffers, generators, the plain
 attributes of every module and what runs write of its tensors. Comparing two snapshots also tells which modules
 keep Python state in their forward: these stay basic blocks, since a graph would not repeat the change.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from gemini.snapshot.attribute_values import MISSING, copied, equal, generators, is_same, reached
-from gemini.snapshot.attribute_values import put_back as put_items_back
-from gemini.snapshot.tensor_writes import Copy, has_contents, held_tensors, memory_of, put_back, watched_writes
+from gemini.snapshot.attribute_values import MISSING, copy_contents, generators, is_unchanged, iter_mutable, plain_equal
+from gemini.snapshot.attribute_values import restore_contents as put_items_back
+from gemini.snapshot.rng_snapshot import GeneratorStates
+from gemini.snapshot.tensor_writes import (
+    TensorCopy,
+    has_contents,
+    make_write_mode,
+    model_tensors,
+    restore_tensor,
+    storage_id,
+)
 
 _INTERNAL = frozenset(vars(nn.Module()))
 
 
-class Generators:
-    """The states of torch's, Python's and NumPy's generators."""
-
-    def __init__(self) -> None:
-        self.torch = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        self.python = random.getstate()
-        self.numpy = np.random.get_state()
-
-    def restore(self) -> None:
-        """Put them back."""
-        torch.set_rng_state(self.torch)
-        if self.cuda:
-            torch.cuda.set_rng_state_all(self.cuda)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-
-
-@contextmanager
-def undrawn() -> Iterator[None]:
-    """Whatever draws inside, libraries that we use too, the program's random numbers stay its own."""
-    generators = Generators()
-    try:
-        yield
-    finally:
-        generators.restore()
-
-
-def seed_all(seed: int) -> None:
-    """Seed torch's, Python's and NumPy's generators."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
-def python_randomness() -> tuple[Any, ...]:
-    """The states of Python's and NumPy's generators, comparable."""
-    numpy = np.random.get_state(legacy=True)
-    return (random.getstate(), numpy[1].tobytes(), numpy[2:])  # type: ignore[index]
-
-
-def torch_randomness() -> tuple[Any, ...]:
-    """The states of torch's generators, comparable."""
-    devices = torch.cuda.default_generators if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
-    return (torch.get_rng_state().numpy().tobytes(), *(generator.get_offset() for generator in devices))
-
-
-class Attributes:
+class AttributeSnapshot:
     """The plain attributes of every module, with what containers and objects in them hold."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -92,7 +51,7 @@ class Attributes:
 
         def same(held: tuple[tuple[Any, Any], ...]) -> bool:
             if id(held) not in seen:
-                seen[id(held)] = all(is_same(live, saved) for live, saved in held)
+                seen[id(held)] = all(is_unchanged(live, saved) for live, saved in held)
             return seen[id(held)]
 
         for name, module in self.modules.items():
@@ -102,7 +61,7 @@ class Attributes:
                 key
                 for key in {**before, **now}
                 if now.get(key, MISSING) is not before.get(key, MISSING)
-                and not equal(now.get(key, MISSING), before.get(key, MISSING))
+                and not plain_equal(now.get(key, MISSING), before.get(key, MISSING))
             ]
             keys += [key for key, held in contents.items() if key in now and held and not same(held)]
             for live, saved in zip(_slots(module), self.slots[name], strict=True):
@@ -127,7 +86,7 @@ class Attributes:
                 own[key] = value
         for key, held in self.contents[name].items():
             for live, saved in held if wanted(key) else ():
-                if not is_same(live, saved):
+                if not is_unchanged(live, saved):
                     put_items_back(live, saved)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
             for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, MISSING)]:
@@ -140,7 +99,7 @@ class Attributes:
 def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tuple[tuple[Any, Any], ...]:
     """What a value holds that can change, each with what it holds in turn."""
     if id(value) not in known:
-        known[id(value)] = tuple((one, copied(one)) for one in reached(value))
+        known[id(value)] = tuple((one, copy_contents(one)) for one in iter_mutable(value))
     return known[id(value)]
 
 
@@ -155,11 +114,11 @@ def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.T
         (name, tensor, tensor.data)
         for name, tensor in held
         if has_contents(tensor) and (isinstance(tensor, nn.Parameter) or type(tensor) is torch.Tensor)
-        if memory_of(tensor)
+        if storage_id(tensor)
     ]
 
 
-class Saved:
+class ModelSnapshot:
     """All that a run may change. `restore` puts it back as often as it is called.
 
     Tensors are copied at once, or, inside `watching()`, only those that a run is about to write.
@@ -167,14 +126,14 @@ class Saved:
 
     def __init__(self, model: nn.Module, *, watch: bool = False) -> None:
         self.model = model
-        self.attributes = Attributes(model)
-        self.generators = Generators()
+        self.attributes = AttributeSnapshot(model)
+        self.generators = GeneratorStates()
         own = [value for found in self.attributes.values.values() for value in found.values()]
         self.own_generators = [(one, one.get_state()) for value in own for one in generators(value)]
-        self.writes = watched_writes() if watch else None
-        self.copies: list[Copy] = []
+        self.writes = make_write_mode() if watch else None
+        self.copies: list[TensorCopy] = []
         self.reassigned: set[str] = set()  # tensors that runs gave other memory (`tensor.data = …`)
-        self.watch_new()
+        self.add_new_tensors()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -188,16 +147,16 @@ class Saved:
         finally:
             self.writes.forget_compiled()
 
-    def watch_new(self) -> None:
+    def add_new_tensors(self) -> None:
         """Take in tensors that the model has come to hold since."""
-        held = [(name, tensor) for name, tensor in held_tensors(self.model) if has_contents(tensor)]
+        held = [(name, tensor) for name, tensor in model_tensors(self.model) if has_contents(tensor)]
         self.memory = _memory(held)
         if self.writes is not None:
             self.writes.watch(held)
         else:
-            self.copies = [Copy(name, tensor, tensor.detach().clone()) for name, tensor in held]
+            self.copies = [TensorCopy(name, tensor, tensor.detach().clone()) for name, tensor in held]
 
-    def written(self) -> list[Copy]:
+    def written(self) -> list[TensorCopy]:
         """The tensors that runs have written, or may have, each with its contents before."""
         return self.copies if self.writes is None else self.writes.copies
 
@@ -213,7 +172,7 @@ class Saved:
             if self.writes is not None:
                 self.writes.undo()
             for copy in self.copies:
-                put_back(copy)
+                restore_tensor(copy)
         self.generators.restore()
         for generator, state in self.own_generators:
             generator.set_state(state)

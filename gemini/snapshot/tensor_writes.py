@@ -23,7 +23,7 @@ _UNDECLARED = frozenset({"running_mean", "running_var"})
 
 
 @dataclass(frozen=True)
-class Copy:
+class TensorCopy:
     """A tensor that the model holds, and its contents before the first write."""
 
     name: str
@@ -31,7 +31,7 @@ class Copy:
     before: torch.Tensor
 
 
-class Writes(TorchDispatchMode):  # type: ignore[misc]
+class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
     """Copies what is about to be written; `copies` holds what was written so far."""
 
     supports_higher_order_operators = True
@@ -43,7 +43,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: list[Copy] = []
+        self.copies: list[TensorCopy] = []
         self.copied: set[int] = set()
         self.dirty: set[int] = set()  # written since `undo`
         self.compiled = False
@@ -53,7 +53,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         """Watch these tensors, and none of those before."""
         self.watched = {}
         for name, tensor in held:
-            key = memory_of(tensor)
+            key = storage_id(tensor)
             if key:
                 self.watched.setdefault(key, []).append((name, tensor))
 
@@ -65,7 +65,7 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         """Run a kernel, and note what it is about to write."""
         written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
         if written is None:
-            written = self.schemas[id(func)] = _written(func)
+            written = self.schemas[id(func)] = _written_arguments(func)
         self.compiled |= isinstance(func, torch._ops.HigherOrderOperator)
         if written:
             for where in written:
@@ -83,20 +83,20 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
         """Put back what was written."""
         for copy in self.copies:
             if id(copy.tensor) in self.dirty:
-                put_back(copy)
+                restore_tensor(copy)
         self.dirty.clear()
 
     def _note(self, value: Any) -> None:
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(tensor, torch.Tensor):
-                for name, held in self.watched.get(memory_of(tensor), ()):
+                for name, held in self.watched.get(storage_id(tensor), ()):
                     self.dirty.add(id(held))
                     if id(held) not in self.copied:
                         self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
-                        self.copies.append(Copy(name, held, held.detach().clone()))
+                        self.copies.append(TensorCopy(name, held, held.detach().clone()))
 
 
-class _WritesUncompiled(Writes):
+class _UncompiledWriteMode(TensorWriteMode):
     """The same where the compiler is loaded: a model that compiles parts of itself must not compile this with them."""
 
     @classmethod
@@ -108,12 +108,12 @@ class _WritesUncompiled(Writes):
         return self.run(func, args, kwargs or {})
 
 
-def watched_writes() -> Writes:
+def make_write_mode() -> TensorWriteMode:
     """What fits to a process with or without the compiler."""
-    return _WritesUncompiled() if "torch._dynamo" in sys.modules else Writes()
+    return _UncompiledWriteMode() if "torch._dynamo" in sys.modules else TensorWriteMode()
 
 
-def _written(func: Any) -> tuple[int | str, ...]:
+def _written_arguments(func: Any) -> tuple[int | str, ...]:
     """The arguments a kernel writes: positions and names. A kernel from outside torch may write all it is given."""
     schema = getattr(func, "_schema", None)
     if schema is None:
@@ -127,7 +127,7 @@ def _written(func: Any) -> tuple[int | str, ...]:
     return tuple(found)
 
 
-def put_back(copy: Copy) -> None:
+def restore_tensor(copy: TensorCopy) -> None:
     """Give a tensor its contents from before, if it has others."""
     now, before = copy.tensor.detach(), copy.before
     strides = now.stride() if now.layout == torch.strided else ()
@@ -140,7 +140,7 @@ def _at(args: tuple[Any, ...], index: int) -> Any:
     return args[index] if index < len(args) else None
 
 
-def memory_of(tensor: torch.Tensor) -> int:
+def storage_id(tensor: torch.Tensor) -> int:
     """The identity of a tensor's memory while it lives; 0 for what has none."""
     if tensor.device.type == "meta":
         return 0
@@ -151,15 +151,15 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 
 # Tells a tensor whose contents are still to be computed; whoever makes such tensors says so here.
-put_off: list[Callable[[torch.Tensor], bool]] = []
+deferred_checks: list[Callable[[torch.Tensor], bool]] = []
 
 
 def has_contents(tensor: torch.Tensor) -> bool:
     """Whether there is anything to read: not on the meta device, nor where to look would be to compute it."""
-    return tensor.device.type != "meta" and not any(is_put_off(tensor) for is_put_off in put_off)
+    return tensor.device.type != "meta" and not any(is_put_off(tensor) for is_put_off in deferred_checks)
 
 
-def held_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors a model holds, each once: parameters, buffers, and those in plain attributes."""
     seen: set[int] = set()
     attributes = (

@@ -14,13 +14,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from gemini.runtime.worker.gradient_buffers import Gradients
 
-Later = Callable[[Gradients], None]
+class GradientSums(Protocol):
+    """The buffers in which the gradients of parameters are summed up during a step."""
+
+    def into(self, parameter: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """Return the buffer of a parameter, and whether it is still to be filled (the first part overwrites it)."""
+
+
+Later = Callable[[GradientSums], None]
 
 
 class Store:
@@ -83,7 +89,7 @@ class Store:
 class AtOnce(deque[Later]):
     """A queue where nobody waits for the input gradient: what is left is computed, and so nothing is kept for it."""
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: GradientSums) -> None:
         super().__init__()
         self._gradients = gradients
 
@@ -92,7 +98,7 @@ class AtOnce(deque[Later]):
         later(self._gradients)
 
 
-def settle(queue: deque[Later], gradients: Gradients) -> None:
+def settle(queue: deque[Later], gradients: GradientSums) -> None:
     """Compute what was left; each thing is released as soon as it is done."""
     with torch.no_grad():
         while queue:

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gemini.runtime.worker.gradient_buffers import Gradients
-from gemini.step.delayed_weight_grads import STORE, split_shape
+from gemini.step.delayed_weight_grads import STORE, GradientSums, split_shape
 
 _linear, _embedding = F.linear, F.embedding
 _convolutions: dict[int, Callable[..., torch.Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -57,7 +56,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return back, rows.t().mm(split_shape(given)), None if bias is None else rows.sum(0)
 
 
-def _add_linear(weight: Tensor, bias: Tensor | None, gradient: Tensor, given: Tensor, sums: Gradients) -> None:
+def _add_linear(weight: Tensor, bias: Tensor | None, gradient: Tensor, given: Tensor, sums: GradientSums) -> None:
     rows, columns = split_shape(gradient).t(), split_shape(given)
     total, is_first = sums.into(weight)
     if is_first:
@@ -68,7 +67,7 @@ def _add_linear(weight: Tensor, bias: Tensor | None, gradient: Tensor, given: Te
         _add(bias, rows.sum(1), sums)
 
 
-def _add(parameter: Tensor, part: Tensor, sums: Gradients) -> None:
+def _add(parameter: Tensor, part: Tensor, sums: GradientSums) -> None:
     total, is_first = sums.into(parameter)
     if is_first:
         total.copy_(part)
@@ -131,7 +130,7 @@ def _convolution_backward(  # noqa: PLR0917
     return torch.ops.aten.convolution_backward(gradient, given, weight, sizes, *shifts, False, zeros, groups, mask)
 
 
-def _add_convolution(weight: Tensor, bias: Tensor | None, run: Callable[..., Any], sums: Gradients) -> None:
+def _add_convolution(weight: Tensor, bias: Tensor | None, run: Callable[..., Any], sums: GradientSums) -> None:
     _, own, offset = run([False, True, bias is not None])
     _add(weight, own, sums)
     if bias is not None:
@@ -170,7 +169,7 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
         return None, torch.ops.aten.embedding_dense_backward(gradient, places, count, ctx.padding, False), None
 
 
-def _add_embedding(weight: Tensor, padding: int, gradient: Tensor, places: Tensor, sums: Gradients) -> None:
+def _add_embedding(weight: Tensor, padding: int, gradient: Tensor, places: Tensor, sums: GradientSums) -> None:
     total, is_first = sums.into(weight)
     if is_first:
         total.zero_()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemini.batch_analysis.split_result import Splitting
 from gemini.batch_analysis.tail_spec import Tail
@@ -24,7 +24,7 @@ from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRAD
 if TYPE_CHECKING:
     from gemini.batch_analysis.loss_tape import Op
     from gemini.codegen.stage_interface import Interface
-    from gemini.pipe.piped_model import Piped
+    from gemini.ir.graph import Graph
     from gemini.schedule.schedplan import SchedPlan
 
 GRADIENTS = (BACKWARD, INPUT_GRADIENT)  # what gives gradients to earlier stages
@@ -171,8 +171,20 @@ def _with_backward(row: Sequence[Action], stage: int) -> Iterator[Action]:
             yield Action(stage, BACKWARD, action.mid)
 
 
+class StagedModel(Protocol):
+    """A model cut into stages."""
+
+    @property
+    def interfaces(self) -> Sequence[Interface]:
+        """The ports of every stage."""
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that was cut."""
+
+
 def program_of(
-    piped: Piped,
+    piped: StagedModel,
     plan: SchedPlan | Sequence[Iterable[Action | str]],
     *,
     memory: float | Sequence[float] | None = None,

@@ -16,11 +16,11 @@ from torch import nn
 
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
-from gemini.capture.module_hooks import unhooked
-from gemini.ir.call_binding import Call
+from gemini.capture.module_hooks import without_tensor_hooks
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import decode
-from gemini.runtime.deferred import Deferred, Outline, Pending, StepResult, Work, defer, placed
-from gemini.runtime.deferred.contract import taken_apart
+from gemini.runtime.deferred import DeferredTensor, OutputSpec, PendingCall, StepResult, StepRunner, defer, placed
+from gemini.runtime.deferred.contract import flatten_output
 
 MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
 
@@ -43,15 +43,15 @@ class Session:
         self.optimizer = torch.optim.SGD(self.parameters, 0.1, momentum=0.9)
         self.seen: list[Any] = []
         self.runs: list[str] = []
-        self._works: dict[Any, Work] = {}
+        self._works: dict[Any, StepRunner] = {}
 
     def model(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the model."""
         if self.mode is None:
             return self.net(*args, **kwargs)
-        return defer(self.work(args, kwargs), Call(*placed(args, kwargs)))
+        return defer(self.work(args, kwargs), ModelCall(*placed(args, kwargs)))
 
-    def work(self, args: Any, kwargs: Any) -> Work:
+    def work(self, args: Any, kwargs: Any) -> StepRunner:
         def facts(one: torch.Tensor) -> Any:
             return tuple(one.shape), one.dtype, one.requires_grad
 
@@ -65,9 +65,9 @@ class Session:
                 output = twin(
                     *(places.get(id(one), one) for one in args), **{k: places.get(id(v), v) for k, v in kwargs.items()}
                 )
-            self._works[key] = Work(
+            self._works[key] = StepRunner(
                 self.net,
-                Outline.of(output),
+                OutputSpec.of(output),
                 self._eager,
                 self._overlapped,
                 [one for one in self.net.parameters() if one.requires_grad],
@@ -80,7 +80,7 @@ class Session:
         self.runs.append("eager")
         return self.net(*args, **kwargs)
 
-    def _overlapped(self, pending: Pending, tape: Tape, root: int) -> StepResult | None:
+    def _overlapped(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | None:
         if self.mode == "eager":
             return None
         if self.mode == "failing":
@@ -95,7 +95,7 @@ class Session:
         """Something that the program has seen."""
         for value in values:
             if isinstance(value, torch.Tensor):
-                self.seen.append(value.detach().clone() if not isinstance(value, Deferred) else value.detach().numpy())
+                self.seen.append(value.detach().clone() if not isinstance(value, DeferredTensor) else value.detach().numpy())
             else:
                 self.seen.append(value)
 
@@ -106,7 +106,7 @@ class Session:
 
 
 def overlapped(  # noqa: PLR0917
-    net: nn.Module, pending: Pending, tape: Tape, root: int, pieces: int, kept: Any, dim: int = 0
+    net: nn.Module, pending: PendingCall, tape: Tape, root: int, pieces: int, kept: Any, dim: int = 0
 ) -> StepResult | None:
     """Call, tape and backward in micro-batches."""
     metas = tape.metas[: tape.outputs]
@@ -119,7 +119,7 @@ def overlapped(  # noqa: PLR0917
     for at in range(pieces):
         args, kwargs = decode(pending.call.form, lambda ref, at=at: cut[ref.node][at])
         with torch.enable_grad():
-            made.append(taken_apart(net(*args, **kwargs))[1])
+            made.append(flatten_output(net(*args, **kwargs))[1])
     whole = [torch.cat([one[at].detach() for one in made], dim) if pieces > 1 else made[0][at].detach()
              for at in range(tape.outputs)]  # fmt: skip
     leaves = [one.clone().requires_grad_(meta.requires_grad) for one, meta in zip(whole, metas, strict=True)]
@@ -146,7 +146,7 @@ def overlapped(  # noqa: PLR0917
     gradients = [None] * len(targets)
     if pairs and targets:
         outputs, given_to = zip(*pairs, strict=True)
-        with unhooked(parameters):  # workers have none
+        with without_tensor_hooks(parameters):  # workers have none
             gradients = list(torch.autograd.grad(outputs, targets, given_to, allow_unused=True))
     inputs = iter(gradients[len(parameters) :])
     keep = range(len(tape.metas)) if kept is None else kept

@@ -17,7 +17,7 @@ from gemini.batch_analysis.reference_run import pieces, run_graph, run_tape, spl
 from gemini.batch_analysis.split_result import Splitting
 from gemini.capture import capture
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import Encoder, tensors
 from gemini.ir.pytree import Ref
 
@@ -88,7 +88,7 @@ class Step:
         return self.loss.detach(), [p.grad for p in self.model.parameters()]
 
     def split(self, sizes: list[int]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        call = Call(self.inputs, self.kwargs)
+        call = ModelCall(self.inputs, self.kwargs)
         node_weights, op_weights = self.splitting.weights(Foreseen(self.graph, self.bound, self.tape), sizes)
         self.model.zero_grad()
         total: Any = 0.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.batch_analysis.batch_kinds import Constant, Mean, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.loss_analysis import _given, _statement
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.reference_run import pieces, run_tape
@@ -74,7 +74,7 @@ x.sum() + x.mean() | x.sum() * 3 - x.sum() / 2 | x.mean() + 1 | x.sum() + 1 | to
 x.mean() * x | x.sum().sqrt()
 """.replace("\n", " | ").split(" | ")  # fmt: skip
 TEXTS = [text.strip() for text in OPS if text.strip()]
-seen = {"Sample": 0, "Partial": 0, "Mean": 0, "Constant": 0, "Opaque": 0}
+seen = {"Shard": 0, "Partial": 0, "WeightedPartial": 0, "Replicate": 0, "Opaque": 0}
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -90,7 +90,7 @@ def test_the_kind_of_a_result_is_what_it_is(text, dim):
             return
     tape = recorder.tape
     interpreter = Interpreter(key=lambda ref: ("tape", ref.node))
-    first = _given(tape.metas[0], 0, N, lambda *_: Sample(dim))
+    first = _given(tape.metas[0], 0, N, lambda *_: Shard(dim))
     first.known = False
     interpreter.extend([first, *(_operand(tape, number) for number in tape.operands)])
     interpreter.extend([_statement(at, op, tape, N) for at, op in enumerate(tape.ops)])
@@ -110,17 +110,17 @@ def test_entries_of_a_table_by_numbers_of_samples_are_of_samples():
         table.gather(-1, (x[:, 0] > 0).long())
     tape = recorder.tape
     interpreter = Interpreter(key=lambda ref: ("tape", ref.node))
-    first = _given(tape.metas[0], 0, N, lambda *_: Sample(0))
+    first = _given(tape.metas[0], 0, N, lambda *_: Shard(0))
     first.known = False
     interpreter.extend([first, *(_operand(tape, number) for number in tape.operands)])
     interpreter.extend([_statement(at, op, tape, N) for at, op in enumerate(tape.ops)])
-    assert interpreter.values["tape", len(tape.metas) - 1].kind == Sample(0)
+    assert interpreter.values["tape", len(tape.metas) - 1].kind == Shard(0)
 
 
 def _operand(tape, number):
     from gemini.batch_analysis.loss_tape import Meta
 
-    made = _given(Meta.of(tape.operands[number]), number, N, lambda at, s: at.decisions.get(s.index, Constant()))
+    made = _given(Meta.of(tape.operands[number]), number, N, lambda at, s: at.decisions.get(s.index, Replicate()))
     made.known, made.name = True, "operand"
     return made
 
@@ -131,7 +131,7 @@ def _compare(tape, splitting, kinds, whole, given, lengths, weights):  # noqa: P
     parts = []
     for index, (start, length) in enumerate(pieces(lengths)):
         operands = {
-            number: kinds[number].take(tensor, start, length, N) if isinstance(kinds[number], Sample) else tensor
+            number: kinds[number].take(tensor, start, length, N) if isinstance(kinds[number], Shard) else tensor
             for number, tensor in tape.operands.items()
         }
         factors = {at: weight[index] for at, weight in weights.items()}
@@ -145,14 +145,14 @@ def _compare(tape, splitting, kinds, whole, given, lengths, weights):  # noqa: P
     for number in needed:
         kind, values = kinds[number], [part[number] for part in parts]
         seen[type(kind).__name__] = seen.get(type(kind).__name__, 0) + 1
-        if isinstance(kind, Sample):
+        if isinstance(kind, Shard):
             joined = kind.join(values)
         elif isinstance(kind, Partial):
             joined = torch.stack(values).sum(0)
-        elif isinstance(kind, Mean):
+        elif isinstance(kind, WeightedPartial):
             shares = kind.share.weights(None, lengths)
             joined = torch.stack([value * share for value, share in zip(values, shares, strict=True)]).sum(0)
-        elif isinstance(kind, Constant):
+        elif isinstance(kind, Replicate):
             joined = values[0]
         else:
             continue
@@ -161,6 +161,6 @@ def _compare(tape, splitting, kinds, whole, given, lengths, weights):  # noqa: P
 
 def test_enough_was_compared():
     if sum(seen.values()) > 1000:  # all of the above ran
-        assert seen["Sample"] > 1000
+        assert seen["Shard"] > 1000
         assert seen["Partial"] > 60
-        assert seen["Mean"] > 20
+        assert seen["WeightedPartial"] > 20

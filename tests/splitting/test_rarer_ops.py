@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Opaque, Shard
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.capture import capture
 from tests.splitting.recorder import Step
@@ -86,7 +86,7 @@ def test_squeezed_samples_are_followed_where_a_micro_batch_has_two():
     graph = capture(Squeezed(), (torch.randn(4, D),))
     (output,) = graph.outputs()
     assert isinstance(prove_graph(graph).kind(output), Opaque)
-    assert prove_graph(graph, least=2).kind(output) == Sample(0)
+    assert prove_graph(graph, least=2).kind(output) == Shard(0)
 
 
 class OddlySized(nn.Module):
@@ -126,7 +126,7 @@ class Bounded(nn.Module):
 
 def test_functions_are_known_ahead_where_they_look_at_sizes_only():
     given = torch.randn(4, D), torch.rand(4, 3)
-    for looks, kind in ((False, Sample), (True, Opaque)):
+    for looks, kind in ((False, Shard), (True, Opaque)):
         graph = capture(Bounded(looks), given)
         (output,) = graph.outputs()
         assert isinstance(prove_graph(graph, given, {}).kind(output), kind)
@@ -150,7 +150,7 @@ def test_casts_by_type_are_followed():
     graph = capture(Cast(), (torch.randn(4, D),))
     (output,) = graph.outputs()
     assert not graph.blocks
-    assert prove_graph(graph).kind(output) == Sample(0)
+    assert prove_graph(graph).kind(output) == Shard(0)
 
 
 class Bags(nn.Module):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Kind, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Shard
 from gemini.batch_analysis.op_call import Call, Refused, axes
 from gemini.batch_analysis.rules.registry import rule
 
 
-def _apart(call: Call, dims: Any) -> Sample:
+def _apart(call: Call, dims: Any) -> Shard:
     value = call.first
     call.only(value)
     call.constant(dims)
@@ -36,7 +36,7 @@ def softmax_backward(call: Call) -> Kind:
     one, two, dim = call.args[0], call.args[1], call.args[2]
     call.only(one, two)
     kind = aligned(call, [one, two], one.rank) if one.shape == two.shape else None
-    if not isinstance(kind, Sample) or kind.dim in axes(dim, one.rank):
+    if not isinstance(kind, Shard) or kind.dim in axes(dim, one.rank):
         raise Refused(f"{call.name} over the samples of the batch")
     return kind
 
@@ -85,7 +85,7 @@ def similarity(call: Call) -> Kind:
     dim = call.given(2, "dim", 1) if call.name == "cosine_similarity" else -1
     keepdim = call.name == "pairwise_distance" and bool(call.given(4, "keepdim", False))
     kind = aligned(call, [one, two], rank)
-    found = kept(kind, axes(dim, rank), keepdim) if isinstance(kind, Sample) else None
+    found = kept(kind, axes(dim, rank), keepdim) if isinstance(kind, Shard) else None
     if found is None:
         raise Refused(f"{call.name} over the samples of the batch")
     return found

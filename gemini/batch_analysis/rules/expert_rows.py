@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Constant, Kind, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Arranged, Kind, Positions, Replicate, Shard
 from gemini.batch_analysis.op_call import SAMPLES, Call, Refused, Result, Value, leaves
 from gemini.batch_analysis.rules import masked_rows
 from gemini.batch_analysis.rules.registry import Rule
@@ -34,7 +34,7 @@ def concerns_order(call: Call) -> bool:
 
 def _sorts_rows(call: Call) -> bool:
     value = call.args[0] if call.args else None
-    return isinstance(value, Value) and value.rank == 1 and isinstance(value.kind, Sample) and value.kind.outer == 1
+    return isinstance(value, Value) and value.rank == 1 and isinstance(value.kind, Shard) and value.kind.outer == 1
 
 
 def arranged(call: Call, rule: Rule | None) -> Kind | Sequence[Kind]:
@@ -68,8 +68,8 @@ def row_value(value: Value) -> Value:
     if not isinstance(value.kind, Arranged):
         return value
     if not value.kind.entries:  # how many there are is not known
-        return replace(value, kind=Sample(0), shape=(SAMPLES, *value.shape[1:]), sized=0)
-    return replace(value, kind=Sample(0), shape=(value.shape[0] // value.kind.entries, *value.shape[1:]), sized=0)
+        return replace(value, kind=Shard(0), shape=(SAMPLES, *value.shape[1:]), sized=0)
+    return replace(value, kind=Shard(0), shape=(value.shape[0] // value.kind.entries, *value.shape[1:]), sized=0)
 
 
 def row_result(result: Result, rows: Arranged, count: int) -> Result:
@@ -86,7 +86,7 @@ def row_result(result: Result, rows: Arranged, count: int) -> Result:
 
 def back(kind: Kind, rows: Arranged) -> Kind:
     """A kind found with a row a sample."""
-    if kind != Sample(0):
+    if kind != Shard(0):
         raise Refused("an op that mixes sorted rows")
     return rows
 
@@ -136,14 +136,14 @@ def _getitem(call: Call) -> Kind | None:
         return picked
     index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     if _role(index) == "order":
-        wanted = Sample(0, index.kind.entries // index.kind.divisor)
+        wanted = Shard(0, index.kind.entries // index.kind.divisor)
         if value.kind != wanted:
             raise Refused("an order of rows applied to others")
         return replace(index.kind, role="rows", divisor=1)  # type: ignore[no-any-return]
     if _role(index) == "inverse":
         if _role(value) not in _ROWS or value.kind.order != index.kind.order:
             raise Refused("rows put back in the order of others")
-        return Sample(0, index.kind.entries)
+        return Shard(0, index.kind.entries)
     return None
 
 
@@ -187,7 +187,7 @@ def _cast(call: Call) -> Kind | None:
 
 def _empty_like(call: Call) -> Kind | None:
     kind = call.first.kind
-    return Sample(0, kind.entries) if isinstance(kind, Arranged) and kind.role == "order" else None
+    return Shard(0, kind.entries) if isinstance(kind, Arranged) and kind.role == "order" else None
 
 
 def _grouped(call: Call) -> Kind | None:
@@ -203,7 +203,7 @@ def _grouped(call: Call) -> Kind | None:
     others = [
         leaf for leaf in leaves((call.args, call.kwargs)) if isinstance(leaf, Value) and leaf not in (rows, offsets)
     ]
-    if any(not isinstance(other.kind, Constant) for other in others):
+    if any(not isinstance(other.kind, Replicate) for other in others):
         raise Refused("a grouped product with a bias that depends on the batch")
     return replace(rows.kind, role="rows")  # type: ignore[no-any-return]
 

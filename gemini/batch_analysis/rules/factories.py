@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Constant, Kind, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Arranged, Kind, Positions, Replicate, Shard
 from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value
 from gemini.batch_analysis.rules.registry import rule
 
@@ -14,7 +14,7 @@ def _from_sizes(call: Call, sizes: list[Any]) -> Kind:
     counted = [at for at, size in enumerate(sizes) if isinstance(size, Count)]
     if len(counted) != 1 or any(isinstance(size, (Odd, Value)) for size in sizes):
         raise Refused(f"{call.name} of a size that depends on the number of samples")
-    return Sample(counted[0], sizes[counted[0]] // call.samples)
+    return Shard(counted[0], sizes[counted[0]] // call.samples)
 
 
 def _listed(parts: tuple[Any, ...]) -> list[Any]:
@@ -35,7 +35,7 @@ def _sized(call: Call, args: tuple[Any, ...]) -> Kind:
     counted = any(isinstance(size, (Count, Odd)) for size in sizes)
     # On a tape sizes are plain: one that might count samples is not guessed at.
     if not counted and (call.traced or all(size == 0 or size % call.samples for size in sizes)):
-        return Constant()
+        return Replicate()
     return _from_sizes(call, sizes)
 
 
@@ -59,7 +59,7 @@ def randint(call: Call) -> Kind:
 def new_tensor(call: Call) -> Kind:
     """Only the type of the tensor matters."""
     call.constant(call.args[1:])
-    return Constant()
+    return Replicate()
 
 
 @rule("arange", counts=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gemini.batch_analysis.batch_invariance import Even, agreed, takes_even
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Pointers, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Pointers, Positions, Replicate, Shard
 from gemini.batch_analysis.op_call import Call, Count, Demand, Odd, Refused, Rows, Value, axis, leaves
 from gemini.batch_analysis.rules.mask_selection import filled, selected
 from gemini.batch_analysis.rules.pointwise import aligned
@@ -35,7 +35,7 @@ def _listed(item: Any) -> Any:
         return item
     if not all(type(part) is int for part in item):
         raise Refused("indexing by a list")
-    return Value("list", Constant(), (len(item),), torch.int64)
+    return Value("list", Replicate(), (len(item),), torch.int64)
 
 
 def _consumed(item: Any) -> int:
@@ -62,11 +62,11 @@ def getitem(call: Call) -> Kind:
 
 
 def _positions(call: Call, value: Value, items: list[Any]) -> Kind:
-    made = _basic(call, Sample(value.kind.dim), value, items)  # type: ignore[union-attr]
+    made = _basic(call, Shard(value.kind.dim), value, items)  # type: ignore[union-attr]
     return Positions(made.dim)
 
 
-def _basic(call: Call, kind: Sample, value: Value, items: list[Any]) -> Sample:
+def _basic(call: Call, kind: Shard, value: Value, items: list[Any]) -> Shard:
     source = target = 0
     found: int | None = None
     for item in items:
@@ -87,14 +87,14 @@ def _basic(call: Call, kind: Sample, value: Value, items: list[Any]) -> Sample:
     return moved(kind, found)
 
 
-def _some_alike(call: Call, kind: Sample, value: Value, items: list[Any], item: Any) -> Sample | None:
+def _some_alike(call: Call, kind: Shard, value: Value, items: list[Any], item: Any) -> Shard | None:
     """`x[:n]` of more entries than samples, all of them alike: one a sample."""
     even = value.even if call.name == "getitem" else None
     if not isinstance(even, Even) or even.shuffled or even.period != 1 or not takes_even(even, items, value.rank):
         return None
     if not isinstance(item, slice) or item.start not in (None, 0) or item.step not in (None, 1):
         return None
-    return Sample(kind.dim, item.stop // call.samples) if isinstance(item.stop, Count) else None
+    return Shard(kind.dim, item.stop // call.samples) if isinstance(item.stop, Count) else None
 
 
 def _whole(call: Call, item: Any, size: int) -> None:
@@ -121,7 +121,7 @@ def _advanced(call: Call, value: Value, items: list[Any]) -> Kind:
         if numbered:
             raise Refused("indexing a constant by numbers of samples")
         kind = aligned(call, tensors, rank)
-        return moved(kind, start + kind.dim) if isinstance(kind, Sample) else kind
+        return moved(kind, start + kind.dim) if isinstance(kind, Shard) else kind
     own = call.sample(value)
     at = _item_of(items, own.dim)
     if isinstance(items[at], slice):  # samples are not indexed: all indices must be the same for all
@@ -146,7 +146,7 @@ def _number(call: Call, item: Value) -> None:
 
 
 def _own_entries(  # noqa: PLR0917
-    call: Call, own: Sample, item: Any, others: list[Value], rank: int, start: int
+    call: Call, own: Shard, item: Any, others: list[Value], rank: int, start: int
 ) -> Kind:
     if isinstance(item, Value) and item.rank == rank == 1 and not [one for one in others if one is not item]:
         return _own_rows(own, item, start)
@@ -156,19 +156,19 @@ def _own_entries(  # noqa: PLR0917
     for other in others:
         dim = placed - (rank - other.rank)
         if dim >= 0 and other.shape[dim] != 1:
-            call.must_be(other, Sample(dim))
+            call.must_be(other, Shard(dim))
         elif not other.is_constant:
             raise Refused("indexing samples by indices of other samples")
-    return Sample(start + placed)
+    return Shard(start + placed)
 
 
-def _own_rows(own: Sample, item: Value, start: int) -> Kind:
+def _own_rows(own: Shard, item: Value, start: int) -> Kind:
     """Rows by their numbers: of every sample its own, if the numbers are known before the step."""
     if isinstance(item.kind, Pointers) and item.kind.rows == own.entries and own.outer == 1:
         return moved(item.kind.kind, start)
     if isinstance(item.kind, Positions) and own.entries == 1:
-        return Sample(start)
-    if item.known and isinstance(item.kind, Sample) and own.outer == 1:
+        return Shard(start)
+    if item.known and isinstance(item.kind, Shard) and own.outer == 1:
         raise Demand(item.key, Rows(own.entries))
     raise Refused("picking samples out of the batch by index")
 
@@ -202,9 +202,9 @@ def setitem(call: Call) -> Kind:
             raise Refused("writing as many entries as a mask selects")
         at = items.index(masks[0])
         found = aligned(call, [masks[0]], masks[0].rank)
-        if isinstance(found, Sample) and found.dim + at != kind.dim:
+        if isinstance(found, Shard) and found.dim + at != kind.dim:
             raise Refused("a mask whose samples lie elsewhere")
-        if not isinstance(found, Sample) and at <= kind.dim < at + masks[0].rank:
+        if not isinstance(found, Shard) and at <= kind.dim < at + masks[0].rank:
             raise Refused("a mask that has no samples")
         call.constant(new)
         return kind
@@ -214,13 +214,13 @@ def setitem(call: Call) -> Kind:
         placed = _basic(call, kind, value, items)
     if isinstance(new, (Count, Odd)):
         raise Refused("writing the number of samples")
-    if isinstance(new, Value) and not isinstance(placed, Sample):
+    if isinstance(new, Value) and not isinstance(placed, Shard):
         raise Refused("writing samples to a constant")
-    if isinstance(new, Value) and isinstance(placed, Sample):
+    if isinstance(new, Value) and isinstance(placed, Shard):
         made = _rank(items)
         dim = placed.dim - (made - new.rank)
         if dim >= 0 and new.shape[dim] != 1:
-            call.must_be(new, Sample(dim, placed.factor, placed.outer))
+            call.must_be(new, Shard(dim, placed.factor, placed.outer))
         elif not new.is_constant:
             raise Refused("writing samples to places of other samples")
     return kind
@@ -239,9 +239,9 @@ def gather(call: Call) -> Kind:
         index, dim = call.given(1, "indices"), call.given(2, "dim")
     sources = [part for part in (call.given(3, "src"), call.kwargs.get("value")) if isinstance(part, Value)]
     group = agreed([value, index, *sources])
-    if value.rank == 1 and isinstance(value.kind, Sample) and isinstance(index.kind, (Sample, Pointers)):
+    if value.rank == 1 and isinstance(value.kind, Shard) and isinstance(index.kind, (Shard, Pointers)):
         return _by_own_rows(call, value, index, sources)
-    is_by_samples = call.name == "gather" and dim is not None and isinstance(index.kind, Sample)
+    is_by_samples = call.name == "gather" and dim is not None and isinstance(index.kind, Shard)
     if is_by_samples and value.is_constant and axis(dim, value.rank) == call.sample(index).dim:
         return call.sample(index)  # of a table, by the numbers of every sample
     kinds = {one.kind for one in group if not one.is_constant}
@@ -260,7 +260,7 @@ def gather(call: Call) -> Kind:
 def _by_own_rows(call: Call, value: Value, index: Value, sources: list[Value]) -> Kind:
     """One dimension, that of the samples: of every sample its own entries, if the numbers are known before the step."""
     own = call.sample(value)
-    if own.outer == 1 and isinstance(index.kind, Sample) and index.known:
+    if own.outer == 1 and isinstance(index.kind, Shard) and index.known:
         raise Demand(index.key, Rows(own.entries))
     if not isinstance(index.kind, Pointers) or index.kind.rows != own.entries:
         raise Refused(f"{call.name} along the samples")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Partial
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, WeightedPartial
 from gemini.batch_analysis.microbatch_weights import Share
 from gemini.batch_analysis.op_call import Call, Count, Demand, Fixed, Odd, Refused, Value
 from gemini.batch_analysis.rules.pointwise import aligned
@@ -30,7 +30,7 @@ def together(call: Call, parts: Sequence[Any]) -> Kind:
     constant = any(value.is_constant for value in values) or any(
         isinstance(part, Fixed) or (isinstance(part, (int, float, complex)) and part != 0) for part in parts
     )
-    means = [value for value in values if isinstance(value.kind, Mean)]
+    means = [value for value in values if isinstance(value.kind, WeightedPartial)]
     sums = [value for value in values if isinstance(value.kind, Partial)]
     if means and not sums and len({value.kind for value in means}) == 1:
         return means[0].kind
@@ -88,8 +88,8 @@ def _scaled(call: Call, value: Any, by: Any, inverse: bool) -> Kind:
 
 def _counted(call: Call, value: Value, inverse: bool) -> Kind:
     if inverse and isinstance(value.kind, Partial):
-        return Mean(Share())
-    if not inverse and value.kind == Mean(Share()):
+        return WeightedPartial(Share())
+    if not inverse and value.kind == WeightedPartial(Share()):
         return Partial()
     if value.is_constant and not inverse:
         return Partial()  # c · n: micro-batches add up
@@ -114,4 +114,4 @@ def cast(call: Call) -> Kind:
     rounds = value.dtype.is_floating_point and not made.is_floating_point
     if value.is_sum and (rounds or str(made) == "torch.bool"):
         raise Refused(f"{call.name} rounds a sum over the batch")
-    return value.kind if not value.is_constant else Constant()
+    return value.kind if not value.is_constant else Replicate()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from gemini.batch_analysis.assumptions import Filled
-from gemini.batch_analysis.batch_kinds import Kind, Mean, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Shard, WeightedPartial
 from gemini.batch_analysis.microbatch_weights import Counted, Share
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.rules.pointwise import aligned
@@ -47,7 +47,7 @@ def _legacy(call: Call) -> str:
 def _reduced(kind: Kind, how: str, share: Share | None = None) -> Kind:
     if how == "none":
         return kind
-    return Partial() if how == "sum" else Mean(Share() if share is None else share)
+    return Partial() if how == "sum" else WeightedPartial(Share() if share is None else share)
 
 
 # ── classes ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,11 +60,11 @@ def classes(call: Call) -> Kind:
     how = _reduction(call)
     kind = call.sample(scores if not scores.is_constant else target)
     if scores.is_constant and target.rank == scores.rank - 1 and kind.dim >= 1:
-        kind = Sample(kind.dim + 1, kind.factor, kind.outer)
+        kind = Shard(kind.dim + 1, kind.factor, kind.outer)
     call.must_be(scores, kind)
     if scores.rank < 2 or kind.dim == 1:
         raise Refused(f"{call.name} whose classes are the samples")
-    entry = Sample(kind.dim - (kind.dim > 1), kind.factor, kind.outer)  # without the dimension of classes
+    entry = Shard(kind.dim - (kind.dim > 1), kind.factor, kind.outer)  # without the dimension of classes
     if target.dtype.is_floating_point:
         call.must_be(target, kind)
         return _reduced(entry, how)
@@ -76,9 +76,9 @@ def classes(call: Call) -> Kind:
     ignore = call.given(4, "ignore_index", -100)
     call.constant(ignore)
     if not isinstance(weight, Value):
-        return Mean(Counted(target.key, entry, ignore))
+        return WeightedPartial(Counted(target.key, entry, ignore))
     smoothed = bool(call.given(7, "label_smoothing", 0.0)) and call.name == "cross_entropy"
-    return Mean(Counted(target.key, entry, ignore, weight.key, smoothed))
+    return WeightedPartial(Counted(target.key, entry, ignore, weight.key, smoothed))
 
 
 # ── entry by entry ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,7 +122,7 @@ def kl_div(call: Call) -> Kind:
     how = _reduction(call)
     kind = _pairs(call, ("input", "target"), "none")
     if how == "batchmean":
-        return Mean(Share()) if isinstance(kind, Sample) and kind.dim == 0 else Partial()
+        return WeightedPartial(Share()) if isinstance(kind, Shard) and kind.dim == 0 else Partial()
     return _reduced(kind, how)
 
 
@@ -162,14 +162,14 @@ def ctc_loss(call: Call) -> Kind:
     lengths = [call.given(2, "input_lengths"), call.given(3, "target_lengths")]
     if scores.rank != 3 or not all(isinstance(one, Value) for one in lengths):
         raise Refused("ctc_loss of scores without samples, or of lengths that are plain numbers")
-    call.must_be(scores, Sample(1))
+    call.must_be(scores, Shard(1))
     for one in lengths:
-        call.must_be(one, Sample(0))
+        call.must_be(one, Shard(0))
     if targets.rank == 2:
-        call.must_be(targets, Sample(0))
+        call.must_be(targets, Shard(0))
     else:
         _in_one_row(call, targets, lengths[1])
-    return _reduced(Sample(0), _reduction(call))
+    return _reduced(Shard(0), _reduction(call))
 
 
 def _in_one_row(call: Call, targets: Value, lengths: Value) -> None:

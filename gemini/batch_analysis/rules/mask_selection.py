@@ -13,15 +13,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Kind, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Shard
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.rules.pointwise import aligned
 from gemini.batch_analysis.rules.registry import rule
 
 
-def in_order(kind: Kind, shape: tuple[int, ...]) -> Sample:
+def in_order(kind: Kind, shape: tuple[int, ...]) -> Shard:
     """The samples of a tensor, if in memory order all entries of one come before those of the next."""
-    if not isinstance(kind, Sample) or kind.outer != 1 or prod(shape[: kind.dim]) != 1:
+    if not isinstance(kind, Shard) or kind.outer != 1 or prod(shape[: kind.dim]) != 1:
         raise Refused("entries selected by a mask in an order that mixes samples")
     return kind
 
@@ -37,7 +37,7 @@ def selected(call: Call, value: Value, mask: Value) -> Kind:
         raise Refused("selecting by a mask: how many are selected differs from sample to sample")
     entries = made.shape[0] // call.samples
     call.each(mask, kind, entries)
-    return Sample(0, entries)
+    return Shard(0, entries)
 
 
 def filled(call: Call, value: Value, mask: Value, new: Value, items: list[Any]) -> Kind:

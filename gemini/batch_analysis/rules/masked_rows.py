@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Arranged, Kind, Sample
+from gemini.batch_analysis.batch_kinds import Arranged, Kind, Shard
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.op_call import axis as axis_of
 
@@ -26,7 +26,7 @@ class Choice:
     """What was selected: by which statement, or by the contents of which mask; and how the mask holds samples."""
 
     by: Any
-    kind: Sample
+    kind: Shard
 
 
 def is_chosen(value: Any) -> bool:
@@ -59,7 +59,7 @@ def _own(value: Value, item: Any, dim: int) -> Choice:
     """The choice, if places are those of the rows that a tensor has in a dimension, sample by sample."""
     choice = item.kind.order
     kind = choice.kind
-    if value.kind != Sample(dim, kind.factor, kind.outer) or _place(item) != kind.dim:
+    if value.kind != Shard(dim, kind.factor, kind.outer) or _place(item) != kind.dim:
         raise Refused("rows picked by the places of others")
     return choice  # type: ignore[no-any-return]
 

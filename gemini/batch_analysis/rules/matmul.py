@@ -3,7 +3,7 @@ over samples of both factors, a product is additive over micro-batches."""
 
 from __future__ import annotations
 
-from gemini.batch_analysis.batch_kinds import Kind, Mean, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Shard, WeightedPartial
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.rules.pointwise import aligned
 from gemini.batch_analysis.rules.registry import rule
@@ -15,7 +15,7 @@ def linear(call: Call) -> Kind:
     """Rows times a matrix: the last dimension must not be the samples'."""
     value = call.first
     call.only(value)
-    if isinstance(value.kind, Mean) or (isinstance(value.kind, Partial) and call.given(2, "bias") is None):
+    if isinstance(value.kind, WeightedPartial) or (isinstance(value.kind, Partial) and call.given(2, "bias") is None):
         return value.kind
     kind = call.sample(value)
     if kind.dim == value.rank - 1:
@@ -40,10 +40,10 @@ def contracted(call: Call, terms: list[str], target: str, values: list[Value]) -
         letter, layout = term[kind.dim], (kind.factor, kind.outer)
     for term, value in zip(terms, values, strict=True):
         if letter in term and value.is_constant and value.shape[term.index(letter)] != 1:
-            call.must_be(value, Sample(term.index(letter), *layout))
+            call.must_be(value, Shard(term.index(letter), *layout))
         if term.count(letter) > 1:
             raise Refused(f"{call.name} along the samples twice")
-    return Sample(target.index(letter), *layout) if letter in target else Partial()
+    return Shard(target.index(letter), *layout) if letter in target else Partial()
 
 
 @rule("einsum")
@@ -106,7 +106,7 @@ def added(call: Call) -> Kind:
     rank = len(call.out().shape)
     if kind is None:
         return aligned(call, [extra], rank)
-    if not isinstance(kind, Sample):
+    if not isinstance(kind, Shard):
         raise Refused(f"{call.name} over the samples")
     if not extra.is_constant and moved(call.sample(extra), call.sample(extra).dim + rank - extra.rank) != kind:
         raise Refused(f"{call.name} of samples in different dimensions")
@@ -141,7 +141,7 @@ def bilinear(call: Call) -> Kind:
     one, two = call.args[:2]
     call.only(one, two)
     kind = aligned(call, [one, two], one.rank)
-    if isinstance(kind, Sample) and kind.dim == one.rank - 1:
+    if isinstance(kind, Shard) and kind.dim == one.rank - 1:
         raise Refused("bilinear over the samples")
     return kind
 
@@ -156,7 +156,7 @@ def cdist(call: Call) -> Kind:
 
 
 def _swapped(value: Value) -> Kind:
-    if not isinstance(value.kind, Sample):
+    if not isinstance(value.kind, Shard):
         return value.kind
     if value.kind.dim == value.rank - 1:
         raise Refused("cdist over the samples")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Replicate, Shard
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.rules.pointwise import aligned
 from gemini.batch_analysis.rules.registry import rule
@@ -58,9 +58,9 @@ def attention(call: Call) -> Kind:
     three = [call.given(at, name) for at, name in enumerate(names)]
     mask = call.given(3, "attn_mask")
     rank = max(one.rank for one in three)
-    kind = aligned(call, three, rank) if not _all_constant(three) else Constant()
+    kind = aligned(call, three, rank) if not _all_constant(three) else Replicate()
     if isinstance(mask, Value):
-        if isinstance(kind, Constant):
+        if isinstance(kind, Replicate):
             return _first_two(call, aligned(call, [mask], rank), rank)
         both = aligned(call, [_padded(mask), *[_lead(one) for one in three]], rank)
         kind = both
@@ -78,13 +78,13 @@ def _lead(value: Value) -> Value:
 
 def _padded(mask: Value) -> Value:
     kind = mask.kind
-    if isinstance(kind, Sample) and kind.dim >= mask.rank - 2:
+    if isinstance(kind, Shard) and kind.dim >= mask.rank - 2:
         raise Refused("an attention mask between samples")
     return _lead(mask) if mask.rank >= 2 else mask
 
 
 def _first_two(call: Call, kind: Kind, rank: int) -> Kind:
-    if isinstance(kind, Sample) and kind.dim >= rank - 2:
+    if isinstance(kind, Shard) and kind.dim >= rank - 2:
         raise Refused(f"{call.name} between samples of the batch")
     return kind
 
@@ -94,19 +94,19 @@ def multi_head_attention(call: Call) -> Sequence[Kind]:
     """(length, samples, width), as `nn.MultiheadAttention` calls it."""
     query, key, value = (call.given(at, name) for at, name in enumerate(("query", "key", "value")))
     masks = [call.kwargs.get("key_padding_mask"), call.kwargs.get("attn_mask")]
-    kind = Sample(1)
+    kind = Shard(1)
     for one in (query, key, value):
         if one.rank != 3:
             raise Refused("attention without a batch dimension")
         call.must_be(one, kind)
     if isinstance(masks[0], Value):
-        call.must_be(masks[0], Sample(0))
+        call.must_be(masks[0], Shard(0))
     if isinstance(masks[1], Value) and not masks[1].is_constant:
         heads = call.given(4, "num_heads")
-        call.must_be(masks[1], Sample(0, heads))
+        call.must_be(masks[1], Shard(0, heads))
     allowed = [one for one in (query, key, value, *masks) if isinstance(one, Value)]
     call.only(*allowed)
-    return [kind, Sample(0)][: len(call.results)]
+    return [kind, Shard(0)][: len(call.results)]
 
 
 @rule("linalg_solve_triangular", "linalg_solve", "linalg_lstsq")
@@ -153,10 +153,10 @@ def grid_sample(call: Call) -> Kind:
     """Images and the places to look at, both by sample; or one image for all, and the places of all samples in it."""
     value, grid = call.first, call.given(1, "grid")
     places = grid.kind
-    if value.is_constant and isinstance(places, Sample) and 0 < places.dim < grid.rank - 1:
+    if value.is_constant and isinstance(places, Shard) and 0 < places.dim < grid.rank - 1:
         return moved(places, places.dim + 1)
     for one, other in ((value, grid), (grid, value)):
-        if isinstance(one.kind, Sample):
+        if isinstance(one.kind, Shard):
             if one.kind.dim != 0:
                 raise Refused("grid_sample whose first dimension is not the samples")
             call.must_be(other, one.kind)
@@ -186,12 +186,12 @@ def recurrent(call: Call) -> list[Kind]:
     value, states, batch_first = call.args[0], call.args[1], call.args[8]
     if value.rank != 3:
         raise Refused(f"{call.name} without a batch dimension")
-    expected = Sample(0 if batch_first else 1)
+    expected = Shard(0 if batch_first else 1)
     call.must_be(value, expected)
     for state in states if isinstance(states, (list, tuple)) else (states,):
-        call.must_be(state, Sample(1))
+        call.must_be(state, Shard(1))
     call.constant(call.args[2])
-    return [expected, *[Sample(1)] * (len(call.results) - 1)]
+    return [expected, *[Shard(1)] * (len(call.results) - 1)]
 
 
 @rule("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell")
@@ -199,7 +199,7 @@ def cell(call: Call) -> Kind:
     """One step of rows, of which every sample may have several."""
     states = call.args[1] if isinstance(call.args[1], (list, tuple)) else (call.args[1],)
     rows = (call.args[0], *states)
-    kind = next((one.kind for one in rows if isinstance(one.kind, Sample)), Sample(0))
+    kind = next((one.kind for one in rows if isinstance(one.kind, Shard)), Shard(0))
     if kind.dim != 0:
         raise Refused(f"{call.name} over the samples of the batch")
     for one in rows:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Replicate, Shard
 from gemini.batch_analysis.op_call import Call, Refused, Value
 from gemini.batch_analysis.rules.masked_rows import places
 from gemini.batch_analysis.rules.registry import rule
@@ -33,21 +33,21 @@ get_real get_imag fake_quantize_per_tensor_affine special_expit expit erfcx
 def aligned(call: Call, values: Iterable[Value], rank: int) -> Kind:
     """The kind of a broadcast of tensors to `rank` dimensions."""
     values = list(values)
-    found: Sample | None = None
+    found: Shard | None = None
     for value in values:
         if value.is_constant:
             continue
         kind = call.sample(value)
-        placed = Sample(kind.dim + rank - value.rank, kind.factor, kind.outer)
+        placed = Shard(kind.dim + rank - value.rank, kind.factor, kind.outer)
         if found is not None and placed != found:
             raise Refused(f"{call.name} of samples in dimension {found.dim} and in dimension {placed.dim}")
         found = placed
     if found is None:
-        return Constant()
+        return Replicate()
     for value in values:
         at = found.dim - (rank - value.rank)
         if value.is_constant and at >= 0 and value.shape[at] != 1:
-            call.must_be(value, Sample(at, found.factor, found.outer))
+            call.must_be(value, Shard(at, found.factor, found.outer))
     return found
 
 
@@ -60,7 +60,7 @@ def pointwise(call: Call) -> Kind:
 @rule("zeros_like", "ones_like")
 def alike(call: Call) -> Kind:
     """The same entry everywhere: of a sum over the batch, a constant."""
-    return Constant() if call.first.is_sum else call.sample(call.first)
+    return Replicate() if call.first.is_sum else call.sample(call.first)
 
 
 @rule("where")

@@ -5,22 +5,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemini.batch_analysis.batch_kinds import Kind, Mean, Partial, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Shard, WeightedPartial
 from gemini.batch_analysis.microbatch_weights import Share
 from gemini.batch_analysis.op_call import Call, Refused, Value, axes
 from gemini.batch_analysis.rules.pointwise import aligned
 from gemini.batch_analysis.rules.registry import rule
 
 
-def kept(kind: Sample, reduced: tuple[int, ...], keepdim: bool) -> Sample | None:
+def kept(kind: Shard, reduced: tuple[int, ...], keepdim: bool) -> Shard | None:
     """The samples after dimensions are reduced; None if theirs was."""
     if kind.dim in reduced:
         return None
     lower = 0 if keepdim else sum(1 for dim in set(reduced) if dim < kind.dim)
-    return Sample(kind.dim - lower, kind.factor, kind.outer)
+    return Shard(kind.dim - lower, kind.factor, kind.outer)
 
 
-def reduced(call: Call, value: Value, dims: Any, keepdim: Any) -> Sample | None:
+def reduced(call: Call, value: Value, dims: Any, keepdim: Any) -> Shard | None:
     """The samples that remain, where `dims` are reduced."""
     call.only(value)
     call.constant((dims, keepdim))
@@ -37,7 +37,7 @@ def summed(call: Call) -> Kind:
         return value.kind
     dims = call.given(1, "dim", call.kwargs.get("axis"))
     found = reduced(call, value, dims, call.given(2, "keepdim", False))
-    return found or (Mean(Share()) if call.name == "mean" else Partial())
+    return found or (WeightedPartial(Share()) if call.name == "mean" else Partial())
 
 
 def _over(call: Call, dims: Any, keepdim: Any) -> Kind:

@@ -17,8 +17,8 @@ Rule = Callable[[Call], Kind | Sequence[Kind]]
 RULES: dict[str, Rule] = {}
 COUNTING: set[str] = set()  # rules that understand numbers which count samples
 _PARTS = (
-    "pointwise", "linear", "reductions", "shapes", "layouts", "indexing", "products", "along", "layers", "factories",
-    "losses", "masks",
+    "pointwise", "linear_ops", "reductions", "shape_ops", "reshape", "index_ops", "matmul", "dimwise", "nn_functions",
+    "factories", "loss_ops", "mask_selection",
 )  # fmt: skip
 _ALIASES = {
     "radd": "add", "iadd": "add", "isub": "sub", "imul": "mul", "rmul": "mul", "truediv": "div", "itruediv": "div",

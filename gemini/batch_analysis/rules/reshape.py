@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Kind, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Positions, Shard
 from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value, axis
 from gemini.batch_analysis.rules.registry import rule
 
 
-def regrouped(shape: tuple[int, ...], kind: Sample, made: tuple[int, ...], samples: int) -> Sample:
+def regrouped(shape: tuple[int, ...], kind: Shard, made: tuple[int, ...], samples: int) -> Shard:
     """The samples of a tensor of `shape` seen as one of shape `made`."""
     if not prod(shape):  # nothing in it: only the sizes matter
         shape, made = tuple(size or 1 for size in shape), tuple(size or 1 for size in made)
@@ -31,7 +31,7 @@ def regrouped(shape: tuple[int, ...], kind: Sample, made: tuple[int, ...], sampl
             factor, uneven = divmod(stride, after)
             outer, rest = divmod(size, samples * factor)
             if not uneven and not rest and factor and outer:
-                return Sample(dim, factor, outer)
+                return Shard(dim, factor, outer)
     raise Refused("a new shape that mixes samples")
 
 
@@ -85,7 +85,7 @@ def view(call: Call) -> Kind:
 def _positions(call: Call, value: Value, made: tuple[int, ...]) -> Kind:
     if value.is_sum:
         return value.kind
-    found = regrouped(value.shape, Sample(value.kind.dim), made, call.samples)  # type: ignore[union-attr]
+    found = regrouped(value.shape, Shard(value.kind.dim), made, call.samples)  # type: ignore[union-attr]
     if found.entries != 1:
         raise Refused(f"{call.name} of numbers of samples")
     return Positions(found.dim)
@@ -140,7 +140,7 @@ def squeeze(call: Call) -> Kind:
         gone = [dim for dim in range(value.rank) if value.shape[dim] == 1]
     else:
         raise Refused(f"{SQUEEZED}; give a dimension")
-    return Sample(kind.dim - sum(1 for dim in gone if dim < kind.dim), kind.factor, kind.outer)
+    return Shard(kind.dim - sum(1 for dim in gone if dim < kind.dim), kind.factor, kind.outer)
 
 
 @rule("unsqueeze")
@@ -153,7 +153,7 @@ def unsqueeze(call: Call) -> Kind:
     if isinstance(value.kind, Positions):
         return Positions(value.kind.dim + (at <= value.kind.dim))
     kind = call.sample(value)
-    return Sample(kind.dim + (at <= kind.dim), kind.factor, kind.outer)
+    return Shard(kind.dim + (at <= kind.dim), kind.factor, kind.outer)
 
 
 @rule("expand", "broadcast_to", counts=True)
@@ -167,7 +167,7 @@ def expand(call: Call) -> Kind:
     if value.is_constant:
         return _spread(call, value, given)
     kind = call.sample(value)
-    found = Sample(kind.dim + len(made) - value.rank, kind.factor, kind.outer)
+    found = Shard(kind.dim + len(made) - value.rank, kind.factor, kind.outer)
     resize(call, given, found.dim, found.entries)
     return found
 
@@ -180,7 +180,7 @@ def _spread(call: Call, value: Value, given: list[tuple[tuple[int, ...], Any]]) 
     own = dim - (len(given) - value.rank)
     if own >= 0 and value.shape[own] != 1:
         raise Refused(f"{call.name} of a constant to another number of samples")
-    return Sample(dim, given[dim][1] // call.samples)
+    return Shard(dim, given[dim][1] // call.samples)
 
 
 @rule("expand_as")
@@ -191,9 +191,9 @@ def expand_as(call: Call) -> Kind:
         kind = call.sample(other)
         own = kind.dim - (other.rank - value.rank)
         if own >= 0 and value.shape[own] != 1:
-            call.must_be(value, Sample(own, kind.factor, kind.outer))
+            call.must_be(value, Shard(own, kind.factor, kind.outer))
         return kind
     kind = call.sample(value)
-    found = Sample(kind.dim + other.rank - value.rank, kind.factor, kind.outer)
+    found = Shard(kind.dim + other.rank - value.rank, kind.factor, kind.outer)
     call.must_be(other, found)
     return found

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gemini.batch_analysis.batch_invariance import agreed
-from gemini.batch_analysis.batch_kinds import Kind, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Shard
 from gemini.batch_analysis.op_call import Call, Count, Odd, Refused, Value, axes, axis
 from gemini.batch_analysis.rules.linear_ops import together
 from gemini.batch_analysis.rules.registry import rule
 from gemini.batch_analysis.rules.reshape import sizes_given
 
 
-def moved(kind: Sample, dim: int) -> Sample:
+def moved(kind: Shard, dim: int) -> Shard:
     """The same samples in another dimension."""
-    return Sample(dim, kind.factor, kind.outer)
+    return Shard(dim, kind.factor, kind.outer)
 
 
 def flexible(call: Call) -> tuple[Value, Kind | None]:
@@ -68,7 +68,7 @@ def movedim(call: Call) -> Kind:
     return moved(kind, order.index(kind.dim))
 
 
-def _untouched(call: Call, dims: Any) -> Sample:
+def _untouched(call: Call, dims: Any) -> Shard:
     """The samples, if none of these dimensions is theirs."""
     value = call.first
     call.only(value)
@@ -101,14 +101,14 @@ def parts(call: Call) -> Kind:
     return _untouched(call, call.given(2, "dim", 0))
 
 
-def _group(call: Call) -> Sample | None:
+def _group(call: Call) -> Shard | None:
     """What a part is, where each is a group of all samples: one batch of those that lie one behind another."""
     value, given = call.first, call.given(1, "split_size" if "split_size" in call.kwargs else "split_size_or_sections")
-    if not isinstance(value.kind, Sample) or axis(call.given(2, "dim", 0), value.rank) != value.kind.dim:
+    if not isinstance(value.kind, Shard) or axis(call.given(2, "dim", 0), value.rank) != value.kind.dim:
         return None
     kind = value.kind
     whole = isinstance(given, Count) and given == kind.factor * call.samples and call.name in ("split", "unsafe_split")
-    return Sample(kind.dim, kind.factor) if whole and call.traced and len(call.results) == kind.outer else None
+    return Shard(kind.dim, kind.factor) if whole and call.traced and len(call.results) == kind.outer else None
 
 
 @rule("unbind", "select", "diagonal")
@@ -198,13 +198,13 @@ def joined(call: Call) -> Kind:
 
 def _one_behind_another(call: Call, parts: list[Value]) -> Kind | None:
     """`cat` along the samples: each batch is a group of its own, if all have as many entries a sample."""
-    if any(not isinstance(part.kind, Sample) for part in parts):
+    if any(not isinstance(part.kind, Shard) for part in parts):
         return None
     kinds = [call.sample(part) for part in parts]
     dim = axis(call.given(1, "dim", call.kwargs.get("axis", 0)), parts[0].rank)
     if {(kind.dim, kind.factor) for kind in kinds} != {(dim, kinds[0].factor)}:
         return None
-    return Sample(dim, kinds[0].factor, sum(kind.outer for kind in kinds))
+    return Shard(dim, kinds[0].factor, sum(kind.outer for kind in kinds))
 
 
 @rule("repeat", "tile", counts=True)
@@ -222,11 +222,11 @@ def repeat(call: Call) -> Kind:
         (dim,) = counted
         per = times[dim] // call.samples
         own = dim - (rank - value.rank)
-        return Sample(dim, per * (value.shape[own] if own >= 0 else 1))
+        return Shard(dim, per * (value.shape[own] if own >= 0 else 1))
     kind = moved(call.sample(value), call.sample(value).dim + rank - value.rank)
     if counted:
         raise Refused(f"{call.name} of samples by their number")
-    return Sample(kind.dim, kind.factor, kind.outer * times[kind.dim])
+    return Shard(kind.dim, kind.factor, kind.outer * times[kind.dim])
 
 
 @rule("repeat_interleave", counts=True)
@@ -237,8 +237,8 @@ def repeat_interleave(call: Call) -> Kind:
         raise Refused("repeat_interleave by a tensor, or of all entries")
     dim = axis(dim, value.rank)
     if value.is_constant and isinstance(times, Count) and value.shape[dim] == 1:
-        return Sample(dim, times // call.samples)
+        return Shard(dim, times // call.samples)
     kind = call.sample(value)
     if isinstance(times, Count):
         raise Refused("repeat_interleave of samples by their number")
-    return Sample(dim, kind.factor * times, kind.outer) if kind.dim == dim else kind
+    return Shard(dim, kind.factor * times, kind.outer) if kind.dim == dim else kind

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 import torch
 
 from gemini.autograd_engine import accumulate
+from gemini.batch_analysis.tape_interpreter import OpRaised, run_ops
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.random_numbers.sliced_rng import DrawsDiffer, SlicedDraws
-from gemini.runtime.step_messages import Parcel, Step, Stepped
-from gemini.runtime.worker.gradient_buffers import Gradients
-from gemini.runtime.worker.microbatch_inputs import Inputs
-from gemini.runtime.worker.microbatch_tape import TapeRaised, run_tape
-from gemini.runtime.worker.p2p import Abandoned, Peers
-from gemini.runtime.worker.program_state import Installed, Plan
+from gemini.runtime.step_messages import PeerMessage, Step, Stepped
+from gemini.runtime.worker.gradient_buffers import GradientBuffers
+from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
+from gemini.runtime.worker.p2p import PeerLinks, StepAborted
+from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
 from gemini.runtime.worker.side_effect_check import Refusal
-from gemini.runtime.worker.stage_state import Kept, LiveStage, place_in_graph, saving_nothing
-from gemini.runtime.worker.value_mailbox import Arrivals
+from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_edge, save_nothing
+from gemini.runtime.worker.value_mailbox import ValueMailbox
 from gemini.runtime.worker.whole_batch_stage import run_tail
 from gemini.schedule.block import FORWARD, LETTERS, WEIGHT_GRADIENT
 from gemini.step.delayed_weight_grads import STORE, AtOnce, Later, settle
@@ -45,11 +45,11 @@ class StageRaised(Exception):
         self.error, self.task, self.stage, self.what = error, task, stage, what
 
 
-class Before(NamedTuple):
+class StepBackup(NamedTuple):
     """How things were before a step: buffers, and memory for gradients that was free."""
 
     buffers: list[tuple[LiveStage, list[tuple[int, torch.Tensor]]]]
-    gradients: Gradients
+    gradients: GradientBuffers
 
     def restore(self) -> None:
         """Put them back."""
@@ -58,18 +58,18 @@ class Before(NamedTuple):
         self.gradients.discard()
 
 
-class StepRun:
+class StepRunner:
     """One step in one worker."""
 
-    def __init__(self, plan: Plan, request: Step, peers: Peers, control: Any) -> None:
+    def __init__(self, plan: WorkerPlan, request: Step, peers: PeerLinks, control: Any) -> None:
         self.plan, self.request, self.peers = plan, request, peers
-        self.program: Installed = plan.program
-        self.device = control.carriage.device
-        self.arrivals = Arrivals(plan.local_readers)
-        self.inputs = Inputs(request.inputs, request.numbers, request.tensors, request.sizes)
-        self.operands = Inputs(request.operands, [], request.tensors, request.sizes)
-        self.gradients = Gradients(control, plan.places)
-        self.kept: dict[tuple[int, int], Kept] = {}
+        self.program: InstalledProgram = plan.program
+        self.device = control.transport.device
+        self.arrivals = ValueMailbox(plan.local_readers)
+        self.inputs = MicrobatchInputs(request.inputs, request.numbers, request.tensors, request.sizes)
+        self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
+        self.gradients = GradientBuffers(control, plan.places)
+        self.kept: dict[tuple[int, int], MicrobatchGraph] = {}
         self.left: dict[tuple[int, int], deque[Later]] = {}  # weight gradients, by stage and micro-batch
         self.given: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # gradients of inputs, by port and stage
         self.outputs: dict[str, dict[int, Any]] = {name: {} for name in request.keep}
@@ -103,9 +103,9 @@ class StepRun:
             stage.check(self.saved[number])
         return self._report()
 
-    def before(self) -> Before:
+    def before(self) -> StepBackup:
         """What is needed to undo the step; nothing of what was computed in it."""
-        return Before([(self.plan.stages[at], saved) for at, saved in self.saved.items()], self.gradients)
+        return StepBackup([(self.plan.stages[at], saved) for at, saved in self.saved.items()], self.gradients)
 
     def undo(self) -> None:
         """Everything as it was before the step."""
@@ -139,7 +139,7 @@ class StepRun:
             self.inputs.piece(port.name, mid) if port.source is None else self.arrivals.pop(port.name, mid)
             for port in stage.interface.inputs
         ]
-        kept = Kept()
+        kept = MicrobatchGraph()
         again = self.records and task.stage in self.program.recompute and not task.has_loss
         made = self._run_stage(task, stage, given, kept, saves=not again)
         self._hand_on(task, made)
@@ -154,7 +154,9 @@ class StepRun:
             self.kept[task.stage, mid] = kept
         self.trace.append(("F", task.stage, mid, begin, time.perf_counter()))
 
-    def _run_stage(self, task: Task, stage: LiveStage, given: list[Any], kept: Kept, saves: bool) -> dict[str, Any]:
+    def _run_stage(
+        self, task: Task, stage: LiveStage, given: list[Any], kept: MicrobatchGraph, saves: bool
+    ) -> dict[str, Any]:
         if self.request.shares:
             stage.set_shares(self.request.shares[task.mid])
         if self.program.once and self.program.once[task.stage]:  # written once a step, not once a micro-batch
@@ -165,12 +167,12 @@ class StepRun:
             if self.records:
                 stack.enter_context(STORE.in_use())
                 if not saves:
-                    stack.enter_context(saving_nothing())
+                    stack.enter_context(save_nothing())
             try:
                 if self._draws_of(task.stage):
                     return self._drawing(task, stage, given, kept)
                 return stage.forward(given, kept)
-            except (Refusal, DrawsDiffer, Abandoned):
+            except (Refusal, DrawsDiffer, StepAborted):
                 raise
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
@@ -181,7 +183,9 @@ class StepRun:
             values = [made[name] for name in names]
             tensors = [value if isinstance(value, torch.Tensor) else None for value in values]
             numbers = [None if isinstance(value, torch.Tensor) else value for value in values]
-            self.peers.send(peer, Parcel(self.request.step, "value", task.mid, list(zip(names, numbers)), b"", tensors))
+            self.peers.send(
+                peer, PeerMessage(self.request.step, "value", task.mid, list(zip(names, numbers)), b"", tensors)
+            )
         for name, value in made.items():
             if isinstance(value, torch.Tensor):
                 plain = value.detach()
@@ -205,7 +209,7 @@ class StepRun:
             return True
         return stage in self.arrivals.states
 
-    def _drawing(self, task: Task, stage: LiveStage, given: list[Any], kept: Kept) -> dict[str, Any]:
+    def _drawing(self, task: Task, stage: LiveStage, given: list[Any], kept: MicrobatchGraph) -> dict[str, Any]:
         """A forward that draws: for the whole batch the first time, from where the stage before has left off."""
         first = task.stage not in self.draws
         if first:
@@ -225,10 +229,10 @@ class StepRun:
         if peer == self.plan.place:
             self.arrivals.states[following] = self.drawn[stage]
         else:
-            self.peers.send(peer, Parcel(self.request.step, "state", following, [], self.drawn[stage], []))
+            self.peers.send(peer, PeerMessage(self.request.step, "state", following, [], self.drawn[stage], []))
 
     # ── the loss ───────────────────────────────────────────────────────────────────────────────────────────────
-    def _loss(self, task: Task, stage: LiveStage, made: dict[str, Any], kept: Kept) -> None:
+    def _loss(self, task: Task, stage: LiveStage, made: dict[str, Any], kept: MicrobatchGraph) -> None:
         loss = self.plan.loss
         read = loss.reads()
         others = {number: name for number, name in loss.ports.items() if number in read and name not in made}
@@ -241,7 +245,7 @@ class StepRun:
             values[number] = leaves[name]
         self._taped(task, stage, values, kept)
 
-    def _taped(self, task: Task, stage: LiveStage, values: dict[int, Any], kept: Kept) -> None:
+    def _taped(self, task: Task, stage: LiveStage, values: dict[int, Any], kept: MicrobatchGraph) -> None:
         """Run the tape on values of the model's outputs; its root is where the backward begins."""
         loss = self.plan.loss
         for number in {op.writes for op in loss.ops if op.writes in values}:
@@ -251,17 +255,17 @@ class StepRun:
                 values[number] = self._operand(number, task.mid)
             shares = {at: each[task.mid] for at, each in self.request.op_shares.items()}
             try:
-                found = run_tape(loss.ops_for(self.request.sizes[task.mid]), values, shares)
-            except TapeRaised as raised:
+                run_ops(enumerate(loss.ops_for(self.request.sizes[task.mid])), values, weights=shares)
+            except OpRaised as raised:
                 raise StageRaised(raised.error, task, stage, f"{raised.op} of the loss") from raised.error
-        root = found[loss.root]
+        root = values[loss.root]
         self.root = root.detach().clone() if self.root is None else self.root + root.detach()
         if self.records and root.requires_grad:
-            kept.root, kept.root_like = place_in_graph(root), root.detach()
+            kept.root, kept.root_like = graph_edge(root), root.detach()
         for number in loss.keep:
-            self.outputs.setdefault(f"#{number}", {})[task.mid] = found[number].detach()
+            self.outputs.setdefault(f"#{number}", {})[task.mid] = values[number].detach()
 
-    def _leaf(self, value: Any, name: str, kept: Kept) -> Any:
+    def _leaf(self, value: Any, name: str, kept: MicrobatchGraph) -> Any:
         if isinstance(value, torch.Tensor) and value.requires_grad and self.records:
             leaf = kept.leaves[name, LOSS] = value.detach().requires_grad_()
             return leaf
@@ -313,7 +317,7 @@ class StepRun:
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
 
-    def _run_again(self, task: Task, stage: LiveStage, kept: Kept) -> None:
+    def _run_again(self, task: Task, stage: LiveStage, kept: MicrobatchGraph) -> None:
         """The forward once more, this time with its graph; buffers have been written the first time."""
         given, kept.given = kept.given or [], None
         saved = stage.save_buffers()
@@ -321,7 +325,7 @@ class StepRun:
         self._run_stage(task, stage, given, kept, saves=True)
         stage.restore_buffers(saved)
 
-    def _send_gradients(self, task: Task, kept: Kept) -> None:
+    def _send_gradients(self, task: Task, kept: MicrobatchGraph) -> None:
         parts: dict[str, list[tuple[int, torch.Tensor | None]]] = {}
         for (name, reader), leaf in kept.leaves.items():
             parts.setdefault(name, []).append((reader, leaf.grad))
@@ -331,7 +335,7 @@ class StepRun:
             sent.update(name for name, _, _ in found)
             if found:
                 keys, tensors = [(name, reader) for name, reader, _ in found], [grad for _, _, grad in found]
-                self.peers.send(peer, Parcel(self.request.step, "gradient", task.mid, keys, b"", tensors))
+                self.peers.send(peer, PeerMessage(self.request.step, "gradient", task.mid, keys, b"", tensors))
         for name, each in parts.items():
             if name in sent:
                 continue

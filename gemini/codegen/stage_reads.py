@@ -6,15 +6,16 @@ for before it was dispatched are left out: those on sizes that the signature fix
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemini.capture.attribute_writes import LEFT
+from gemini.capture.attribute_writes import RETURN_WRITE
+from gemini.capture.graph_guards import early_guards
+from gemini.ir.def_use import refs_of_read, tensor_reads
 from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node
 from gemini.ir.pytree import Number, Ref, expr_refs, leaves, refs
-from gemini.ir.symint import ARITHMETIC, Expr
+from gemini.ir.symint import Expr
 from gemini.partition.assignment import Partition
 
 
@@ -43,17 +44,6 @@ class Reads:
                 self.tensors.update(dict.fromkeys(refs(read.operands[2])))
             else:
                 self.numbers[read] = min(position, self.numbers.get(read, position))
-
-
-def tensor_reads(expr: Any) -> Iterator[Expr]:
-    """The parts of an expression that look at a tensor."""
-    if not isinstance(expr, Expr):
-        return
-    if expr.op not in ARITHMETIC:
-        yield expr
-        return
-    for part in expr.operands:
-        yield from tensor_reads(part)
 
 
 def stage_reads(graph: Graph, partition: Partition) -> list[Reads]:
@@ -88,7 +78,7 @@ def _needed(graph: Graph, guards: list[Guard]) -> set[int]:
 
 def _is_pure(node: Node) -> bool:
     """Whether a node does nothing but make tensors."""
-    if node.target == LEFT:
+    if node.target == RETURN_WRITE:
         return True
     if node.kind != "op" or node.mutates or node.random or not node.outputs:
         return node.is_source
@@ -97,26 +87,17 @@ def _is_pure(node: Node) -> bool:
 
 def _home(partition: Partition, guard: Guard, found: list[Reads]) -> int:
     """The stage that checks a guard: the last one that makes something it reads, else the first that reads it too."""
-    read = {ref for part in tensor_reads(guard.expr) for ref in refs_of(part)}
+    read = {ref for part in tensor_reads(guard.expr) for ref in refs_of_read(part)}
     made = [partition.stage_of[ref.node] for ref in read if ref.node in partition.stage_of]
     if made:
         return max(made)
     return next((stage for stage, reads in enumerate(found) if read & reads.tensors.keys()), 0)
 
 
-def refs_of(read: Expr) -> Iterator[Ref]:
-    """The tensors that a read looks at."""
-    if read.op == "call":
-        yield from refs(read.operands[1])
-        yield from refs(read.operands[2])
-    else:
-        yield read.operands[0]
-
-
 # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def unforeseen(graph: Graph) -> list[Guard]:
     """The guards that must be checked during a run."""
-    foreseen = {id(guard) for guard in graph.foresight().guards}
+    foreseen = {id(guard) for guard in early_guards(graph).guards}
     return [guard for guard in graph.guards if id(guard) not in foreseen and (guard.data or _varies(graph, guard))]
 
 
@@ -128,7 +109,7 @@ def _varies(graph: Graph, guard: Guard) -> bool:
 
 
 def _depends_on_batch(graph: Graph, read: Expr) -> bool:
-    for ref in refs_of(read):
+    for ref in refs_of_read(read):
         meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
         if meta is None or meta.batch_factor == 0:
             return True
