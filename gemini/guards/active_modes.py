@@ -14,12 +14,12 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
-from gemini.guards.monkeypatches import replaced
+from gemini.guards.monkeypatches import find_torch_patch
 
 _CHECKPOINT = "torch.utils.checkpoint"
 
 
-def watcher() -> str:
+def active_mode() -> str:
     """Who watches, in words; '' if nobody does."""
     if torch._C._are_functorch_transforms_active():
         return "torch.func transforms it"
@@ -34,7 +34,7 @@ def watcher() -> str:
         return "hooks hang on all modules"
     if (pack := _saving()) is not None and not str(getattr(pack, "__module__", "")).startswith("torch."):
         return "hooks take the tensors that are saved for backward"
-    if found := replaced():
+    if found := find_torch_patch():
         return f"the program has replaced {found}"
     return "it is traced" if torch._C._is_tracing() else ""
 
@@ -49,7 +49,7 @@ def is_checkpointed() -> bool:
     return getattr(_saving(), "__module__", "") == _CHECKPOINT
 
 
-def saves_elsewhere() -> bool:
+def has_saved_tensor_hooks() -> bool:
     """Whether the program's own hooks take the tensors that autograd saves."""
     pack = _saving()
     return pack is not None and getattr(pack, "__module__", "") != _CHECKPOINT

@@ -29,7 +29,7 @@ def imports_in(code: types.CodeType) -> set[str]:
     return {step.argval for one in _codes(code) for step in dis.get_instructions(one) if step.opname == "IMPORT_NAME"}
 
 
-def stored_in(code: types.CodeType) -> set[str]:
+def attributes_stored_in(code: types.CodeType) -> set[str]:
     """The attributes that code sets, but those of `self`."""
     steps = [step for one in _codes(code) for step in dis.get_instructions(one)]
     return {step.argval for last, step in pairwise(steps) if step.opname == "STORE_ATTR" and not _gives_self(last)}

@@ -17,7 +17,7 @@ from typing import Any
 _AT = 3 * ctypes.sizeof(ctypes.c_void_p)  # behind the head of every object and the number of entries
 
 
-class Writes:
+class DictVersion:
     """The number of one dictionary, which is kept: its memory is read."""
 
     def __init__(self, space: dict[str, Any]) -> None:
@@ -28,10 +28,10 @@ class Writes:
         return self._number.value
 
 
-def writes_of(space: Mapping[str, Any]) -> Writes | None:
+def version_of(space: Mapping[str, Any]) -> DictVersion | None:
     """Those of a dictionary, or of that of a class (`vars(cls)`); None where nobody counts."""
     inner = gc.get_referents(space)[:1] if isinstance(space, types.MappingProxyType) else [space]
-    return Writes(inner[0]) if _ARE_COUNTED and inner and type(inner[0]) is dict else None
+    return DictVersion(inner[0]) if _ARE_COUNTED and inner and type(inner[0]) is dict else None
 
 
 def _are_counted() -> bool:
@@ -39,7 +39,7 @@ def _are_counted() -> bool:
     if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
         return False
     probe: dict[str, Any] = {"kept": 0, "changed": 0, "removed": 0}
-    number = Writes(probe).number
+    number = DictVersion(probe).number
     seen = [number()]
     writes: tuple[Callable[[], Any], ...] = (
         lambda: probe.__setitem__("changed", 1),

@@ -16,7 +16,7 @@ from torch.nn.utils import stateless
 _SWAPPING = stateless._functional_call.__code__
 
 
-class SwappedError(Exception):
+class SwappedParametersError(Exception):
     """A module has other tensors in the place of its parameters, for this call."""
 
 
@@ -26,7 +26,7 @@ def are_computed(parameters: Sequence[torch.Tensor]) -> bool:
     return kinds != {nn.Parameter} and not all(isinstance(parameter, nn.Parameter) for parameter in parameters)
 
 
-def has_swapped(parameters: Sequence[torch.Tensor]) -> bool:
+def has_swapped_parameters(parameters: Sequence[torch.Tensor]) -> bool:
     """Whether a model with these parameters runs with tensors that somebody has put in for this call."""
     if are_computed(parameters):
         return True

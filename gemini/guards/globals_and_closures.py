@@ -28,21 +28,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.capture.memoized import draws
+from gemini.capture.memoized import uses_rng
 from gemini.guards.bytecode import functions_of, globals_in, imports_in, names_in, strings_in
 from gemini.guards.value_watch import (
     CONTAINERS,
     MISSING,
     NOW,
     PLAIN,
-    Entry,
-    Look,
-    Place,
+    ValueLocation,
+    ValueSnapshot,
+    WatchedValue,
     cells,
     environment,
-    loosely,
     members,
     slots,
+    weak_reference,
 )
 from gemini.snapshot.attribute_values import holds_iterator
 from gemini.user_code import is_user_module
@@ -76,20 +76,20 @@ def _variables() -> dict[bytes, bytes]:
     return found
 
 
-Found = dict[int, Entry]
-_known: dict[int, tuple[Any, dict[Any, Entry]]] = {}  # of this process, by owner
+Found = dict[int, WatchedValue]
+_known: dict[int, tuple[Any, dict[Any, WatchedValue]]] = {}  # of this process, by owner
 _read_by: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
 _idle_in: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # attributes of libraries that no call comes to
 
 
-class Outside:
+class ExternalReads:
     """What the code of a module, and of the modules in it, reads."""
 
     def __init__(self, module: nn.Module) -> None:
         self._found: Found = {}
         self._told: dict[int, int] = {}  # growths of entries, by number
         self._changed = ""
-        self._look: Look | None = None
+        self._look: ValueSnapshot | None = None
         self.look(module)
 
     def look(self, module: nn.Module) -> None:
@@ -97,13 +97,13 @@ class Outside:
         found, known = self._found, len(self._found)
         for kind in {type(part) for part in module.modules()}:
             if kind not in _read_by:
-                _read_by[kind] = _Reader().read(kind)
+                _read_by[kind] = _CodeReader().read(kind)
             found |= _read_by[kind]
         own = {id(one) for parts in (module.modules, module.parameters, module.buffers) for one in parts()}
         for part in module.modules():
             functions = [one for one in vars(part).values() if isinstance(one, _FUNCTIONS)]
             if functions:
-                found |= _Reader(own).read(*functions)
+                found |= _CodeReader(own).read(*functions)
         self.entries = [*found.values()]
         self.learners = [entry.name for entry in self.entries if entry.learns]
         self.iterators = [
@@ -128,13 +128,13 @@ class Outside:
             return f"it holds an iterator, {self.iterators[0]}"
         if not self._changed and (self._look is None or not self._look.holds()):
             self._changed = next((entry.name for entry in self.entries if entry.has_changed()), "")
-            self._look = None if self._changed else Look(self.entries)
+            self._look = None if self._changed else ValueSnapshot(self.entries)
         if self._changed:
             return f"its code reads {self._changed}, which the program changes"
-        drawing = next((entry.name for entry in self._memoized if draws(entry.value)), "")
+        drawing = next((entry.name for entry in self._memoized if uses_rng(entry.value)), "")
         return f"its code calls {drawing}, which remembers random numbers" if drawing else ""
 
-    def _growth(self, entry: Entry) -> str:
+    def _growth(self, entry: WatchedValue) -> str:
         """What is to be said of a dictionary that has grown since the last time, or of what was filled."""
         if entry.growths == self._told.get(id(entry), 0):
             return ""
@@ -142,7 +142,7 @@ class Outside:
         return f"its code reads {entry.name}, which has grown"
 
 
-class _Reader:
+class _CodeReader:
     """Follows code by the names in it.
 
     `own`: modules and tensors of the model, by number. Functions that modules have for attributes travel with them, and
@@ -182,7 +182,7 @@ class _Reader:
                 self._follow_members(kind, called if is_module else {*vars(kind)})
                 self._read_members(kind.__name__, kind, called if is_module else set())
                 for name in _CALLED if is_module else ():  # also where it has none yet
-                    self._note(f"{kind.__name__}.{name}", Place(kind, name, vars))
+                    self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
 
     def _follow_members(self, kind: type, named: set[str]) -> None:
         """Methods of a class, and those that they name."""
@@ -191,7 +191,7 @@ class _Reader:
                 if id(function) in self._seen or not is_user_module(function.__module__):
                     continue
                 self._seen.add(id(function))
-                self._note(f"{kind.__name__}.{name}", Place(kind, name, vars))
+                self._note(f"{kind.__name__}.{name}", ValueLocation(kind, name, vars))
                 self._follow_function(function)
                 names = names_in(function.__code__)
                 self._read_members(f"{kind.__name__}.{name}", function, named | names)
@@ -204,20 +204,22 @@ class _Reader:
         if "getattr" in named or "hasattr" in named:
             self._asked |= strings_in(code)
         for name in named & space.keys():  # not `self.encoder`, where the program has an `encoder`, too
-            self._read(name, Place(space, name), names)
+            self._read(name, ValueLocation(space, name), names)
         for name in imports_in(code):
             module = sys.modules.get(name) or sys.modules.get(f"{space.get('__package__')}.{name}")
             self._read_module(name, module, names)
         for name, value in cells(function).items():
             if name != "__class__" and not any(id(one) in own for one in _items(value)):
-                self._read(name, Place(function, name, cells), names, own)
+                self._read(name, ValueLocation(function, name, cells), names, own)
         if "globals" in named:
-            self._note("globals()", Place(space, "globals()")).is_changed = True  # a worker has those that code names
+            self._note(
+                "globals()", ValueLocation(space, "globals()")
+            ).is_changed = True  # a worker has those that code names
         if not names.isdisjoint(_ENVIRONMENT):
             self._read_environment(strings_in(code))
         self._follow(getattr(function, "__wrapped__", None), own)
 
-    def _read(self, name: str, place: Place, names: set[str], own: Container[int] = (), depth: int = 0) -> None:
+    def _read(self, name: str, place: ValueLocation, names: set[str], own: Container[int] = (), depth: int = 0) -> None:
         """A value that code reads, with the names that the code reads of it."""
         value = place.read(place.owner)[place.key]
         if isinstance(value, types.ModuleType):
@@ -237,7 +239,7 @@ class _Reader:
         """What code reads of a module of the program."""
         if isinstance(module, types.ModuleType) and is_user_module(module.__name__) and depth < _DEEP:
             for one in (names | {"__getattr__"}) & vars(module).keys():
-                self._read(f"{name}.{one}", Place(vars(module), one), names, depth=depth + 1)
+                self._read(f"{name}.{one}", ValueLocation(vars(module), one), names, depth=depth + 1)
 
     def _read_environment(self, names: set[str]) -> None:
         """Variables of the environment; all, where their names are not in the code."""
@@ -245,9 +247,9 @@ class _Reader:
         before = _started or variables
         for name in names:
             key = os.fsencode(name)
-            self._note(f"os.environ[{name!r}]", Place(variables, key), before.get(key, MISSING))
+            self._note(f"os.environ[{name!r}]", ValueLocation(variables, key), before.get(key, MISSING))
         if not names:
-            self._note("os.environ", Place(variables, "", environment))
+            self._note("os.environ", ValueLocation(variables, "", environment))
 
     def _read_object(self, name: str, value: Any, names: set[str], depth: int = 0) -> None:
         """What code reads of an object: attributes that it names, and those that methods name that it may call."""
@@ -269,17 +271,17 @@ class _Reader:
                     continue
                 is_plain = not callable(value) and not isinstance(value, _DESCRIPTORS)
                 if is_plain or isinstance(value, _MEMOIZED):
-                    self._note(f"{name}.{one}", Place(owner, one, vars if read is members else read))
+                    self._note(f"{name}.{one}", ValueLocation(owner, one, vars if read is members else read))
                 if depth < _DEEP and _is_object(value) and not isinstance(value, (type, *_DESCRIPTORS)):
                     self._read_object(f"{name}.{one}", value, names, depth + 1)
         absent = names & self._asked - members(owner).keys() if type(owner).__dictoffset__ else ()
         for one in absent:
-            self._note(f"{name}.{one}", Place(owner, one, vars))
+            self._note(f"{name}.{one}", ValueLocation(owner, one, vars))
 
-    def _note(self, name: str, place: Place, value: Any = NOW) -> Entry:
+    def _note(self, name: str, place: ValueLocation, value: Any = NOW) -> WatchedValue:
         known = _entries_of(place.owner)
         if place[1:] not in known:
-            known[place[1:]] = Entry(name, place, value)
+            known[place[1:]] = WatchedValue(name, place, value)
         entry = known[place[1:]]
         self._entries[id(entry)] = entry
         return entry
@@ -292,11 +294,11 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)
 
 
-def _entries_of(owner: Any) -> dict[Any, Entry]:
+def _entries_of(owner: Any) -> dict[Any, WatchedValue]:
     """Those that are known of an owner, as long as it lives."""
     number = id(owner)
     if number not in _known:
-        _known[number] = loosely(owner, lambda _: _known.pop(number, None)) or owner, {}
+        _known[number] = weak_reference(owner, lambda _: _known.pop(number, None)) or owner, {}
     return _known[number][1]
 
 

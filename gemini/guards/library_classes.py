@@ -11,7 +11,7 @@ OPAQUE = "\0opaque"  # in the place of what is not sent
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-def describe(classes: list[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
+def describe_classes(classes: list[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
     """The attributes of classes, by module and name; None for one that is not found."""
     return [*map(_described, classes)]
 
@@ -24,10 +24,10 @@ def _described(place: tuple[str, str]) -> Mapping[str, Any] | None:
         return None
     if not isinstance(kind, type):
         return None
-    return {key: portable(value) for key, value in vars(kind).items()}
+    return {key: plain_value(value) for key, value in vars(kind).items()}
 
 
-def portable(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A plain value; the name of a class; OPAQUE for others."""
     if isinstance(value, type):
         return f"{OPAQUE} {value.__module__}.{value.__qualname__}"

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from gemini.guards.functional_call import has_swapped
-from gemini.guards.tensor_guards import Facts
+from gemini.guards.functional_call import has_swapped_parameters
+from gemini.guards.tensor_guards import TensorFacts
 from gemini.pipe.identity_guard import Sameness
 from gemini.planner.hook_precondition import hooks_inside
 
@@ -129,7 +129,7 @@ class _Hooks:
         return found
 
 
-class State:
+class ModelVersion:
     """A model as it is at one time."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -139,7 +139,7 @@ class State:
         buffers = [module._buffers for module in modules]
         self._tables = Sameness([*chain.from_iterable(map(_TABLES, modules)), *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
-        self._facts = Facts([tensor for tensor in held if tensor is not None])
+        self._facts = TensorFacts([tensor for tensor in held if tensor is not None])
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
         self.found: dict[Hashable, Any] = {}  # the kinds of single calls
         self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
@@ -165,7 +165,7 @@ class State:
         return all(one in _FRAMES or one.__module__.startswith("gemini") for one in others)
 
 
-class Roster:
+class ModelContents:
     """Of one model, at one time."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -173,17 +173,17 @@ class Roster:
         self.modules = list(model.modules())
         self.parameters = list(model.parameters())
         self.identities = tuple(map(id, self.parameters))
-        self._has_swapped = has_swapped(self.parameters)
+        self._has_swapped = has_swapped_parameters(self.parameters)
         tables = self._tables()
         self._sizes, self._held = [*map(len, tables)], [*chain.from_iterable(map(_VALUES, tables))]
-        self.state = State(self.modules) if all(map(_walks_as_usual, self.modules)) else None
+        self.state = ModelVersion(self.modules) if all(map(_walks_as_usual, self.modules)) else None
 
     def _tables(self) -> list[dict[str, Any]]:
         return [*chain.from_iterable(map(_TABLES, self.modules))]
 
     def has_swapped(self) -> bool:
         """Whether somebody has put in these parameters for one call."""
-        self._has_swapped = self._has_swapped and has_swapped(self.parameters)  # or for longer
+        self._has_swapped = self._has_swapped and has_swapped_parameters(self.parameters)  # or for longer
         return self._has_swapped
 
     def hooks(self) -> str:
@@ -205,10 +205,10 @@ class Roster:
             map(is_, chain.from_iterable(map(_VALUES, tables)), self._held)
         )
         if has_same:
-            self.state = State(self.modules)
+            self.state = ModelVersion(self.modules)
         return has_same
 
 
-def roster_of(model: nn.Module, last: Roster | None) -> Roster:
+def read_contents(model: nn.Module, last: ModelContents | None) -> ModelContents:
     """The roster of a model; the last one, where that is still right."""
-    return last if last is not None and last.model is model and last.is_current() else Roster(model)
+    return last if last is not None and last.model is model and last.is_current() else ModelContents(model)

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gemini.ir.encode import walk
-from gemini.snapshot.attribute_values import copied, is_same, reached, tensors_in
+from gemini.snapshot.attribute_values import copy_contents, is_unchanged, iter_mutable, tensors_in
 
 _CONTAINERS = (list, dict, set)
 _SOURCES = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
@@ -28,7 +28,7 @@ _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
-class Snapshot:
+class ModuleState:
     """What a module and the modules in it were like."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,8 +53,8 @@ class Snapshot:
         values = [value for own, *_ in self.states for value in own.values()]
         internal = {id(part) for module in self.modules for part in _internal(module)}
         held = [(name, value) for own, *_ in self.states for name, value in own.items() if id(value) not in internal]
-        inside = {id(live): live for name, value in held if name not in _EVERY for live in reached(value)}
-        self._inside = [(live, copied(live)) for live in inside.values()]
+        inside = {id(live): live for name, value in held if name not in _EVERY for live in iter_mutable(value)}
+        self._inside = [(live, copy_contents(live)) for live in inside.values()]
         self._hooks = [value for name, value in held if _is_container(value) and name in _EVERY]
         self._hooked = [*map(len, self._hooks)]
         registered = {id(tensor) for tensor in (*self.root.parameters(), *self.root.buffers())} | internal
@@ -97,7 +97,7 @@ class Snapshot:
             return "a generator in an attribute has been drawn from"
         if self.objects and not all(_equal(own, before) for own, before in self.objects):
             return "an object in an attribute has changed"
-        if self._inside and not all(is_same(live, before) for live, before in self._inside):
+        if self._inside and not all(is_unchanged(live, before) for live, before in self._inside):
             return "what an attribute holds has changed"
         return ""
 

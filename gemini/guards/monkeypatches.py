@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.guards.bytecode import functions_of, stored_in
-from gemini.guards.dict_versions import writes_of
-from gemini.guards.library_classes import OPAQUE, portable
-from gemini.guards.reachable_code import reached
+from gemini.guards.bytecode import attributes_stored_in, functions_of
+from gemini.guards.dict_versions import version_of
+from gemini.guards.library_classes import OPAQUE, plain_value
+from gemini.guards.reachable_code import find_reachable
 from gemini.user_code import is_user_module
 
 _OWN = ("torch", "typing_extensions")  # whose functions are torch's, or do as they do
@@ -39,7 +39,7 @@ class _Names:
     ) -> None:
         self.name, self._space, self._root, self._keys = name, space, root, keys
         self._first, self._last = dict(space), [_NEVER]
-        self._writes, self._written = writes_of(space), -1  # as often as when it was last looked at
+        self._writes, self._written = version_of(space), -1  # as often as when it was last looked at
         self._found = ""
 
     def replaced(self) -> str:
@@ -92,8 +92,8 @@ class _Members(_Names):
         if author is not None or name[:2] == "__" or isinstance(value, _DESCRIPTORS):
             return super()._is_foreign(name, value)
         now, before = value, self._first.get(name, _NEVER)
-        if self._fresh is not None and (portable(value) != OPAQUE or self._fresh.get(name) != OPAQUE):
-            now, before = portable(value), self._fresh.get(name, _NEVER)
+        if self._fresh is not None and (plain_value(value) != OPAQUE or self._fresh.get(name) != OPAQUE):
+            now, before = plain_value(value), self._fresh.get(name, _NEVER)
         is_same = now is before or (type(now) is type(before) and _equal(now, before))
         return not is_same and not _stores(self.kind, name)
 
@@ -123,7 +123,7 @@ class _Additions(_Members):
         return is_user_module(author) if author is not None else super()._is_foreign(name, value)
 
 
-class Methods:
+class LibraryPatches:
     """Those of the classes that workers import, of a model's modules, and the functions that they reach."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -131,7 +131,7 @@ class Methods:
         found = [kind for kind in kinds if kind not in (nn.Module, object) and not is_user_module(kind.__module__)]
         self._members = [_Additions(), *map(_Members, found)]
         self._names: list[_Names] = [*self._members]
-        reach = reached(kinds)
+        reach = find_reachable(kinds)
         for name, keys in reach.found.items():
             self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
         self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
@@ -152,7 +152,7 @@ class Methods:
         return f"the program has replaced {found}" if found else ""
 
 
-def replaced() -> str:
+def find_torch_patch() -> str:
     """A function of torch that the program has replaced, by name; '' where there is none."""
     return next(filter(None, map(_Names.replaced, _TORCH)), "")
 
@@ -188,7 +188,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _stores(kind: type, name: str) -> bool:
     """Whether code of a library's class sets an attribute of this name, of the class: then that is its own affair."""
     functions = (one for base in kind.__mro__ for member in vars(base).values() for one in functions_of(member))
-    return any(name in stored_in(one.__code__) for one in functions if not is_user_module(one.__module__))
+    return any(name in attributes_stored_in(one.__code__) for one in functions if not is_user_module(one.__module__))
 
 
 def _same(values: list[Any], others: list[Any]) -> bool:

@@ -24,15 +24,15 @@ _CALLED = ("forward", "__call__")
 _MADE = ("__init__", "__new__", "__post_init__", "__call__", "__getitem__", "get")  # by code that names a class alone
 
 
-def reached(kinds: Iterable[type]) -> Reach:
+def find_reachable(kinds: Iterable[type]) -> ReachableCode:
     """What classes use when modules are called."""
-    reach = Reach()
+    reach = ReachableCode()
     for kind in kinds:
         reach.follow_members(kind, _home(kind.__module__), _CALLED)
     return reach
 
 
-class Reach:
+class ReachableCode:
     """Names of functions by the module of a library that has them, and tables by name."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ TensorGuards: Any = getattr(_of_torch, "TensorGuards", None)
 _FACTS = attrgetter("requires_grad", "dtype", "device", "shape")
 
 
-class Facts:
+class TensorFacts:
     """Those of some tensors, as they are now."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.snapshot.attribute_values import Slots, slots_of
+from gemini.snapshot.attribute_values import SlotAttributes, slots_of
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -37,7 +37,7 @@ _BYTES = 1 << 16  # of an array
 _news = [0]  # how often an entry has changed or grown
 
 
-def itself(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def table_itself(table: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """A table."""
     return table
 
@@ -69,23 +69,23 @@ def members(owner: Any) -> Mapping[str, Any]:
 
 def slots(owner: Any) -> dict[str, Any]:
     """The slots of an object that are set."""
-    return {} if isinstance(owner, type) else Slots(owner, slots_of(type(owner))).values()
+    return {} if isinstance(owner, type) else SlotAttributes(owner, slots_of(type(owner))).values()
 
 
-class Place(NamedTuple):
+class ValueLocation(NamedTuple):
     """Where a value is read: a key in what a function reads of an owner."""
 
     owner: Any
     key: Any
-    read: Callable[[Any], Mapping[Any, Any]] = itself
+    read: Callable[[Any], Mapping[Any, Any]] = table_itself
 
 
-class Entry:
+class WatchedValue:
     """One value. It keeps neither large values nor classes and functions alive, nor what these have."""
 
-    def __init__(self, name: str, place: Place, value: Any = NOW) -> None:
+    def __init__(self, name: str, place: ValueLocation, value: Any = NOW) -> None:
         self.name, self.key, self.read = name, place.key, place.read
-        found = loosely(place.owner)
+        found = weak_reference(place.owner)
         self.is_loose, self.owner = found is not None, place.owner if found is None else found
         self._is_new = value is NOW  # and nobody has looked at it since
         self.is_changed = False  # once and for all: workers may have seen either
@@ -93,7 +93,7 @@ class Entry:
         self._take(self.now() if value is NOW else value)
 
     def _take(self, value: Any) -> None:
-        found = loosely(value)
+        found = weak_reference(value)
         self._is_loose, self._value = found is not None, value if found is None else found
         self.copied, self.inside = _copied(value), _inside(value)
 
@@ -105,7 +105,7 @@ class Entry:
     def lasting_table(self, lasting: Container[int]) -> Mapping[Any, Any] | None:
         """The table that it is in, where that can be kept: globals, classes of modules, objects (by number)."""
         owner: Any = self.owner() if self.is_loose else self.owner
-        if self.read is itself:
+        if self.read is table_itself:
             return self.read(owner)
         return vars(owner) if self.read is vars and (_is_of_module(owner) or id(owner) in lasting) else None
 
@@ -163,13 +163,13 @@ class Entry:
         return all(now.get(key, MISSING) is value for key, value in before.items())
 
 
-class Look:
+class ValueSnapshot:
     """Entries that have not changed, as they are now.
 
     Most are functions, classes and objects of modules, and what these have: they are in one row, and kept.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[WatchedValue]) -> None:
         self._news = _news[0]
         present: list[tuple[Any, Any, Any]] = []  # tables, keys, values
         absent: list[tuple[Any, Any]] = []
@@ -178,8 +178,8 @@ class Look:
         self._functions: list[Any] = []  # others, and tensors, loosely
         self._tensors: list[Any] = []
         self._containers: list[Any] = []
-        self._others: list[Entry] = []  # that must be asked
-        rows: dict[tuple[Any, ...], list[tuple[Entry, Any]]] = {}
+        self._others: list[WatchedValue] = []  # that must be asked
+        rows: dict[tuple[Any, ...], list[tuple[WatchedValue, Any]]] = {}
         for entry in entries:
             value = entry.now()
             if value is GONE:
@@ -192,7 +192,7 @@ class Look:
                 present.append((table, entry.key, value))
                 lasting.add(id(value))
             else:
-                kind = entry.read, entry.is_loose, value is MISSING, loosely(value) is None
+                kind = entry.read, entry.is_loose, value is MISSING, weak_reference(value) is None
                 rows.setdefault(kind, []).append((entry, value))
         self._tables, self._keys, self._values = ([one[at] for one in present] for at in range(3))
         self._without, self._missing = ([one[at] for one in absent] for at in range(2))
@@ -201,7 +201,7 @@ class Look:
         self._versions = [*map(_VERSION, map(_GET, self._tensors))]
         self._copies = [*map(_copied, self._containers)]
 
-    def _sort(self, entry: Entry, value: Any) -> None:
+    def _sort(self, entry: WatchedValue, value: Any) -> None:
         """Have a value where it is looked into."""
         if isinstance(value, types.FunctionType):
             self._kept.append(value) if _is_of_module(value) else self._functions.append(weakref.ref(value))
@@ -225,7 +225,7 @@ class Look:
                 and (not self._functions or [*map(_CODE, map(_GET, self._functions))] == self._codes)
                 and (not self._tensors or [*map(_VERSION, map(_GET, self._tensors))] == self._versions)
                 and (not self._containers or all(map(eq, self._containers, self._copies)))
-                and (not self._others or not any(map(Entry.has_changed, self._others)))
+                and (not self._others or not any(map(WatchedValue.has_changed, self._others)))
             )
         except Exception:  # something is gone, or cannot be compared
             return False
@@ -234,24 +234,24 @@ class Look:
 class _Row:
     """Entries of one kind: they are read in the same way, from owners that are kept or are not, and so their values."""
 
-    def __init__(self, found: list[tuple[Entry, Any]]) -> None:
+    def __init__(self, found: list[tuple[WatchedValue, Any]]) -> None:
         self._owners, self._keys = [entry.owner for entry, _ in found], [entry.key for entry, _ in found]
         first, value = found[0]
         self._read, self._is_loose = first.read, first.is_loose
-        self._is_missing, self._are_loose = value is MISSING, loosely(value) is not None
+        self._is_missing, self._are_loose = value is MISSING, weak_reference(value) is not None
         values = [one for _, one in found]
         self._values = [*map(weakref.ref, values)] if self._are_loose else values
 
     def holds(self) -> bool:
         owners: Iterable[Any] = map(_GET, self._owners) if self._is_loose else self._owners
-        tables = owners if self._read is itself else map(self._read, owners)
+        tables = owners if self._read is table_itself else map(self._read, owners)
         if self._is_missing:
             return not any(map(contains, tables, self._keys))
         values: Iterable[Any] = map(_GET, self._values) if self._are_loose else self._values
         return all(map(is_, map(getitem, tables, self._keys), values))
 
 
-def loosely(value: Any, end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
+def weak_reference(value: Any, end: Callable[[Any], object] | None = None) -> weakref.ref[Any] | None:
     """What does not keep a value alive, which may be large or hold models; None where it is to be kept."""
     if isinstance(value, (*PLAIN, *CONTAINERS)):
         return None

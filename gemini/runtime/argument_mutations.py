@@ -23,7 +23,7 @@ import torch
 
 from gemini.guards.module_state import is_source, source_state
 from gemini.ir.encode import LITERALS, attributes
-from gemini.runtime.transport.serialization import Classes, Packed, pack
+from gemini.runtime.transport.serialization import ClassTable, Packed, pack
 
 _LISTS, _DICTS, _SETS = (list,), (dict, OrderedDict, defaultdict), (set,)
 _FIXED = (*LITERALS, torch.Tensor, type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum,
@@ -39,18 +39,18 @@ class Contents(NamedTuple):
     is_whole: bool = True  # else only what has changed
 
 
-class Given:
+class ArgumentObjects:
     """The objects of some arguments, as they were."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], classes: Classes) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], classes: ClassTable) -> None:
         self.classes = classes
-        self.objects = objects_of(args, kwargs)
+        self.objects = find_objects(args, kwargs)
         self._before = [self._look(value) for value in self.objects]
 
     def _look(self, value: Any) -> Any:
         """What tells whether an object has changed: its contents, a generator's state, or all of it as bytes."""
-        if is_open(value):
-            return contents(value)
+        if is_transparent(value):
+            return contents_of(value)
         return (source_state(value), []) if is_source(value) else pack(value, self.classes)
 
     @property
@@ -69,7 +69,7 @@ class Given:
             change = _change(value, before)
             if change is None:
                 continue
-            if not is_open(value):
+            if not is_transparent(value):
                 return f"it adds objects as keys to a {type(value).__name__} that it was given"
             found[at] = change
         return found
@@ -78,10 +78,10 @@ class Given:
         """A result with the changes; objects that were given go by their numbers."""
         if not self.objects:
             return pack(result, self.classes)
-        return pack((kinds(self.objects), changes, result), self.classes, self.numbers)
+        return pack((class_names(self.objects), changes, result), self.classes, self.numbers)
 
 
-def objects_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def find_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The objects among arguments that may change, in the order in which they are met."""
     found: list[Any] = []
     seen: set[int] = set()
@@ -101,27 +101,27 @@ def _meet(value: Any, found: list[Any], seen: set[int]) -> None:
         return
     seen.add(id(value))
     found.append(value)
-    if is_open(value) and not isinstance(value, _SETS):
-        for part in contents(value).values():
+    if is_transparent(value) and not isinstance(value, _SETS):
+        for part in contents_of(value).values():
             _meet(part, found, seen)
 
 
-def kinds(objects: list[Any]) -> str:
+def class_names(objects: list[Any]) -> str:
     """The classes of objects, in order."""
     return " ".join(type(value).__qualname__ for value in objects)
 
 
-def opened(parcel: Any, objects: list[Any]) -> tuple[Any, bool]:
+def apply_result(parcel: Any, objects: list[Any]) -> tuple[Any, bool]:
     """The result in a parcel and whether objects were changed; their changes are done to the program's."""
     found, changes, result = parcel
-    if found != kinds(objects):
-        raise TypeError(f"its arguments have other objects than their copies: {kinds(objects):.80}, {found:.80}")
+    if found != class_names(objects):
+        raise TypeError(f"its arguments have other objects than their copies: {class_names(objects):.80}, {found:.80}")
     for at, (parts, is_whole) in changes.items():
         _set(objects[at], parts, is_whole)
     return result, bool(changes)
 
 
-def is_open(value: Any) -> bool:
+def is_transparent(value: Any) -> bool:
     """Whether an object is all in its items or attributes, and arrives with the same ones in the same order."""
     cls = type(value)
     if cls in _LISTS:
@@ -139,7 +139,7 @@ def _are_plain(keys: Iterable[Any]) -> bool:
     return all(isinstance(key, _KEYS) or (type(key) is tuple and _are_plain(key)) for key in keys)
 
 
-def contents(value: Any) -> dict[Any, Any]:
+def contents_of(value: Any) -> dict[Any, Any]:
     """What an open object holds, one level deep, by place."""
     if isinstance(value, _DICTS):
         return dict(value)
@@ -151,7 +151,7 @@ def contents(value: Any) -> dict[Any, Any]:
 
 
 def _change(value: Any, before: dict[Any, Any]) -> Contents | None:
-    now = contents(value)
+    now = contents_of(value)
     different = {key: part for key, part in now.items() if key not in before or not _is_same(part, before[key])}
     if list(now) == list(before) and not isinstance(value, _SETS):
         return Contents(different, is_whole=False) if different else None

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 _FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)')
 _OURS = str(Path(__file__).parents[1])
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class Bare(NamedTuple):
+class ExceptionData(NamedTuple):
     """An exception to be made without its constructor."""
 
     kind: type[BaseException]
@@ -39,26 +39,26 @@ class Bare(NamedTuple):
         return found
 
 
-def rebuilt(sent: BaseException | Bare) -> BaseException:
+def rebuild(sent: BaseException | ExceptionData) -> BaseException:
     """The exception that was sent."""
-    return sent.made() if isinstance(sent, Bare) else sent
+    return sent.made() if isinstance(sent, ExceptionData) else sent
 
 
-def portable(error: BaseException, classes: Classes) -> BaseException | Bare:
+def to_portable(error: BaseException, classes: ClassTable) -> BaseException | ExceptionData:
     """The best form of an exception that survives the journey."""
     for form in _forms(error, classes):
         if _survives(form, error, classes):
             return form
-    return plain(error)
+    return to_builtin(error)
 
 
-def plain(error: BaseException) -> Bare:
+def to_builtin(error: BaseException) -> ExceptionData:
     """The nearest built-in class, with the text and nothing else."""
     base = next(one for one in type(error).__mro__ if getattr(builtins, one.__name__, None) is one)
-    return Bare(base, (f"{type(error).__qualname__}: {text_of(error)}",), {})
+    return ExceptionData(base, (f"{type(error).__qualname__}: {safe_text(error)}",), {})
 
 
-def text_of(error: BaseException) -> str:
+def safe_text(error: BaseException) -> str:
     """Its text; what to say instead where it has none to give."""
     try:
         return str(error)
@@ -66,7 +66,7 @@ def text_of(error: BaseException) -> str:
         return f"<no text: its __str__ raised {sys.exc_info()[0].__name__}>"  # type: ignore[union-attr]
 
 
-def line_of(trace: str) -> str:
+def raising_line(trace: str) -> str:
     """The line of the model that raised, from the text of a traceback: the innermost that is not torch's.
 
     A module of torch itself has no other lines; what raises outside Python has none.
@@ -86,16 +86,16 @@ def line_of(trace: str) -> str:
     return [*[text for _, text in found], *users][-1] if found else ""
 
 
-def _forms(error: BaseException, classes: Classes) -> Iterator[BaseException | Bare]:
+def _forms(error: BaseException, classes: ClassTable) -> Iterator[BaseException | ExceptionData]:
     state = dict(vars(error))
     yield error
-    yield Bare(type(error), error.args, state)
+    yield ExceptionData(type(error), error.args, state)
     args = tuple(one if _travels(one, classes) else repr(one)[:500] for one in error.args)
-    yield Bare(type(error), args, {key: one for key, one in state.items() if _travels(one, classes)})
-    yield Bare(type(error), (text_of(error),), {})
+    yield ExceptionData(type(error), args, {key: one for key, one in state.items() if _travels(one, classes)})
+    yield ExceptionData(type(error), (safe_text(error),), {})
 
 
-def _travels(value: Any, classes: Classes) -> bool:
+def _travels(value: Any, classes: ClassTable) -> bool:
     try:
         body, tensors = pack(value, classes)
         unpack(body, tensors, classes)
@@ -104,10 +104,10 @@ def _travels(value: Any, classes: Classes) -> bool:
         return False
 
 
-def _survives(form: BaseException | Bare, error: BaseException, classes: Classes) -> bool:
+def _survives(form: BaseException | ExceptionData, error: BaseException, classes: ClassTable) -> bool:
     try:
         body, tensors = pack(form, classes)
-        found = rebuilt(unpack(body, tensors, classes))
-        return type(found) is type(error) and (isinstance(form, Bare) or text_of(found) == text_of(error))
+        found = rebuild(unpack(body, tensors, classes))
+        return type(found) is type(error) and (isinstance(form, ExceptionData) or safe_text(found) == safe_text(error))
     except Exception:
         return False

@@ -32,9 +32,9 @@ from torch import nn
 from gemini.errors import ArtifactError
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import set_state
-from gemini.runtime.local_mode import here
+from gemini.runtime.local_mode import run_locally
 
-KEPT = 3
+MAX_SAVED = 3
 _LARGE = 256 << 20  # bytes of tensors
 _RECORD, _TENSORS = "failure.json", "tensors.safetensors"
 _PLAIN = (type(None), bool, int, float, str)
@@ -93,7 +93,7 @@ def save(folder: Path, failure: Failure) -> Path:
     except BaseException:
         shutil.rmtree(being_written, ignore_errors=True)
         raise
-    for old in _saved(folder)[:-KEPT]:
+    for old in _saved(folder)[:-MAX_SAVED]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -197,7 +197,7 @@ def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
             one.training = training
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(here())
+            stack.enter_context(run_locally())
             set_state(failure.generator)
             failure.region.enter(stack, Region.current())
             result = module(*failure.args, **failure.kwargs)
@@ -210,9 +210,9 @@ def replay(model: nn.Module, folder: str | os.PathLike[str]) -> Any:
 
 
 def _backward(result: Any, gradients: list[torch.Tensor | None]) -> None:
-    from gemini.runtime.transport.serialization import Classes, pack
+    from gemini.runtime.transport.serialization import ClassTable, pack
 
-    _, tensors = pack(result, Classes(stays=True))
+    _, tensors = pack(result, ClassTable(stays=True))
     pairs = [
         (t, g) for t, g in zip(tensors, gradients, strict=True) if g is not None and t.requires_grad
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 _MODULE = "builtins"  # of torch's own nodes, which have none
 
 
-def node_of(tensor: torch.Tensor) -> str:
+def grad_fn_name(tensor: torch.Tensor) -> str:
     """The name of what has made a tensor, as torch prints it; '' where nothing has, or a node of ours without one."""
     node = tensor.grad_fn
     if node is None:
@@ -27,7 +27,7 @@ def node_of(tensor: torch.Tensor) -> str:
 
 
 @cache
-def named(function: type[torch.autograd.Function], name: str) -> type[torch.autograd.Function]:
+def rename_grad_fn(function: type[torch.autograd.Function], name: str) -> type[torch.autograd.Function]:
     """The function, whose nodes go by another name."""
     if not name:
         return function

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.argument_mutations import contents, is_open, objects_of
+from gemini.runtime.argument_mutations import contents_of, find_objects, is_transparent
 
-Facts = tuple[int, tuple[int, ...], str, bool]  # place among the inputs, shape, type, whether it wants a gradient
-TOUCHED = "it uses a tensor that stayed at home"
+PlaceholderSpec = tuple[
+    int, tuple[int, ...], str, bool
+]  # place among the inputs, shape, type, whether it wants a gradient
+PLACEHOLDER_USED = "it uses a tensor that stayed at home"
 _KNOWN = {
     torch.Tensor.shape.__get__,
     torch.Tensor.dtype.__get__,
@@ -29,11 +31,11 @@ _KNOWN = {
 }
 
 
-class TouchedError(BaseException):
+class PlaceholderUsedError(BaseException):
     """An absent tensor was used. No exception of the unit's own; it counts even where the unit's code catches it."""
 
 
-class Touches:
+class PlaceholderUse:
     """Whether absent tensors were used."""
 
     seen = False
@@ -47,20 +49,22 @@ class Touches:
         return True
 
 
-class Absent(torch.Tensor):  # type: ignore[misc]
+class PlaceholderTensor(torch.Tensor):  # type: ignore[misc]
     """In the place of a tensor that stayed at home."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Its shape is known; everything else is at home."""
         if func not in _KNOWN:
-            Touches.seen = True
-            raise TouchedError
+            PlaceholderUse.seen = True
+            raise PlaceholderUsedError
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-def facts_of(args: Iterable[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> list[Facts]:
+def find_placeholders(
+    args: Iterable[Any], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+) -> list[PlaceholderSpec]:
     """Which of the tensors of a call can stay at home: those that are only inside objects, and not part of how one is
     pickled."""
     direct: set[int] = set()
@@ -68,9 +72,9 @@ def facts_of(args: Iterable[Any], kwargs: dict[str, Any], tensors: Sequence[torc
     _direct((*args, *kwargs.values()), direct)
     if len(direct) == len(tensors):
         return []
-    for value in objects_of(tuple(args), kwargs):
-        if is_open(value):
-            _direct(contents(value).values(), held)
+    for value in find_objects(tuple(args), kwargs):
+        if is_transparent(value):
+            _direct(contents_of(value).values(), held)
     held -= direct
     return [
         (at, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
@@ -87,8 +91,8 @@ def _direct(values: Iterable[Any], found: set[int]) -> None:
             _direct(value, found)
 
 
-def placed(tensors: list[Any], facts: list[Facts]) -> None:
+def insert_placeholders(tensors: list[Any], facts: list[PlaceholderSpec]) -> None:
     """Put what stands for absent tensors in their places."""
     for at, shape, dtype, requires_grad in facts:
         empty = torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        tensors[at] = torch.Tensor._make_subclass(Absent, empty, requires_grad)
+        tensors[at] = torch.Tensor._make_subclass(PlaceholderTensor, empty, requires_grad)

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.runtime.exception_transfer import Bare
-from gemini.runtime.tracebacks import Raising
+from gemini.runtime.exception_transfer import ExceptionData
+from gemini.runtime.tracebacks import ChainedException
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.tensor_layout import Home
+from gemini.runtime.transport.tensor_layout import TensorLayout
 
 
 class Hello(NamedTuple):
@@ -61,17 +61,17 @@ class Preload(NamedTuple):
     names: list[str]
 
 
-class Place(NamedTuple):
+class MapTensors(NamedTuple):
     """Tensors of the model in a shared segment, whose descriptors come along."""
 
     number: int
     size: int
     shared: bytes  # what is needed to open it
     first: int  # number of the first tensor
-    homes: list[Home]
+    homes: list[TensorLayout]
 
 
-class Install(NamedTuple):
+class InstallModules(NamedTuple):
     """Modules to run, by number."""
 
     number: int
@@ -86,27 +86,27 @@ class Forget(NamedTuple):
     homes: list[int]
 
 
-class Describe(NamedTuple):
+class DescribeClasses(NamedTuple):
     """What do classes of libraries have there, by module and name?"""
 
     number: int
     classes: list[tuple[str, str]]
 
 
-class Described(NamedTuple):
+class ClassAttributes(NamedTuple):
     """Their attributes, in the same order."""
 
     number: int
     attributes: list[Any]
 
 
-class Probe(NamedTuple):
+class MeasureSpeed(NamedTuple):
     """How fast is the worker now? All are asked at the same time."""
 
     number: int
 
 
-class Probed(NamedTuple):
+class MeasuredSpeed(NamedTuple):
     """What it computes and what it moves: see `gemini.profiling.host_speed`."""
 
     number: int
@@ -114,21 +114,21 @@ class Probed(NamedTuple):
     moved_mb: float
 
 
-class Peak(NamedTuple):
+class MeasurePeak(NamedTuple):
     """What is the most memory that the worker had since it was told to begin?"""
 
     number: int
     begins: bool = False  # to count anew; then it answers with Done
 
 
-class Peaked(NamedTuple):
+class MeasuredPeak(NamedTuple):
     """Without what it had before any model; not a number where it cannot tell."""
 
     number: int
     mb: float
 
 
-class Drop(NamedTuple):
+class DropCalls(NamedTuple):
     """Calls whose graph nobody needs any more, where no other request takes that along. Nothing is answered."""
 
     number: int
@@ -162,14 +162,14 @@ class Raised(NamedTuple):
     """
 
     number: int
-    exception: BaseException | Bare
+    exception: BaseException | ExceptionData
     scope: str
     traceback: str
     generator: bytes
-    chain: list[Raising]
+    chain: list[ChainedException]
 
 
-class Said(NamedTuple):
+class Printed(NamedTuple):
     """Text that a unit has written to `stdout` or `stderr`."""
 
     stream: str
@@ -191,7 +191,7 @@ class Logged(NamedTuple):
     record: dict[str, Any]
 
 
-class Lodge(NamedTuple):
+class InstallReplica(NamedTuple):
     """Tensors of a unit for a worker that shares no memory: their forms, and the contents of each storage.
 
     The worker compares the source files of the classes it is to run with ours, by their hashes.
@@ -200,12 +200,12 @@ class Lodge(NamedTuple):
     number: int
     unit: int
     first: int  # number of the first tensor
-    homes: list[Home]
+    homes: list[TensorLayout]
     sources: dict[str, str]
     contents: list[torch.Tensor]
 
 
-class Fill(NamedTuple):
+class WriteTensors(NamedTuple):
     """New contents of storages of a unit, on a worker that shares no memory; either way. Nothing is answered."""
 
     number: int
@@ -214,7 +214,7 @@ class Fill(NamedTuple):
     tensors: list[Any]
 
 
-NEWS = (Said, Warned, Logged, Fill)  # not replies: they come in between
+UNSOLICITED = (Printed, Warned, Logged, WriteTensors)  # not replies: they come in between
 
 
 # ── the frequent ones: plain data, with the tensors as the last field ──────────────────────────────────────────────
@@ -264,4 +264,4 @@ class Gradients(NamedTuple):
     tensors: list[Any]
 
 
-Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients, Fill)}
+Link.plain = {one.__name__: one for one in (Forward, Outputs, Backward, Gradients, WriteTensors)}

@@ -13,12 +13,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _KEPT = WeakTensorKeyDictionary()
 
 
-def keep(tensors: Iterable[torch.Tensor]) -> None:
+def retain(tensors: Iterable[torch.Tensor]) -> None:
     """These objects stay what they are for as long as they live."""
     for tensor in tensors:
         _KEPT[tensor] = True
 
 
-def is_kept(tensor: torch.Tensor) -> bool:
+def is_retained(tensor: torch.Tensor) -> bool:
     """Whether a call has this object."""
     return tensor in _KEPT

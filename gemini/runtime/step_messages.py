@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import gemini.runtime.protocol  # noqa: F401 - its messages first
 from gemini.runtime.transport.link import Link
 
-ABANDONED = "abandoned"  # why a step is refused that was given up elsewhere
+ABORTED = "abandoned"  # why a step is refused that was given up elsewhere
 
 
 class Connect(NamedTuple):
@@ -67,14 +67,14 @@ class Tasks(NamedTuple):
     tail: Any = None
 
 
-class Retire(NamedTuple):
+class RetirePrograms(NamedTuple):
     """Programs that will not run any more."""
 
     number: int
     programs: list[int]
 
 
-class Abandon(NamedTuple):
+class AbortStep(NamedTuple):
     """A step has failed elsewhere."""
 
     number: int
@@ -146,7 +146,7 @@ class Fetched(NamedTuple):
     tensors: list[Any]
 
 
-class Parcel(NamedTuple):
+class PeerMessage(NamedTuple):
     """From one worker to another: values or gradients of one micro-batch, by port.
 
     `names` are (port, number or None) of values, (port, reader) of gradients, whose tensors come in the same order; a
@@ -161,4 +161,4 @@ class Parcel(NamedTuple):
     tensors: list[Any]
 
 
-Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, Parcel)}
+Link.plain = Link.plain | {one.__name__: one for one in (Step, Stepped, Fetched, PeerMessage)}

@@ -1,8 +1,8 @@
 """Tracebacks as they are without us: what raises in a worker is shown as if it had raised here, and ours is not shown.
 
-    in a worker    where an exception went through the model, as plain data      `chain_of`
-    here           frames at those places, in the traceback that is raised       `attach`
-    at the end     an exception nobody caught is shown without frames of ours    `cut`
+    in a worker    where an exception went through the model, as plain data      `exception_chain`
+    here           frames at those places, in the traceback that is raised       `attach_traceback`
+    at the end     an exception nobody caught is shown without frames of ours    `strip_frames`
 
 A traceback wants frames, and frames of another process cannot be had. Each is one of code of a single statement,
 compiled for the file, line and name of the original; Python reads the text of the line from the file, as always.
@@ -30,7 +30,7 @@ _LONG = 10  # exceptions in a chain, and no more
 _UNKNOWN = -1  # a column
 
 
-class Place(NamedTuple):
+class CodePosition(NamedTuple):
     """Where code was when an exception went through it."""
 
     file: str
@@ -41,33 +41,33 @@ class Place(NamedTuple):
     end_column: int
 
 
-class Raising(NamedTuple):
+class ChainedException(NamedTuple):
     """One exception of a chain, in a form that travels, and its places; `explains` the next: it is its cause."""
 
     exception: Any
-    places: list[Place]
+    places: list[CodePosition]
     explains: bool
 
 
 # ── in a worker ──────────────────────────────────────────────────────────────────────────────────────────────────────
-def chain_of(error: BaseException, portable: Callable[[BaseException], Any]) -> list[Raising]:
+def exception_chain(error: BaseException, portable: Callable[[BaseException], Any]) -> list[ChainedException]:
     """An exception and those that led to it, last one first. The first is not sent with it: `Raised` has it."""
-    found = [Raising(None, places_of(error.__traceback__), False)]
+    found = [ChainedException(None, traceback_positions(error.__traceback__), False)]
     for one, explains in itertools.islice(_leading_to(error), _LONG):
-        places = places_of(one.__traceback__)
+        places = traceback_positions(one.__traceback__)
         if places:  # else it is a matter of ours
-            found.append(Raising(portable(one), places, explains))
+            found.append(ChainedException(portable(one), places, explains))
     return found
 
 
-def places_of(trace: TracebackType | None) -> list[Place]:
+def traceback_positions(trace: TracebackType | None) -> list[CodePosition]:
     """Where an exception went through code that is not ours."""
     found = []
     for one in _entries(trace):
         code = one.tb_frame.f_code
         if not _is_ours(code):
             end_line, *columns = _extent(code, one)
-            found.append(Place(code.co_filename, code.co_name, one.tb_lineno, end_line, *columns))
+            found.append(CodePosition(code.co_filename, code.co_name, one.tb_lineno, end_line, *columns))
     return found
 
 
@@ -99,7 +99,9 @@ def _extent(code: CodeType, entry: TracebackType) -> tuple[int, int, int]:
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-def attach(error: BaseException, chain: Sequence[Raising], rebuilt: Callable[[Any], BaseException]) -> None:
+def attach_traceback(
+    error: BaseException, chain: Sequence[ChainedException], rebuilt: Callable[[Any], BaseException]
+) -> None:
     """Let an exception that has come from a worker go on where it was there, after those that led to it."""
     for raising in chain:
         if raising.exception is not None:
@@ -111,10 +113,10 @@ def attach(error: BaseException, chain: Sequence[Raising], rebuilt: Callable[[An
             error = before
         waiting = [_waiting_at(place) for place in raising.places]
         error.__traceback__ = _trace(waiting, raising.places)
-        vars(error)["_gemini_frames"] = Kept(waiting)
+        vars(error)["_gemini_frames"] = FrameOwner(waiting)
 
 
-class Kept:
+class FrameOwner:
     """Generators, for as long as the exception lives through whose traceback they go.
 
     One that is gone would be closed, by frames that its own might keep. Nor may it be found by its own frame alone: a
@@ -126,10 +128,10 @@ class Kept:
         self.waiting = waiting
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kept, ()  # copies of the exception have no traceback
+        return FrameOwner, ()  # copies of the exception have no traceback
 
 
-def _trace(waiting: Sequence[GeneratorType[None, None, None]], places: Sequence[Place]) -> TracebackType | None:
+def _trace(waiting: Sequence[GeneratorType[None, None, None]], places: Sequence[CodePosition]) -> TracebackType | None:
     made: TracebackType | None = None
     for generator, place in zip(reversed(waiting), reversed(places), strict=True):
         frame = generator.gi_frame
@@ -138,7 +140,7 @@ def _trace(waiting: Sequence[GeneratorType[None, None, None]], places: Sequence[
     return made
 
 
-def _waiting_at(place: Place) -> GeneratorType[None, None, None]:
+def _waiting_at(place: CodePosition) -> GeneratorType[None, None, None]:
     """A generator that waits at a place; frames of what does not wait keep those they were made in, with all that
     these know."""
     generator: GeneratorType[None, None, None] = FunctionType(_code(place), {})()
@@ -147,7 +149,7 @@ def _waiting_at(place: Place) -> GeneratorType[None, None, None]:
 
 
 @functools.lru_cache(maxsize=64)
-def _code(place: Place) -> CodeType:
+def _code(place: CodePosition) -> CodeType:
     columns = place.column, place.end_column
     if place.column < 0 and sys.version_info < (3, 11):
         columns = 0, 0
@@ -161,12 +163,12 @@ def _code(place: Place) -> CodeType:
     return code.replace(co_name=place.name)
 
 
-def note(error: BaseException, text: str) -> None:
+def add_note(error: BaseException, text: str) -> None:
     """Add a line that is shown below an exception, where Python shows such."""
     error.__notes__ = [*getattr(error, "__notes__", ()), text]  # type: ignore[attr-defined]
 
 
-class Caller(NamedTuple):
+class CallSite(NamedTuple):
     """Where the program is."""
 
     code: CodeType
@@ -176,7 +178,7 @@ class Caller(NamedTuple):
         return f"{self.code.co_filename}:{self.line}, in {self.code.co_name}"
 
 
-def caller() -> Caller:
+def call_site() -> CallSite:
     """Where the program has called us, or torch, from."""
     frame, found = sys._getframe(1), sys._getframe(1)
     while frame is not None:
@@ -184,11 +186,11 @@ def caller() -> Caller:
         if not frame.f_code.co_filename.startswith(_NOT_THE_PROGRAMS):
             break
         frame = frame.f_back  # type: ignore[assignment]
-    return Caller(found.f_code, found.f_lineno)
+    return CallSite(found.f_code, found.f_lineno)
 
 
 # ── at the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def cut(error: BaseException) -> TracebackType | None:
+def strip_frames(error: BaseException) -> TracebackType | None:
     """Take frames of ours out of the tracebacks of an exception and of those that led to it; its traceback then.
 
     One that has no other frames is left as it is. An interrupt that came while we were at work is shown where the
@@ -212,7 +214,7 @@ def _end_in_the_program(error: BaseException) -> None:
         error.__suppress_context__ = True
 
 
-def shorten(error: BaseException) -> None:
+def shorten_traceback(error: BaseException) -> None:
     """Of an exception of the program's code, on its way out: leave of frames of ours the first, which it called.
 
     What our own code raises keeps its frames, for whoever looks for the fault.

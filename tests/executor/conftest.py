@@ -9,7 +9,7 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="session")
-def crew() -> Iterator[WorkerPool]:
+def pool() -> Iterator[WorkerPool]:
     """Four real workers, for all tests of a session."""
     made = WorkerPool(4, 1)
     yield made

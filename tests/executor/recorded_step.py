@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gemini.batch_analysis.batch_kinds import Positions, Sample
+from gemini.batch_analysis.batch_kinds import Positions, Shard
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.precompute import Foreseen
 from gemini.batch_analysis.split_result import Splitting
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.pytree import Ref, leaves
 from gemini.pipe.value_routes import Caller
 from gemini.runtime.pipelined.step_request import StepRequest, Whole, inputs_of
@@ -42,7 +42,7 @@ def step_of(  # noqa: PLR0917
     """
     args, kwargs = call
     bound = bind(piped.model, args, kwargs)
-    dims = {id(one): dim for one, dim in zip(Call(args, kwargs).tensors, splitting.inputs, strict=True)}
+    dims = {id(one): dim for one, dim in zip(ModelCall(args, kwargs).tensors, splitting.inputs, strict=True)}
     ports, operands = _values(piped, bound, tape, splitting)
     of_nodes, of_ops = splitting.weights(Foreseen(piped.graph, bound, tape, piped.model), sizes)
     kept = tuple(dict.fromkeys(keep))
@@ -95,6 +95,6 @@ def _outputs(piped: Piped, tape: Tape) -> list[Ref]:
     raise InternalFault(f"the model returned {tape.outputs} tensors, its graph has {len(once)}")
 
 
-def _layout(splitting: Splitting, number: int) -> Sample | Positions | None:
+def _layout(splitting: Splitting, number: int) -> Shard | Positions | None:
     kind = splitting.outputs[number] if number < len(splitting.outputs) else None
-    return kind if isinstance(kind, (Sample, Positions)) else None
+    return kind if isinstance(kind, (Shard, Positions)) else None

@@ -12,13 +12,13 @@ from torch import nn
 from gemini.batch_analysis.loss_tape import Op
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import bind
-from gemini.ir.pytree import Literal, Mapping, Ref, leaves
-from gemini.ir.pytree import Sequence as Listed
+from gemini.ir.pytree import Literal, MappingForm, Ref, leaves
+from gemini.ir.pytree import SequenceForm as Listed
 from gemini.partition import Options
 from gemini.pipe import Piped, pipe_model
 from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.step_executor import Executor
-from gemini.runtime.pipelined.step_request import StepRequest, StepResult, Whole, inputs_of
+from gemini.runtime.pipelined.step_request import ExecutedStep, StepRequest, Whole, inputs_of
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.step.worker_program import Loss, StepProgram
 
@@ -75,7 +75,7 @@ def _form(value: Any) -> Any:
     if isinstance(value, tuple):
         return Listed(tuple, tuple(_form(one) for one in value))
     if isinstance(value, dict):
-        return Mapping(dict, tuple((key, _form(one)) for key, one in value.items()))
+        return MappingForm(dict, tuple((key, _form(one)) for key, one in value.items()))
     return Literal(value)
 
 
@@ -96,17 +96,17 @@ def cut(model: nn.Module, args: tuple[Any, ...], kwargs: Any = None, stages: int
 class Bench:
     """A model installed in workers, ready to run steps."""
 
-    def __init__(self, piped: Piped, crew: WorkerPool) -> None:
-        self.piped, self.crew, self.model = piped, crew, piped.model
-        self.household = SharedParameters(crew, torch.device("cpu"))
-        self.household.take_in([*self.model.parameters(), *self.model.buffers()])
+    def __init__(self, piped: Piped, pool: WorkerPool) -> None:
+        self.piped, self.pool, self.model = piped, pool, piped.model
+        self.shared_parameters = SharedParameters(pool, torch.device("cpu"))
+        self.shared_parameters.take_in([*self.model.parameters(), *self.model.buffers()])
         self.results = [
             piped.wiring.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.wiring.results
         ]
 
     def executor(self, program: StepProgram) -> Executor:
         """One that has its stages."""
-        made = Executor(self.crew, self.household, program)
+        made = Executor(self.pool, self.shared_parameters, program)
         made.install(self.piped.stages, texts(self.piped))
         return made
 
@@ -158,7 +158,7 @@ def eager(model: nn.Module, args: tuple[Any, ...], script: Script, kwargs: Any =
 
 
 def compare(
-    result: StepResult, model: nn.Module, loss: torch.Tensor, wanted: dict[str, Any], within: float = 1e-9
+    result: ExecutedStep, model: nn.Module, loss: torch.Tensor, wanted: dict[str, Any], within: float = 1e-9
 ) -> None:
     """Assert that a step gave the same loss and the same gradients."""
     assert result.root is not None

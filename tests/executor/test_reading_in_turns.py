@@ -12,8 +12,8 @@ from gemini.runtime.protocol import Forget
 
 
 def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
-    crew = WorkerPool(1, 1)
-    worker = crew.workers[0]
+    pool = WorkerPool(1, 1)
+    worker = pool.workers[0]
     entered = threading.Event()
 
     def ask() -> None:
@@ -38,4 +38,4 @@ def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
     os.kill(worker.process.pid, signal.SIGCONT)
     assert entered.wait(30)
     asking.join(30)
-    crew.stop()
+    pool.stop()

@@ -78,11 +78,11 @@ def squares(outputs, operand, call):
     return call(torch.mean, call(torch.square, outputs[0]), mean=True)
 
 
-def test_what_a_stage_raises_is_raised_here_and_undone(crew: WorkerPool) -> None:
+def test_what_a_stage_raises_is_raised_here_and_undone(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = Fragile().double(), torch.randn(8, 4).double()
     piped = cut(model, (x[:4],), stages=3, basic_blocks=(Checked,))
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 3, 4)))
     script = Script(squares)
     executor.run(bench.request((x,), (2,) * 4, script))
@@ -102,22 +102,22 @@ def test_what_a_stage_raises_is_raised_here_and_undone(crew: WorkerPool) -> None
     assert len(result.gradients) == len(list(model.parameters()))
 
 
-def test_a_backward_that_raises(crew: WorkerPool) -> None:
+def test_a_backward_that_raises(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = Late().double(), torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 2, 2)))
     with pytest.raises(TooLarge) as caught:
         executor.run(bench.request((x * 1e6,), (2, 2), Script(squares)))
     assert "backward of stage" in caught.value.__notes__[0]
 
 
-def test_a_loss_that_raises(crew: WorkerPool) -> None:
+def test_a_loss_that_raises(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 2, 2)))
     script = Script(lambda outputs, operand, call: call(torch.matmul, outputs[0], operand(torch.zeros(7), None)))
     with pytest.raises(RuntimeError) as caught:
@@ -181,11 +181,11 @@ def test_plans_that_do_not_fit(two, rows, said: str) -> None:
         program_of(two, rows)
 
 
-def test_a_plan_that_waits_for_itself_is_refused(two, crew: WorkerPool) -> None:
+def test_a_plan_that_waits_for_itself_is_refused(two, pool: WorkerPool) -> None:
     program = program_of(two, [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
-    executor = Bench(two, crew).executor(program)
+    executor = Bench(two, pool).executor(program)
     with pytest.raises(InvalidPlanError, match="deadlock") as caught:
-        executor.run(Bench(two, crew).request((torch.randn(4, 4).double(),), (2, 2), Script(squares)))
+        executor.run(Bench(two, pool).request((torch.randn(4, 4).double(),), (2, 2), Script(squares)))
     assert "worker 1 is at 1F1, which needs 0F1" in str(caught.value)
 
 
@@ -201,13 +201,13 @@ def test_a_stage_on_several_devices_is_refused(two) -> None:
         make_program(two.interfaces, plan)
 
 
-def test_other_numbers_of_workers_and_micro_batches(two, crew: WorkerPool) -> None:
+def test_other_numbers_of_workers_and_micro_batches(two, pool: WorkerPool) -> None:
     rows = [["0F0", "0B0"], ["1F0", "1B0"], [], [], []]
     with pytest.raises(InvalidPlanError, match="a plan for 5 workers, there are 4"):
-        Bench(two, crew).executor(program_of(two, rows))
-    executor = Bench(two, crew).executor(program_of(two, library("1f1b", 2, 4)))
+        Bench(two, pool).executor(program_of(two, rows))
+    executor = Bench(two, pool).executor(program_of(two, library("1f1b", 2, 4)))
     with pytest.raises(InvalidPlanError, match="4 micro-batches, the step has 2"):
-        executor.run(Bench(two, crew).request((torch.randn(4, 4).double(),), (2, 2), Script(squares)))
+        executor.run(Bench(two, pool).request((torch.randn(4, 4).double(),), (2, 2), Script(squares)))
 
 
 def test_what_came_together_with_a_request_is_heard() -> None:

@@ -158,19 +158,19 @@ CASES: dict[str, Callable[[], Case]] = {
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_one_device(crew: WorkerPool, name: str, schedule: str) -> None:
+def test_equal_to_one_device(pool: WorkerPool, name: str, schedule: str) -> None:
     torch.manual_seed(0)
     model, args, script, dim = CASES[name]()
     loss, wanted = eager(model, args, script)
     piped = cut(model, args, stages=3)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library(schedule, 3, 4)))
     request = bench.request(args, (2, 2, 1, 1), script, dims={id(one): dim for one in args})
     for _ in range(2):
         compare(executor.run(request), model, loss, wanted)
 
 
-def test_gradients_of_inputs_and_of_operands(crew: WorkerPool) -> None:
+def test_gradients_of_inputs_and_of_operands(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
     x, weights = torch.randn(6, 5).double().requires_grad_(), torch.randn(6, 5).double().requires_grad_()
@@ -183,7 +183,7 @@ def test_gradients_of_inputs_and_of_operands(crew: WorkerPool) -> None:
     script = Script(body)
     loss, wanted = eager(model, (x,), script)
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     request = bench.request((x,), (2, 2, 2), script)
     result = bench.executor(program_of(piped, library("1f1b", 2, 3))).run(request)
     compare(result, model, loss, wanted)
@@ -194,7 +194,7 @@ def test_gradients_of_inputs_and_of_operands(crew: WorkerPool) -> None:
     torch.testing.assert_close(found[id(shift)], shift.grad)
 
 
-def test_a_loss_that_uses_parameters(crew: WorkerPool) -> None:
+def test_a_loss_that_uses_parameters(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(4))).double()
     x = torch.randn(6, 5).double()
@@ -207,19 +207,19 @@ def test_a_loss_that_uses_parameters(crew: WorkerPool) -> None:
     script = Script(body)
     loss, wanted = eager(model, (x,), script)
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     request = bench.request((x,), (2, 2, 2), script)
     for schedule in ("1f1b", "zb_h1"):
         compare(bench.executor(program_of(piped, library(schedule, 2, 3))).run(request), model, loss, wanted)
 
 
-def test_frozen_parameters_have_no_gradients(crew: WorkerPool) -> None:
+def test_frozen_parameters_have_no_gradients(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
     x = torch.randn(6, 5).double()
     script = Script(squares)
     piped = cut(model, (x,), stages=4)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("zb_h1", 4, 3)))
     for frozen in ((), ("0.", "2."), ("2.", "6.bias"), ("0.", "2.", "4.", "6.weight"), ()):
         for name, parameter in model.named_parameters():
@@ -230,12 +230,12 @@ def test_frozen_parameters_have_no_gradients(crew: WorkerPool) -> None:
         assert all(parameter.requires_grad for parameter, _ in result.gradients)
 
 
-def test_a_gradient_that_is_held_is_never_written_again(crew: WorkerPool) -> None:
+def test_a_gradient_that_is_held_is_never_written_again(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(40, 40) for _ in range(2))).double()
     x = torch.randn(4, 40).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 2, 2)))
     request = bench.request((x,), (2, 2), Script(squares))
     held = executor.run(request).gradients
@@ -248,12 +248,12 @@ def test_a_gradient_that_is_held_is_never_written_again(crew: WorkerPool) -> Non
     assert all(torch.equal(gradient, copy) for (_, gradient), copy in zip(held, copies, strict=True))
 
 
-def test_memory_does_not_grow(crew: WorkerPool) -> None:
+def test_memory_does_not_grow(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))).double()
     x = torch.randn(32, 64).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     training = bench.executor(program_of(piped, library("1f1b", 2, 4)))
     evaluation = bench.executor(program_of(piped, library("1f1b", 2, 4)).forward_only())
     sizes = (8, 8, 8, 8)
@@ -262,5 +262,7 @@ def test_memory_does_not_grow(crew: WorkerPool) -> None:
         training.run(bench.request((x,), sizes, Script(squares)))
         with torch.no_grad():
             evaluation.run(bench.request((x,), sizes, keep=tuple(bench.results)))
-        taken.append([line.window.segments.__len__() for worker in crew.workers for line in worker.link.carriage.lines])
+        taken.append(
+            [line.window.segments.__len__() for worker in pool.workers for line in worker.link.transport.lines]
+        )
     assert taken[2:] == taken[2:3] * 4

@@ -13,7 +13,7 @@ from recorded_step import step_of
 from steps import Bench, compare, cut, outputs_of
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Sample
+from gemini.batch_analysis.batch_kinds import Shard
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.batch_analysis.loss_analysis import prove
 from gemini.codegen import generate
@@ -71,7 +71,7 @@ def own(outputs, labels):
 
 
 @pytest.mark.parametrize(("loss", "given"), [(flat, False), (smooth, False), (masked, False), (own, True)])
-def test_equal_to_one_device(crew: WorkerPool, loss, given: bool) -> None:
+def test_equal_to_one_device(pool: WorkerPool, loss, given: bool) -> None:
     torch.manual_seed(0)
     model = Tagger().double()
     ids, labels = torch.randint(0, 9, (7, 4)), torch.randint(0, 5, (7, 4))
@@ -92,7 +92,7 @@ def test_equal_to_one_device(crew: WorkerPool, loss, given: bool) -> None:
         shares = {node: at for at, node in enumerate(sorted(splitting.node_shares))}
         codes = generate(piped.graph, piped.partition, shares=shares)
         piped = Piped(model, piped.graph, piped.profile, piped.partition, codes)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 3, 3)))
     keep = range(len(outputs))
     request, names = step_of(
@@ -102,6 +102,6 @@ def test_equal_to_one_device(crew: WorkerPool, loss, given: bool) -> None:
     compare(result, model, value.detach(), wanted)
     for number in keep:
         kind = splitting.outputs[number]
-        if isinstance(kind, Sample):
+        if isinstance(kind, Shard):
             torch.testing.assert_close(result.outputs[names[number]].joined(kind), outputs[number].detach())
     torch.testing.assert_close(result.outputs[names[root]].summed(), value.detach())

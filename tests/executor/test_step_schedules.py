@@ -60,25 +60,25 @@ LIBRARY = [
 ]  # fmt: skip
 
 
-def check(made, crew: WorkerPool, plan, stages: int, sizes=(1,) * 8, **more) -> None:
+def check(made, pool: WorkerPool, plan, stages: int, sizes=(1,) * 8, **more) -> None:
     model, ids, script, pipes, (loss, wanted) = made
     program = program_of(pipes[stages], plan, **more)
-    bench = Bench(pipes[stages], crew)
+    bench = Bench(pipes[stages], pool)
     executor = bench.executor(program)
     for _ in range(2):
         compare(executor.run(bench.request((ids,), sizes, script)), model, loss, wanted)
 
 
 @pytest.mark.parametrize(("name", "workers", "stages"), LIBRARY)
-def test_schedules_of_the_library(made, crew: WorkerPool, name: str, workers: int, stages: int) -> None:
-    check(made, crew, library(name, workers, 8), stages)
+def test_schedules_of_the_library(made, pool: WorkerPool, name: str, workers: int, stages: int) -> None:
+    check(made, pool, library(name, workers, 8), stages)
 
 
-def test_chimera_has_the_same_weights_in_both_directions(made, crew: WorkerPool) -> None:
+def test_chimera_has_the_same_weights_in_both_directions(made, pool: WorkerPool) -> None:
     """Its two replicas are the same weights here: stages 2 and 3 of the plan are 0 and 1 on other micro-batches."""
-    check(made, crew, library("chimera", 2, 4), 2)
+    check(made, pool, library("chimera", 2, 4), 2)
     model, ids, script, pipes, _ = made
-    bench = Bench(pipes[2], crew)
+    bench = Bench(pipes[2], pool)
     executor = bench.executor(program_of(pipes[2], library("chimera", 2, 4)))
     result = executor.run(bench.request((ids,), (1,) * 8, script, keep=tuple(bench.results)))
     for name, want in zip(bench.results, model(ids), strict=True):
@@ -88,39 +88,39 @@ def test_chimera_has_the_same_weights_in_both_directions(made, crew: WorkerPool)
 @pytest.mark.parametrize(("shape", "workers", "split"), [
     ("vshape", 4, False), ("vshape", 4, True), ("vchunks", 2, True), ("interleaved", 2, False), ("xshape", 4, False),
 ])  # fmt: skip
-def test_composed_schedules(made, crew: WorkerPool, shape: str, workers: int, split: bool) -> None:
+def test_composed_schedules(made, pool: WorkerPool, shape: str, workers: int, split: bool) -> None:
     blocks = placement(shape, workers, split=split)
     pairs = 4 if shape == "xshape" else 8
     plan = Composer().compose(blocks, memory=2 * workers).unroll(pairs)
     stages = 1 + max(block.stage for block in blocks)
-    check(made, crew, plan, stages // 2 if shape == "xshape" else stages)
+    check(made, pool, plan, stages // 2 if shape == "xshape" else stages)
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 2), (8,), (1, 7), (2, 2, 2, 2)])
-def test_uneven_micro_batches(made, crew: WorkerPool, sizes) -> None:
-    check(made, crew, library("1f1b", 2, len(sizes)), 2, sizes)
+def test_uneven_micro_batches(made, pool: WorkerPool, sizes) -> None:
+    check(made, pool, library("1f1b", 2, len(sizes)), 2, sizes)
 
 
 @pytest.mark.parametrize("recompute", [{0}, {0, 1, 2, 3}])
-def test_recomputation(made, crew: WorkerPool, recompute) -> None:
-    check(made, crew, library("zb_h1", 4, 8), 4, recompute=recompute)
+def test_recomputation(made, pool: WorkerPool, recompute) -> None:
+    check(made, pool, library("zb_h1", 4, 8), 4, recompute=recompute)
 
 
-def test_orders_of_actions(made, crew: WorkerPool) -> None:
+def test_orders_of_actions(made, pool: WorkerPool) -> None:
     """A plan need not be a SchedPlan, nor have a stage always in the same place among its neighbours."""
     rows = [
         ["0F0", "0F1", "3F0", "3B0", "3F1", "3B1", "0B1", "0B0"],
         ["1F0", "2F0", "1F1", "2F1", "2B0", "2B1", "1B1", "1B0"],
     ]
-    check(made, crew, rows, 4, (4, 4))
+    check(made, pool, rows, 4, (4, 4))
 
 
 @pytest.mark.parametrize("only", [True, False])
-def test_evaluation_is_pipelined_too(made, crew: WorkerPool, only: bool) -> None:
+def test_evaluation_is_pipelined_too(made, pool: WorkerPool, only: bool) -> None:
     """By a program for it, or by one for training, whose backward actions are left out."""
     model, ids, _, pipes, _ = made
     program = make_program(pipes[4].interfaces, library("1f1b", 4, 4))
-    bench = Bench(pipes[4], crew)
+    bench = Bench(pipes[4], pool)
     executor = bench.executor(program.forward_only() if only else program)
     with torch.no_grad():
         wanted = model(ids)
@@ -131,7 +131,7 @@ def test_evaluation_is_pipelined_too(made, crew: WorkerPool, only: bool) -> None
 
 
 @pytest.mark.parametrize("shape", ["alphafold"])
-def test_stages_without_a_backward(crew: WorkerPool, shape: str) -> None:
+def test_stages_without_a_backward(pool: WorkerPool, shape: str) -> None:
     """A composed plan in which only the last stages are trained, the others frozen."""
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(12) for m in (nn.Linear(5, 5), nn.Tanh()))).double()
@@ -143,7 +143,7 @@ def test_stages_without_a_backward(crew: WorkerPool, shape: str) -> None:
         stage.requires_grad_(False)
     script = Script(lambda outputs, operand, call: call(torch.mean, call(torch.square, outputs[0]), mean=True))
     loss, wanted = eager(model, (x,), script)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, plan))
     compare(executor.run(bench.request((x,), (1,) * 6, script)), model, loss, wanted)
     model[0].requires_grad_(True)

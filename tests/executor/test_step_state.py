@@ -20,7 +20,7 @@ def squares(outputs, operand, call):
     return call(torch.mean, call(torch.square, outputs[0]), mean=True)
 
 
-def test_buffers_are_written_in_the_model_itself(crew: WorkerPool) -> None:
+def test_buffers_are_written_in_the_model_itself(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(4, 4), nn.BatchNorm1d(4)))).double()
     x = torch.randn(8, 4).double()
@@ -31,7 +31,7 @@ def test_buffers_are_written_in_the_model_itself(crew: WorkerPool) -> None:
     wanted = [buffer.clone() for buffer in model.buffers()]
     for buffer, old in zip(model.buffers(), before, strict=True):
         buffer.copy_(old)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 3, 2), recompute={0, 1}))
     executor.run(bench.request((x,), (4, 4), Script(squares)))
     for buffer, want in zip(model.buffers(), wanted, strict=True):
@@ -39,7 +39,7 @@ def test_buffers_are_written_in_the_model_itself(crew: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "stages", "recompute"), [("1f1b", 2, ()), ("zb_v", 4, ()), ("1f1b", 2, (0,))])
-def test_random_numbers_are_those_of_one_device(crew: WorkerPool, schedule: str, stages: int, recompute) -> None:
+def test_random_numbers_are_those_of_one_device(pool: WorkerPool, schedule: str, stages: int, recompute) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.4)))).double()
     x = torch.randn(6, 6).double()
@@ -47,7 +47,7 @@ def test_random_numbers_are_those_of_one_device(crew: WorkerPool, schedule: str,
     batch = find_samples(model, (x,), {})
     assert batch is not None
     draws, _ = record_draws(piped, (x,), {}, batch)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library(schedule, 2, 3), draws=draws, recompute=recompute))
     for seed in range(2):
         torch.manual_seed(seed)
@@ -58,12 +58,12 @@ def test_random_numbers_are_those_of_one_device(crew: WorkerPool, schedule: str,
         assert result.generator == get_state()
 
 
-def test_what_the_program_changes_between_steps(crew: WorkerPool) -> None:
+def test_what_the_program_changes_between_steps(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.1), nn.Linear(4, 4), nn.Dropout(0.5)).double().eval()
     x = torch.randn(6, 4).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 2, 3)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
@@ -86,12 +86,12 @@ def test_what_the_program_changes_between_steps(crew: WorkerPool) -> None:
     check()
 
 
-def test_values_of_the_loss_can_be_fetched(crew: WorkerPool) -> None:
+def test_values_of_the_loss_can_be_fetched(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2))).double()
     x, y = torch.randn(6, 4).double(), torch.randint(0, 4, (6,))
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 2, 3)))
 
     def body(outputs, operand, call):
@@ -104,12 +104,12 @@ def test_values_of_the_loss_can_be_fetched(crew: WorkerPool) -> None:
     torch.testing.assert_close(result.outputs["#2"].concatenated(0), F.cross_entropy(logits, y, reduction="none"))
 
 
-def test_autocast(crew: WorkerPool) -> None:
+def test_autocast(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(8, 8), nn.ReLU())))
     x = torch.randn(6, 8)
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("zb_h1", 2, 3)))
     with torch.autocast("cpu", torch.bfloat16):
         loss, wanted = eager(model, (x,), Script(squares))
@@ -117,12 +117,12 @@ def test_autocast(crew: WorkerPool) -> None:
     compare(result, model, loss, wanted, within=2e-2)
 
 
-def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew: WorkerPool) -> None:
+def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(2) for m in (nn.Linear(4, 4), nn.Dropout(0.5)))).double().eval()
     x = torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
+    bench = Bench(piped, pool)
     program = program_of(piped, library("1f1b", 2, 2))
     training, evaluation = bench.executor(program), bench.executor(program.forward_only())
 
@@ -138,13 +138,13 @@ def test_training_and_evaluation_in_turn_with_parameters_frozen_in_between(crew:
     train()
 
 
-def test_a_loss_with_a_parameter_of_another_model(crew: WorkerPool) -> None:
+def test_a_loss_with_a_parameter_of_another_model(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model, other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), nn.Linear(4, 4).double()
     x = torch.randn(4, 4).double()
     piped = cut(model, (x,), stages=2)
-    bench = Bench(piped, crew)
-    bench.household.take_in(other.parameters())
+    bench = Bench(piped, pool)
+    bench.shared_parameters.take_in(other.parameters())
 
     def body(outputs, operand, call):
         made = call(F.linear, outputs[0], operand(other.weight, None), operand(other.bias, None))

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="session")
-def crew() -> Iterator[Crew]:
+def pool() -> Iterator[WorkerPool]:
     """Two real workers, for all tests of a session."""
-    made = Crew(2, 1)
+    made = WorkerPool(2, 1)
     yield made
     made.stop()
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 Wrap = Callable[[nn.Module], nn.Module]
 Program = Callable[[Wrap], Any]
@@ -67,12 +67,12 @@ def equal(one: Any, other: Any, tolerance: float) -> bool:
     return bool(one == other)
 
 
-def check(program: Program, crew: Crew, tolerance: float = 1e-5, elsewhere: bool = True) -> None:
+def check(program: Program, pool: WorkerPool, tolerance: float = 1e-5, elsewhere: bool = True) -> None:
     """The program gives what it gives on one device, draws as many random numbers, and uses workers."""
     known = []
 
     def manage(model: nn.Module) -> nn.Module:
-        managed = Managed(model, crew, quiet=True)
+        managed = ManagedModel(model, pool, quiet=True)
         dispatch.manage(model, managed)
         known.append(managed)
         return model

@@ -11,8 +11,8 @@ from torch import nn
 
 from gemini.autograd_engine import accumulate, differentiate, edge_of
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 _ALONE = """
 import sys
@@ -65,13 +65,13 @@ def test_nothing_is_loaded() -> None:
 
 
 def test_nothing_is_loaded_in_a_worker() -> None:
-    crew = Crew(1, 1)
+    pool = WorkerPool(1, 1)
     try:
         model = nn.Sequential(Loaded(), nn.Linear(4, 4))
-        dispatch.manage(model, Managed(model, crew, quiet=True))
+        dispatch.manage(model, ManagedModel(model, pool, quiet=True))
         x = torch.randn(2, 4, requires_grad=True)
         for _ in range(3):
             model(x).sum().backward()
         assert float(model[0](x).detach().sum()) == 0
     finally:
-        crew.stop()
+        pool.stop()

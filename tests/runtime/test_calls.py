@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.guards.module_state import Snapshot
+from gemini.guards.module_state import ModuleState
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Backward, Gradients, Refused
-from gemini.runtime.worker.host_rng_check import Draws, address_in_python
+from gemini.runtime.worker.host_rng_check import HostRngCheck, address_in_python
 
 
 class Part(nn.Module):
@@ -55,9 +55,9 @@ class Passing(Part):
         return x, x.detach() + 1, x @ self.weight
 
 
-def managed(model: nn.Module, crew: Crew, *args: Any) -> tuple[nn.Module, nn.Module, Managed]:
+def managed(model: nn.Module, pool: WorkerPool, *args: Any) -> tuple[nn.Module, nn.Module, ManagedModel]:
     """A model with units in workers, and the same model here."""
-    local, found = copy.deepcopy(model), Managed(model, crew, quiet=True)
+    local, found = copy.deepcopy(model), ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, found)
     state = torch.get_rng_state()
     for _ in range(2):
@@ -85,9 +85,9 @@ SURROUNDINGS: dict[str, Any] = {
 }
 
 
-def test_every_call_runs_in_the_surroundings_of_the_program(crew: Crew) -> None:
+def test_every_call_runs_in_the_surroundings_of_the_program(pool: WorkerPool) -> None:
     x = torch.randn(8, 16)
-    model, local, found = managed(nn.Sequential(*[Part() for _ in range(4)]), crew, x)
+    model, local, found = managed(nn.Sequential(*[Part() for _ in range(4)]), pool, x)
     order = [random.Random(0).choice(list(SURROUNDINGS)) for _ in range(40)]
     for number, name in enumerate(order):
         if number % 3 == 0:  # the same numbers again, others, and those that follow
@@ -108,10 +108,10 @@ def test_every_call_runs_in_the_surroundings_of_the_program(crew: Crew) -> None:
     assert not found.refused
 
 
-def test_a_call_that_is_not_sent_has_told_nothing(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_not_sent_has_told_nothing(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(8, 16)
-    model, local, found = managed(nn.Sequential(*[Part() for _ in range(4)]), crew, x)
-    links = [worker.link for worker in crew.workers]
+    model, local, found = managed(nn.Sequential(*[Part() for _ in range(4)]), pool, x)
+    links = [worker.link for worker in pool.workers]
     for link in links:
         send = link.send
 
@@ -129,9 +129,9 @@ def test_a_call_that_is_not_sent_has_told_nothing(crew: Crew, monkeypatch: pytes
     assert found.demotions
 
 
-def test_a_backward_that_draws_is_run_here(crew: Crew) -> None:
+def test_a_backward_that_draws_is_run_here(pool: WorkerPool) -> None:
     x = torch.randn(8, 16)
-    model, local, found = managed(nn.Sequential(Part(), Noisy(), Part(), Noisy()), crew, x)
+    model, local, found = managed(nn.Sequential(Part(), Noisy(), Part(), Noisy()), pool, x)
     for _ in range(3):
         results = []
         for one in (local, model):
@@ -152,9 +152,9 @@ class Switching(Part):
         return x @ self.weight
 
 
-def test_a_unit_that_turns_switches_is_run_here(crew: Crew) -> None:
+def test_a_unit_that_turns_switches_is_run_here(pool: WorkerPool) -> None:
     x = torch.ones(8, 16)
-    model, _, found = managed(nn.Sequential(Part(), Switching(), Switching()).eval(), crew, -x)
+    model, _, found = managed(nn.Sequential(Part(), Switching(), Switching()).eval(), pool, -x)
     with torch.no_grad():
         for part in model:
             part.weight.copy_(torch.eye(16))
@@ -167,7 +167,7 @@ def test_a_unit_that_turns_switches_is_run_here(crew: Crew) -> None:
     assert sorted(found.refused) == ["1"]  # the other one turns it to where it is
 
 
-def test_outputs_without_gradient_need_no_graph(crew: Crew) -> None:
+def test_outputs_without_gradient_need_no_graph(pool: WorkerPool) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -177,7 +177,7 @@ def test_outputs_without_gradient_need_no_graph(crew: Crew) -> None:
             same, apart, made = self.one(x)
             return same, apart, self.two(made)
 
-    model, local, _ = managed(Net().eval(), crew, torch.randn(8, 16))
+    model, local, _ = managed(Net().eval(), pool, torch.randn(8, 16))
     for wants in (False, True):
         x = torch.randn(8, 16, requires_grad=wants)
         (same, apart, made), (_, apart2, made2) = model(x), local(x)
@@ -209,7 +209,7 @@ def test_outputs_without_gradient_need_no_graph(crew: Crew) -> None:
 def test_every_draw_is_noticed(draw: Any) -> None:
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        draws = Draws()
+        draws = HostRngCheck()
         assert not draws.have_been_made()
         for _ in range(4):  # a second of a pair, and the same seed again, change no state but the rest's
             draw()
@@ -245,7 +245,7 @@ def test_a_snapshot_sees_what_has_changed() -> None:
     ]
     for change in changes:
         module = Held()
-        snapshot = Snapshot(module)
+        snapshot = ModuleState(module)
         assert not snapshot.changed()
         module.eval()
         assert not snapshot.changed()
@@ -253,8 +253,8 @@ def test_a_snapshot_sees_what_has_changed() -> None:
         assert snapshot.changed()
 
 
-def test_graphs_are_forgotten_also_where_no_other_call_follows(crew: Crew) -> None:
-    model, _, found = managed(nn.Sequential(Part(), Part()), crew, torch.randn(4, 16))
+def test_graphs_are_forgotten_also_where_no_other_call_follows(pool: WorkerPool) -> None:
+    model, _, found = managed(nn.Sequential(Part(), Part()), pool, torch.randn(4, 16))
     unit, other = found.units.values()
     assert unit.worker is not other.worker
     made = model(torch.randn(4, 16))

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
-from gemini.guards.active_modes import watcher
-from gemini.runtime.eager.first_call_trace import Observation, Seen
+from gemini.guards.active_modes import active_mode
+from gemini.runtime.eager.first_call_trace import FirstCallTrace, ModuleTrace
 from gemini.runtime.eager.module_placement import choose, deal
 
 WORK = st.lists(st.integers(0, 1000), min_size=1, max_size=30)
 
 
-def seen(work: list[int]) -> list[Seen]:
-    return [Seen(nn.Linear(1, 1), order, work=float(amount)) for order, amount in enumerate(work)]
+def seen(work: list[int]) -> list[ModuleTrace]:
+    return [ModuleTrace(nn.Linear(1, 1), order, work=float(amount)) for order, amount in enumerate(work)]
 
 
 @given(WORK, st.integers(1, 6))
@@ -45,9 +45,9 @@ class Block(nn.Module):
         return x + self.second(torch.relu(self.first(x)))
 
 
-def observed(model: nn.Module, x: torch.Tensor) -> Observation:
+def observed(model: nn.Module, x: torch.Tensor) -> FirstCallTrace:
     """As the dispatcher watches: every call of a module goes through the observation."""
-    observation = Observation(model)
+    observation = FirstCallTrace(model)
     original = nn.Module.__call__
     nn.Module.__call__ = lambda module, *a, **k: observation.call(module, lambda: original(module, *a, **k))
     try:
@@ -82,16 +82,16 @@ def test_one_large_part_is_taken_apart() -> None:
 
 
 def test_who_watches_ops_is_noticed() -> None:
-    assert not watcher()
+    assert not active_mode()
     with torch.device("cpu"):
-        assert not watcher()
+        assert not active_mode()
     with torch.device("meta"):
-        assert watcher()
+        assert active_mode()
     with torch.autograd.forward_ad.dual_level():
-        assert watcher()
+        assert active_mode()
     with saved_tensors_hooks(lambda saved: saved.half(), lambda packed: packed.float()):
-        assert watcher()
+        assert active_mode()
     with save_on_cpu():  # the values are the same
-        assert not watcher()
-    assert torch.func.vmap(lambda x: x + bool(watcher()))(torch.zeros(2)).tolist() == [1, 1]
-    assert not watcher()
+        assert not active_mode()
+    assert torch.func.vmap(lambda x: x + bool(active_mode()))(torch.zeros(2)).tolist() == [1, 1]
+    assert not active_mode()

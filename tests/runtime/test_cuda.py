@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.training import largest_difference, state_difference, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -42,19 +42,19 @@ class Stack(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[Crew]:
-    crew = Crew(2, 1, devices=["cuda:0", "cuda:0"])
-    yield crew
-    crew.stop()
+def gpu() -> Iterator[WorkerPool]:
+    pool = WorkerPool(2, 1, devices=["cuda:0", "cuda:0"])
+    yield pool
+    pool.stop()
 
 
-def managed(model: nn.Module, crew: Crew) -> Managed:
-    found = Managed(model, crew, quiet=True)
+def managed(model: nn.Module, pool: WorkerPool) -> ManagedModel:
+    found = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, found)
     return found
 
 
-def test_trains_as_one_process(gpu: Crew) -> None:
+def test_trains_as_one_process(gpu: WorkerPool) -> None:
     x = torch.randn(32, 64, device="cuda")
     reference, model = Stack().cuda(), Stack().cuda()
     expected = train(reference, (x,), {})
@@ -67,7 +67,7 @@ def test_trains_as_one_process(gpu: Crew) -> None:
     assert not found.refused
 
 
-def test_autocast_and_a_scaler(gpu: Crew) -> None:
+def test_autocast_and_a_scaler(gpu: WorkerPool) -> None:
     def run(model: nn.Module) -> list[torch.Tensor]:
         torch.manual_seed(7)
         optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cuda")
@@ -86,7 +86,7 @@ def test_autocast_and_a_scaler(gpu: Crew) -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, run(model), strict=True))
 
 
-def test_a_program_on_the_cpu_may_have_workers_on_a_gpu(gpu: Crew) -> None:
+def test_a_program_on_the_cpu_may_have_workers_on_a_gpu(gpu: WorkerPool) -> None:
     x = torch.randn(32, 64)
     reference = Stack()
     for module in reference.modules():
@@ -103,7 +103,7 @@ def test_a_program_on_the_cpu_may_have_workers_on_a_gpu(gpu: Crew) -> None:
     assert model(x).device.type == "cpu"
 
 
-def test_out_of_memory_is_said_as_such(gpu: Crew) -> None:
+def test_out_of_memory_is_said_as_such(gpu: WorkerPool) -> None:
     model, x = Stack().cuda(), torch.randn(32, 64, device="cuda")
     managed(model, gpu)
     for _ in range(2):
@@ -122,11 +122,11 @@ def test_memory_comes_back() -> None:
         return total - free
 
     def once() -> None:
-        crew = Crew(2, 1, devices=["cuda:0", "cuda:0"])
+        pool = WorkerPool(2, 1, devices=["cuda:0", "cuda:0"])
         model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(4)]).cuda()
-        managed(model, crew)
+        managed(model, pool)
         train(model, (torch.randn(64, 2048, device="cuda"),), {})
-        crew.stop()
+        pool.stop()
 
     once()
     before = used()

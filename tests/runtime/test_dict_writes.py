@@ -11,7 +11,7 @@ import pytest
 from torch.nn import functional as F
 
 from gemini.guards import dict_versions
-from gemini.guards.dict_versions import writes_of
+from gemini.guards.dict_versions import version_of
 from gemini.guards.monkeypatches import _Names
 
 counted = pytest.mark.skipif(sys.version_info >= (3, 13), reason="CPython counts no writes from 3.13 on")
@@ -30,7 +30,7 @@ WRITES: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_write_gives_a_dictionary_another_number(write: Callable[[dict[str, Any]], object]) -> None:
     space: dict[str, Any] = {"one": 1, "two": 2}
-    writes = writes_of(space)
+    writes = version_of(space)
     assert writes is not None
     before = writes.number()
     assert space["one"] == 1
@@ -48,7 +48,7 @@ def test_a_class_has_a_number_too() -> None:
         def method(self) -> int:
             return 1
 
-    writes = writes_of(vars(Kind))
+    writes = version_of(vars(Kind))
     assert writes is not None
     seen = [writes.number()]
     for name, value in (("method", lambda self: 2), ("value", 2), ("more", 3)):
@@ -61,7 +61,7 @@ def test_what_is_no_dictionary_has_none() -> None:
     class Table(dict[str, Any]):
         pass
 
-    assert writes_of(Table()) is None
+    assert version_of(Table()) is None
 
 
 @pytest.mark.parametrize("are_counted", [True, False])

@@ -6,8 +6,8 @@ import pytest
 
 from conformance.zoo.classics import CLASSICS
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.training import largest_difference, state_difference, train
 
 # Models in which no module can run elsewhere: each keeps a computed tensor in an attribute of every layer.
@@ -17,11 +17,11 @@ ROUNDS_OTHERWISE = {"grad_and_autocast_regions": 2e-2}
 
 
 @pytest.mark.parametrize("name", sorted(CLASSICS))
-def test_trains_as_on_one_device(name: str, crew: Crew) -> None:
+def test_trains_as_on_one_device(name: str, pool: WorkerPool) -> None:
     reference, args, kwargs = CLASSICS[name]()
     expected = train(reference, args, kwargs)
     model, args, kwargs = CLASSICS[name]()
-    managed = Managed(model, crew, quiet=True)
+    managed = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, managed)
     found = train(model, args, kwargs)
     limit = ROUNDS_OTHERWISE.get(name, 1e-5)

@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.fault_policy import annotated, note
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.fault_policy import add_fault_note, rebuild_with_traceback
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Raised
 
 
@@ -138,10 +138,10 @@ class Net(nn.Module):
         return x
 
 
-def started(crew: Crew, model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Managed]:
+def started(pool: WorkerPool, model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, ManagedModel]:
     """A managed model whose units are in their workers."""
     made = Net() if model is None else model
-    managed = Managed(made, crew, **{"quiet": True, **options})
+    managed = ManagedModel(made, pool, **{"quiet": True, **options})
     dispatch.manage(made, managed)
     for _ in range(3):
         made(torch.randn(8, 32)).sum().backward()
@@ -167,8 +167,8 @@ def fails(model: nn.Module, fault: str = "", later: str = "") -> BaseException:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_an_exception_in_forward_is_the_programs_own(fault: str, crew: Crew) -> None:
-    model, managed = started(crew)
+def test_an_exception_in_forward_is_the_programs_own(fault: str, pool: WorkerPool) -> None:
+    model, managed = started(pool)
     local = Net()
     local.load_state_dict(model.state_dict())
     torch.manual_seed(1)
@@ -180,7 +180,9 @@ def test_an_exception_in_forward_is_the_programs_own(fault: str, crew: Crew) -> 
     if type(error).__qualname__ in globals():
         assert type(error) is type(expected)
     assert torch.equal(drawn, torch.get_rng_state())
-    assert any("worker" in note and "forward of inner" in note for note in error.__notes__)
+    assert any(
+        "worker" in add_fault_note and "forward of inner" in add_fault_note for add_fault_note in error.__notes__
+    )
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     assert "in forward" in shown
     assert frames(error)[-1] == frames(expected)[-1]
@@ -195,16 +197,16 @@ def test_an_exception_in_forward_is_the_programs_own(fault: str, crew: Crew) -> 
 
 
 @pytest.mark.parametrize("fault", ["plain", "arguments", "interrupt", "exit", "shapes", "not picklable"])
-def test_an_exception_in_backward_is_the_programs_own(fault: str, crew: Crew) -> None:
-    model, managed = started(crew)
+def test_an_exception_in_backward_is_the_programs_own(fault: str, pool: WorkerPool) -> None:
+    model, managed = started(pool)
     error = fails(model, later=fault)
-    assert any("backward of inner" in note for note in error.__notes__)
+    assert any("backward of inner" in add_fault_note for add_fault_note in error.__notes__)
     model(torch.randn(8, 32)).sum().backward()
     assert not managed.demotions
 
 
-def test_fields_of_an_exception_survive(crew: Crew) -> None:
-    model, _ = started(crew)
+def test_fields_of_an_exception_survive(pool: WorkerPool) -> None:
+    model, _ = started(pool)
     error = fails(model, "arguments")
     assert (error.code, error.hint) == (7, "none")  # type: ignore[attr-defined]
     assert fails(model, "not picklable").kept == 3  # type: ignore[attr-defined]
@@ -212,8 +214,8 @@ def test_fields_of_an_exception_survive(crew: Crew) -> None:
     assert "the first" in str(fails(model, "chained").__cause__)
 
 
-def test_an_exception_that_is_dropped_frees_all_it_knew(crew: Crew) -> None:
-    model, _ = started(crew)
+def test_an_exception_that_is_dropped_frees_all_it_knew(pool: WorkerPool) -> None:
+    model, _ = started(pool)
     gc.collect()
     gc.disable()
     try:
@@ -227,10 +229,10 @@ def test_an_exception_that_is_dropped_frees_all_it_knew(crew: Crew) -> None:
         gc.enable()
 
 
-def test_exceptions_leave_no_memory_behind(crew: Crew) -> None:
-    model, managed = started(crew, Net(32))
+def test_exceptions_leave_no_memory_behind(pool: WorkerPool) -> None:
+    model, managed = started(pool, Net(32))
     workers = {unit.worker for unit in managed.units.values()}
-    held = lambda: [(sum(line.pool.size for line in w.link.carriage.lines), len(w.mailbox)) for w in workers]
+    held = lambda: [(sum(line.pool.size for line in w.link.transport.lines), len(w.mailbox)) for w in workers]
     sizes: list[Any] = []
     for _ in range(12):
         for _ in range(2):
@@ -257,8 +259,8 @@ class Speaks(nn.Module):
         return self.linear(x)
 
 
-def test_what_units_say_is_said_by_the_program_in_its_order(crew: Crew, capsys: Any, caplog: Any) -> None:
-    model, managed = started(crew, nn.Sequential(*(Speaks(at) for at in range(4))))
+def test_what_units_say_is_said_by_the_program_in_its_order(pool: WorkerPool, capsys: Any, caplog: Any) -> None:
+    model, managed = started(pool, nn.Sequential(*(Speaks(at) for at in range(4))))
     capsys.readouterr()
     logging.getLogger("units").setLevel(logging.INFO)
     with caplog.at_level(logging.INFO, "units"), warnings.catch_warnings(record=True) as found:
@@ -287,12 +289,12 @@ class Picks(nn.Module):
         return torch.linalg.cholesky(x.unsqueeze(-1) * self.weight).sum(-1)
 
 
-def test_the_micro_batch_is_named(crew: Crew) -> None:
+def test_the_micro_batch_is_named(pool: WorkerPool) -> None:
     model = nn.Sequential(nn.Linear(32, 32), Picks(), nn.Linear(32, 32))
     with torch.no_grad():
         model[0].weight.copy_(torch.eye(32))
         model[0].bias.zero_()
-    managed = Managed(model, crew, quiet=True, micro_batches=4)
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=4)
     dispatch.manage(model, managed)
     x = torch.ones(8, 32)
     for _ in range(3):
@@ -301,7 +303,7 @@ def test_the_micro_batch_is_named(crew: Crew) -> None:
     x[5] = -1.0  # of the third micro-batch
     with pytest.raises(torch.linalg.LinAlgError) as caught:
         model(x)
-    assert any("forward of 1, micro-batch 2 of 4" in note for note in caught.value.__notes__)
+    assert any("forward of 1, micro-batch 2 of 4" in add_fault_note for add_fault_note in caught.value.__notes__)
     model(torch.ones(8, 32))
 
 
@@ -331,22 +333,22 @@ class Block(nn.Module):
         ("", "shapes", "backward of 1, at", '"shapes": (lambda: torch.ones(2, 3) @ torch.ones(2, 3), RuntimeError, '),
     ],
 )
-def test_the_note_names_worker_module_and_line(crew: Crew, fault: str, later: str, place: str, line: str) -> None:
+def test_the_note_names_worker_module_and_line(pool: WorkerPool, fault: str, later: str, place: str, line: str) -> None:
     model = nn.ModuleList(Block() for _ in range(2))
     model.forward = lambda x, *a: model[1](model[0](x), *a)  # type: ignore[method-assign]
-    _, managed = started(crew, model)
+    _, managed = started(pool, model)
     assert len(managed.units) == 2
     with pytest.raises(RuntimeError) as caught:
         model(torch.randn(8, 32), fault, later).sum().backward()
-    (note,) = [one for one in caught.value.__notes__ if "worker" in one]
-    assert note.startswith(f"in worker {managed.units[max(managed.units)].worker.place}, {place} {__file__}:")
-    assert line in note
-    at = int(note.partition(f"{__file__}:")[2].partition(",")[0])
+    (add_fault_note,) = [one for one in caught.value.__notes__ if "worker" in one]
+    assert add_fault_note.startswith(f"in worker {managed.units[max(managed.units)].worker.index}, {place} {__file__}:")
+    assert line in add_fault_note
+    at = int(add_fault_note.partition(f"{__file__}:")[2].partition(",")[0])
     assert line in Path(__file__).read_text().splitlines()[at - 1]
 
 
 def test_where_notes_are_not_shown_they_are_in_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 9))
-    error = annotated(Raised(1, ValueError("x"), "", "Traceback …\n", b"", []), "in worker 0")
-    note(error, "saved somewhere")
+    error = rebuild_with_traceback(Raised(1, ValueError("x"), "", "Traceback …\n", b"", []), "in worker 0")
+    add_fault_note(error, "saved somewhere")
     assert str(error.__cause__) == "\nTraceback …\nin worker 0\nsaved somewhere"

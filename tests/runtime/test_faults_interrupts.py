@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.signals import Held
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +93,11 @@ def alarm() -> Any:
 
 @pytest.mark.parametrize("times", [25, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("alarm")
-def test_interrupts_at_random_points_change_nothing(times: int, crew: Crew) -> None:
+def test_interrupts_at_random_points_change_nothing(times: int, pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(Part() for _ in range(4)))
     local = copy.deepcopy(model)
-    managed = Managed(model, crew, quiet=True)
+    managed = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, managed)
     ours, theirs = torch.optim.Adam(model.parameters(), 1e-3), torch.optim.Adam(local.parameters(), 1e-3)
     for _ in range(3):
@@ -120,9 +120,9 @@ def test_interrupts_at_random_points_change_nothing(times: int, crew: Crew) -> N
         step(local, theirs)
         assert torch.equal(drawn, torch.get_rng_state())
     assert struck
-    assert not crew.loss
+    assert not pool.loss
     assert not managed.demotions
-    assert all(not worker.mailbox for worker in crew.workers)
+    assert all(not worker.mailbox for worker in pool.workers)
     for one, other in zip(model.state_dict().values(), local.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
@@ -150,9 +150,9 @@ class Asks(nn.Module):
 
 
 def test_a_second_interrupt_does_not_wait(capsys: Any) -> None:
-    crew = Crew(2, 1)
+    pool = WorkerPool(2, 1)
     model = Asks()
-    dispatch.manage(model, Managed(model, crew))
+    dispatch.manage(model, ManagedModel(model, pool))
     for _ in range(3):
         model(torch.ones(2, 32))
     capsys.readouterr()
@@ -175,7 +175,7 @@ def test_a_second_interrupt_does_not_wait(capsys: Any) -> None:
 
 
 def interrupt_in_a_block(seen: list[int]) -> None:
-    with Held():
+    with DeferredSignals():
         signal.raise_signal(signal.SIGINT)
         seen.append(0)
 
@@ -184,7 +184,7 @@ def test_signals_wait_for_the_end_of_a_block_and_handlers_come_back() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
     try:
-        with Held(), Held():
+        with DeferredSignals(), DeferredSignals():
             signal.raise_signal(signal.SIGUSR1)
             assert not seen
         assert seen == [signal.SIGUSR1]

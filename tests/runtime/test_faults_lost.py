@@ -14,13 +14,13 @@ from torch import nn
 
 from gemini.errors import WorkerError
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
-def started(crew: Crew, model: nn.Module, **options: Any) -> tuple[nn.Module, Managed]:
+def started(pool: WorkerPool, model: nn.Module, **options: Any) -> tuple[nn.Module, ManagedModel]:
     """A managed model whose units are in their workers."""
-    managed = Managed(model, crew, **{"quiet": True, **options})
+    managed = ManagedModel(model, pool, **{"quiet": True, **options})
     dispatch.manage(model, managed)
     for _ in range(3):
         model(torch.randn(8, 32)).sum().backward()
@@ -62,13 +62,13 @@ def asleep() -> None:
     time.sleep(1000)
 
 
-def acting(act: str, patience: float = 60.0, **options: Any) -> tuple[nn.Module, Managed, Crew]:
-    crew = Crew(2, 1)
+def acting(act: str, timeout: float = 60.0, **options: Any) -> tuple[nn.Module, ManagedModel, WorkerPool]:
+    pool = WorkerPool(2, 1)
     model = nn.Sequential(*(Acts(act) for _ in range(4)))
-    made, managed = started(crew, model, **options)
-    for worker in crew.workers:  # not before: the first calls of a process import much
-        worker.patience = patience
-    return made, managed, crew
+    made, managed = started(pool, model, **options)
+    for worker in pool.workers:  # not before: the first calls of a process import much
+        worker.timeout = timeout
+    return made, managed, pool
 
 
 def inputs(when: int) -> torch.Tensor:
@@ -86,8 +86,8 @@ def are_gone(pids: list[int]) -> bool:
     "when", [pytest.param(1, marks=pytest.mark.slow, id="forward"), pytest.param(2, id="backward")]
 )
 def test_a_worker_that_dies_is_named_and_the_model_goes_on_here(act: str, text: str, when: int, capsys: Any) -> None:
-    model, _managed, crew = acting(act, quiet=False)
-    pids = [worker.process.pid for worker in crew.workers]
+    model, _managed, pool = acting(act, quiet=False)
+    pids = [worker.process.pid for worker in pool.workers]
     counts = [float(one.count) for one in model]
     with pytest.raises(WorkerError, match=text) as caught:
         model(inputs(when)).sum().backward()
@@ -106,12 +106,12 @@ def test_a_worker_that_dies_is_named_and_the_model_goes_on_here(act: str, text: 
 
 
 def test_a_graph_of_a_lost_worker_is_differentiated_here() -> None:
-    model, managed, crew = acting("kill")
+    model, managed, pool = acting("kill")
     x = torch.randn(4, 32)
     x[0, 0] = 0
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
     out = model(x)
-    crew.workers[0].process.kill()
+    pool.workers[0].process.kill()
     with pytest.raises(WorkerError):
         model(x)
     counts = [float(one.count) for one in model]
@@ -122,16 +122,16 @@ def test_a_graph_of_a_lost_worker_is_differentiated_here() -> None:
 
 
 def test_a_worker_killed_between_steps_or_while_taking_a_model() -> None:
-    model, managed, crew = acting("kill")
-    crew.workers[1].process.kill()
+    model, managed, pool = acting("kill")
+    pool.workers[1].process.kill()
     with pytest.raises(WorkerError, match=r"worker 1 .* SIGKILL; its last action"):
         model(inputs(0))
-    crew = Crew(2, 1)
+    pool = WorkerPool(2, 1)
     model = nn.Sequential(*(Acts("") for _ in range(4)))
-    managed = Managed(model, crew, quiet=True, strict=True)
+    managed = ManagedModel(model, pool, quiet=True, strict=True)
     dispatch.manage(model, managed)
     model(torch.randn(8, 32))
-    crew.workers[0].process.kill()
+    pool.workers[0].process.kill()
     for _ in range(3):
         with pytest.raises(WorkerError, match="SIGKILL"):
             model(torch.randn(8, 32))
@@ -158,15 +158,15 @@ def test_a_worker_killed_while_it_starts() -> None:
     thread.start()
     try:
         with pytest.raises(WorkerError, match=r"SIGKILL; its last action: start"):
-            Crew(2, 1)
+            WorkerPool(2, 1)
     finally:
         ended.set()
         thread.join()
 
 
 def test_a_worker_that_hangs_is_shown_with_its_stacks() -> None:
-    model, _managed, crew = acting("hang", 2.0)
-    pids = [worker.process.pid for worker in crew.workers]
+    model, _managed, pool = acting("hang", 2.0)
+    pids = [worker.process.pid for worker in pool.workers]
     with pytest.raises(WorkerError, match=r"did not answer for 2 s; its last action: forward of") as caught:
         model(inputs(1))
     assert "in asleep" in str(caught.value)
@@ -177,13 +177,13 @@ def test_a_worker_that_hangs_is_shown_with_its_stacks() -> None:
 
 
 def test_a_stopped_worker_is_a_hanging_one() -> None:
-    model, _managed, crew = acting("hang", 1.0)
-    os.kill(crew.workers[0].process.pid, signal.SIGSTOP)
+    model, _managed, pool = acting("hang", 1.0)
+    os.kill(pool.workers[0].process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerError, match="it may be stopped"):
         model(inputs(0))
 
 
-def test_the_watchdog_knows_how_long_a_unit_takes(crew: Crew) -> None:
-    _, managed = started(crew, nn.Sequential(*(Acts("") for _ in range(4))))
+def test_the_watchdog_knows_how_long_a_unit_takes(pool: WorkerPool) -> None:
+    _, managed = started(pool, nn.Sequential(*(Acts("") for _ in range(4))))
     unit = next(iter(managed.units.values()))
-    assert unit.patience == pytest.approx(10 * managed.seen[unit.number].ms / 1e3)
+    assert unit.timeout == pytest.approx(10 * managed.seen[unit.number].ms / 1e3)

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from gemini.errors import WorkerError
-from gemini.runtime.eager.remote_module import Unit
+from gemini.runtime.eager.remote_module import RemoteModule
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Backward, Forward
 from gemini.runtime.transport.link import Link
 
@@ -68,10 +68,10 @@ class Net(nn.Module):
         return x
 
 
-def pair(crew: Crew, **options: Any) -> tuple[nn.Module, nn.Module, Managed]:
+def pair(pool: WorkerPool, **options: Any) -> tuple[nn.Module, nn.Module, ManagedModel]:
     """A managed model after a few steps, and the same model here."""
     model = Net()
-    managed = Managed(model, crew, **options)
+    managed = ManagedModel(model, pool, **options)
     dispatch.manage(model, managed)
     for _ in range(3):
         model(torch.randn(8, 16)).sum().backward()
@@ -104,8 +104,8 @@ class Marked(torch.Tensor):
     """A tensor of a class of the program's."""
 
 
-def test_what_no_unit_can_be_sent_is_said_once(crew: Crew, capsys: Any) -> None:
-    model, _, managed = pair(crew)
+def test_what_no_unit_can_be_sent_is_said_once(pool: WorkerPool, capsys: Any) -> None:
+    model, _, managed = pair(pool)
     capsys.readouterr()
     assert type(model(torch.ones(8, 16).as_subclass(Marked))) is Marked
     assert managed.demotions >= 4
@@ -113,18 +113,18 @@ def test_what_no_unit_can_be_sent_is_said_once(crew: Crew, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("leg", LEGS)
-def test_what_cannot_make_the_journey_stays_here(leg: str, crew: Crew, capsys: Any) -> None:
-    model, local, managed = pair(crew)
+def test_what_cannot_make_the_journey_stays_here(leg: str, pool: WorkerPool, capsys: Any) -> None:
+    model, local, managed = pair(pool)
     capsys.readouterr()
     same(model, local, Picky(leg))
     assert managed.demotions == 4  # each part once: then it is not a unit any more
     assert capsys.readouterr().err.count("runs in this process") == 4
-    assert not crew.loss
+    assert not pool.loss
 
 
 @pytest.mark.parametrize("leg", LEGS)
-def test_strict_makes_it_an_error(leg: str, crew: Crew) -> None:
-    model, _, managed = pair(crew, quiet=True, strict=True)
+def test_strict_makes_it_an_error(leg: str, pool: WorkerPool) -> None:
+    model, _, managed = pair(pool, quiet=True, strict=True)
     buffers, drawn = [b.clone() for b in model.parts[0].buffers()], torch.get_rng_state()
     with pytest.raises(WorkerError, match="strict=True"):
         model(torch.ones(8, 16), Picky(leg))
@@ -134,8 +134,8 @@ def test_strict_makes_it_an_error(leg: str, crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("kind", [Forward, Backward])
-def test_a_fault_in_our_own_code(kind: type, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, local, managed = pair(crew, quiet=True)
+def test_a_fault_in_our_own_code(kind: type, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local, managed = pair(pool, quiet=True)
     asked, real = [0], Link.send
 
     def send(self: Link, request: Any, *rest: Any, **options: Any) -> Any:
@@ -149,28 +149,28 @@ def test_a_fault_in_our_own_code(kind: type, crew: Crew, monkeypatch: pytest.Mon
     monkeypatch.setattr(Link, "send", send)
     same(model, local)
     assert managed.demotions
-    assert not crew.loss
+    assert not pool.loss
 
 
-def test_a_fault_of_ours_before_anything_is_asked(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, local, managed = pair(crew, quiet=True)
-    monkeypatch.setattr(Unit, "obstacle", lambda _: {}["nothing"])
+def test_a_fault_of_ours_before_anything_is_asked(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local, managed = pair(pool, quiet=True)
+    monkeypatch.setattr(RemoteModule, "obstacle", lambda _: {}["nothing"])
     same(model, local)
     assert managed.demotions >= 4
 
 
-def test_a_fault_of_ours_while_planning(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_while_planning(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net()
     local = copy.deepcopy(model)
-    managed = Managed(model, crew, quiet=True)
+    managed = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, managed)
-    monkeypatch.setattr(Managed, "_install", lambda *_: {}["nothing"])
+    monkeypatch.setattr(ManagedModel, "_install", lambda *_: {}["nothing"])
     same(model, local)
     assert managed.demotions == 1
 
 
-def test_non_finite_losses_are_as_on_one_device(crew: Crew) -> None:
-    model, local, managed = pair(crew, quiet=True)
+def test_non_finite_losses_are_as_on_one_device(pool: WorkerPool) -> None:
+    model, local, managed = pair(pool, quiet=True)
     for value in (float("inf"), float("nan"), -float("inf")):
         for one in (model, local):
             torch.manual_seed(0)
@@ -185,21 +185,21 @@ def test_non_finite_losses_are_as_on_one_device(crew: Crew) -> None:
 
 
 def test_a_model_that_is_deleted_goes_and_with_the_last_its_workers() -> None:
-    crew = Crew(2, 1)
-    pids = [worker.process.pid for worker in crew.workers]
-    models = [pair(crew, quiet=True)[0] for _ in range(2)]
+    pool = WorkerPool(2, 1)
+    pids = [worker.process.pid for worker in pool.workers]
+    models = [pair(pool, quiet=True)[0] for _ in range(2)]
     gone = [weakref.ref(model) for model in models]
-    crew_gone = weakref.ref(crew)
-    held = crew.workers[0].link.held
+    crew_gone = weakref.ref(pool)
+    held = pool.workers[0].link.held
     numbers = len(held)
     del models[0]
     gc.collect()
     assert gone[0]() is None
-    assert len(crew.workers[0].link.held) < numbers
-    models.append(pair(crew, quiet=True)[0])  # identities may be used again
+    assert len(pool.workers[0].link.held) < numbers
+    models.append(pair(pool, quiet=True)[0])  # identities may be used again
     same(models[-1], copy.deepcopy(models[-1]))
     out = models[0](torch.randn(8, 16))
-    del crew
+    del pool
     models.clear()
     gc.collect()
     out.sum().backward()  # what is still needed lives on
@@ -210,8 +210,8 @@ def test_a_model_that_is_deleted_goes_and_with_the_last_its_workers() -> None:
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_threads_of_the_program_may_use_one_model(crew: Crew) -> None:
-    model, local, managed = pair(crew, quiet=True)
+def test_threads_of_the_program_may_use_one_model(pool: WorkerPool) -> None:
+    model, local, managed = pair(pool, quiet=True)
     model.eval(), local.eval()
     x = torch.randn(8, 16)
     expected = local(x)
@@ -236,9 +236,9 @@ class Keeps(nn.Module):
 
 
 @pytest.mark.parametrize(("leg", "is_ours"), [("arriving", True), ("there", False), ("", False)])
-def test_strict_raises_where_a_unit_is_refused_for_a_fault_of_ours(leg: str, is_ours: bool, crew: Crew) -> None:
+def test_strict_raises_where_a_unit_is_refused_for_a_fault_of_ours(leg: str, is_ours: bool, pool: WorkerPool) -> None:
     model, x = nn.Sequential(Keeps(), Keeps(Picky(leg)), Keeps(), Keeps()), torch.randn(2, 16)
-    managed = Managed(model, crew, quiet=True, strict=True)
+    managed = ManagedModel(model, pool, quiet=True, strict=True)
     dispatch.manage(model, managed)
     expected = model(x)
     for _ in range(2):
@@ -265,9 +265,9 @@ class Counts(nn.Module):
         return x * self.weight * self.calls
 
 
-def test_a_model_with_nothing_to_run_elsewhere_says_why(crew: Crew, capsys: Any) -> None:
+def test_a_model_with_nothing_to_run_elsewhere_says_why(pool: WorkerPool, capsys: Any) -> None:
     model, x = nn.Sequential(Counts(), Counts()), torch.randn(2, 4)
-    managed = Managed(model, crew)
+    managed = ManagedModel(model, pool)
     dispatch.manage(model, managed)
     found = [model(x).detach() for _ in range(4)]
     assert [float((one / x).mean().round()) for one in found] == [1.0, 4.0, 9.0, 16.0]

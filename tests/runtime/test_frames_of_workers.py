@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gemini.runtime import tracebacks
-from gemini.runtime.tracebacks import attach, caller, chain_of, cut
+from gemini.runtime.tracebacks import attach_traceback, call_site, exception_chain, strip_frames
 
 
 def fails(how: str) -> int:
@@ -42,7 +42,7 @@ def raised(how: str) -> ValueError:
 def test_what_is_rebuilt_is_shown_as_the_original(how: str) -> None:
     error = raised(how)
     made = ValueError(*error.args)
-    attach(made, chain_of(error, lambda one: (type(one), one.args)), lambda sent: sent[0](*sent[1]))
+    attach_traceback(made, exception_chain(error, lambda one: (type(one), one.args)), lambda sent: sent[0](*sent[1]))
     shown = traceback.format_exception(type(error), error, error.__traceback__)
     if how == "nothing":
         assert made.__context__ is None
@@ -52,7 +52,7 @@ def test_what_is_rebuilt_is_shown_as_the_original(how: str) -> None:
 def test_frames_outlive_collections_and_go_with_their_exception() -> None:
     error = raised("nothing")
     made = ValueError(*error.args)
-    attach(made, chain_of(error, repr), repr)
+    attach_traceback(made, exception_chain(error, repr), repr)
     gc.collect()  # Python 3.12 and later would free what a frame knows that keeps itself
     assert [frame.f_globals for frame, _ in traceback.walk_tb(made.__traceback__)] == [{}, {}, {}]
     assert pickle.loads(pickle.dumps(made)).args == made.args
@@ -73,14 +73,14 @@ def test_frames_of_ours_are_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
         return code.co_name == "fails"
 
     monkeypatch.setattr(tracebacks, "_is_ours", is_ours)
-    assert [entry.name for entry in traceback.extract_tb(cut(error))] == ["raised", "inner"]
+    assert [entry.name for entry in traceback.extract_tb(strip_frames(error))] == ["raised", "inner"]
     monkeypatch.setattr(tracebacks, "_is_ours", lambda code: True)
-    assert cut(error) is error.__traceback__ is not None
+    assert strip_frames(error) is error.__traceback__ is not None
 
 
 def test_the_caller_is_the_program() -> None:
     def call() -> Any:
-        return caller()
+        return call_site()
 
     assert str(call()).startswith(f"{__file__}:")
 
@@ -104,7 +104,7 @@ def test_an_interrupt_of_our_work_is_shown_where_the_program_was(monkeypatch: py
 
     monkeypatch.setattr(tracebacks, "_is_ours", is_ours)
     monkeypatch.setattr(tracebacks, "_is_the_programs", lambda code: code.co_name.startswith("test_"))
-    cut(error)
+    strip_frames(error)
     assert [entry.name for entry in traceback.extract_tb(error.__traceback__)] == [
         "test_an_interrupt_of_our_work_is_shown_where_the_program_was"
     ]

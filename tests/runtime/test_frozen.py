@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 
 STEPS = 10
 
@@ -38,12 +38,12 @@ class Tied(nn.Module):
         return x
 
 
-def managed(model: nn.Module, pool: WorkerPool, micro_batches: int, overlapped: bool = False) -> Managed:
-    made = Managed(model, pool, quiet=True, micro_batches=micro_batches, strict=True)
+def managed(model: nn.Module, pool: WorkerPool, micro_batches: int, overlapped: bool = False) -> ManagedModel:
+    made = ManagedModel(model, pool, quiet=True, micro_batches=micro_batches, strict=True)
     if overlapped:
         wish = PlanRequest(len(pool.workers), micro_batches, cache=False)
-        story = Story(type(model).__name__, len(pool.workers))
-        made.overlap = Overlap(made, lambda *call: plan_step(*call, wish), story)
+        story = ModelJournal(type(model).__name__, len(pool.workers))
+        made.overlap = PipelinedModel(made, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, made)
     return made
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 TEXT = """
 def collecting(key, *, times=1):
@@ -49,8 +49,8 @@ def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def sent(value: Any) -> Any:
-    body, tensors = pack(value, Classes())
-    return unpack(body, tensors, Classes(1))
+    body, tensors = pack(value, ClassTable())
+    return unpack(body, tensors, ClassTable(1))
 
 
 def test_they_have_the_globals_of_their_package(package: Any) -> None:
@@ -88,7 +88,7 @@ def test_models_that_record_what_layers_return_do_so_where_none_was_made(monkeyp
                        patch_size=2)  # fmt: skip
     model, x = ViTModel(config).eval(), torch.randn(1, 3, 4, 4)
     expected = model(x, output_hidden_states=True).hidden_states
-    body, tensors = pack(model, Classes())
+    body, tensors = pack(model, ClassTable())
     monkeypatch.setattr(capturing, "_CAN_RECORD_REGISTRY", {})  # as in a worker
-    found = unpack(body, tensors, Classes(1))(x, output_hidden_states=True).hidden_states
+    found = unpack(body, tensors, ClassTable(1))(x, output_hidden_states=True).hidden_states
     torch.testing.assert_close(found, expected)

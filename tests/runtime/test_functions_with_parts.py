@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.programs import Wrap, check, step, weights
 
 
@@ -50,8 +50,8 @@ def trained_and_evaluated(wrap: Wrap) -> Any:
     return seen, losses, weights(model), model.eval()(x)
 
 
-def test_a_function_made_with_parts_of_a_module_has_their_weights_and_mode(crew: Crew) -> None:
-    check(trained_and_evaluated, crew, elsewhere=True)
+def test_a_function_made_with_parts_of_a_module_has_their_weights_and_mode(pool: WorkerPool) -> None:
+    check(trained_and_evaluated, pool, elsewhere=True)
 
 
 class Around(nn.Module):
@@ -104,5 +104,5 @@ def given_functions(wrap: Wrap) -> Any:
     return [step(model, optimizer) for _ in range(4)], weights(model)
 
 
-def test_a_module_that_is_given_a_function_with_parts_runs_it_on_them(crew: Crew) -> None:
-    check(given_functions, crew, elsewhere=True)
+def test_a_module_that_is_given_a_function_with_parts_runs_it_on_them(pool: WorkerPool) -> None:
+    check(given_functions, pool, elsewhere=True)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.runtime.argument_mutations import Given, objects_of, opened
+from gemini.runtime.argument_mutations import ArgumentObjects, apply_result, find_objects
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
-from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 
 class Slots:
@@ -86,8 +86,8 @@ class Net(nn.Module):
         return x
 
 
-def started(crew: Crew, model: nn.Module, *args: Any) -> Managed:
-    managed = Managed(model, crew, quiet=True)
+def started(pool: WorkerPool, model: nn.Module, *args: Any) -> ManagedModel:
+    managed = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, managed)
     for _ in range(2):
         model(*copy.deepcopy(args))
@@ -111,10 +111,10 @@ def equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def test_a_cache_that_units_fill_is_the_programs(crew: Crew) -> None:
+def test_a_cache_that_units_fill_is_the_programs(pool: WorkerPool) -> None:
     model, x = Net(), torch.randn(3, 8, requires_grad=True)
     methods = vars(Layer).copy()
-    managed = started(crew, model, x, Cache(), [])
+    managed = started(pool, model, x, Cache(), [])
     local = copy.deepcopy(model)
     results = []
     for one in (local, model):
@@ -135,9 +135,9 @@ def test_a_cache_that_units_fill_is_the_programs(crew: Crew) -> None:
     assert all(vars(Layer)[name] is method for name, method in methods.items()), "copies that came from a worker"
 
 
-def test_gradients_of_gradients_run_it_again_on_what_it_was_given(crew: Crew) -> None:
+def test_gradients_of_gradients_run_it_again_on_what_it_was_given(pool: WorkerPool) -> None:
     model, x = Net().double(), torch.randn(3, 8, dtype=torch.float64)
-    started(crew, model, x, Cache(), [])
+    started(pool, model, x, Cache(), [])
     found = []
     for one in (copy.deepcopy(model), model):
         given, cache = x.clone().requires_grad_(), Cache()
@@ -186,7 +186,7 @@ def state(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_told_is_done_here(name: str, crew: Crew) -> None:
+def test_what_cannot_be_told_is_done_here(name: str, pool: WorkerPool) -> None:
     make, act = REFUSED[name]
 
     class Two(nn.Module):
@@ -198,7 +198,7 @@ def test_what_cannot_be_told_is_done_here(name: str, crew: Crew) -> None:
             return self.second(self.first(x, given), given)
 
     model = Two()
-    managed = started(crew, model, torch.randn(2, 8), make())
+    managed = started(pool, model, torch.randn(2, 8), make())
     here, there = make(), make()
     x = torch.randn(2, 8)
     expected = copy.deepcopy(model)(x, here)
@@ -213,10 +213,10 @@ def raises(given: list[int]) -> None:
         raise ValueError("three")
 
 
-def test_an_object_changed_before_an_exception_is_changed(crew: Crew) -> None:
+def test_an_object_changed_before_an_exception_is_changed(pool: WorkerPool) -> None:
     model = nn.ModuleList([Does(raises), Does(raises)])
     model.forward = lambda x, given: model[1](model[0](x, given), given)  # type: ignore[method-assign]
-    started(crew, model, torch.randn(2, 8), [])
+    started(pool, model, torch.randn(2, 8), [])
     given = [0, 0]
     with pytest.raises(ValueError, match="three"):
         model(torch.randn(2, 8), given)
@@ -226,10 +226,10 @@ def test_an_object_changed_before_an_exception_is_changed(crew: Crew) -> None:
 def test_changes_are_done_in_place_and_only_they() -> None:
     shared = [1, 2]
     mine: Any = [shared, {"a": shared, ("k", 1): OrderedDict(x=1)}, defaultdict(list), Slots(), {3, 4}]
-    classes = Classes()
+    classes = ClassTable()
     body, tensors = pack((tuple(mine), {}), classes)
     copies, _ = unpack(body, tensors, classes)
-    given = Given(copies, {}, classes)
+    given = ArgumentObjects(copies, {}, classes)
     assert given.changes() == {}
     copies[0].append(copies[3])
     copies[1]["b"] = copies[2]
@@ -239,9 +239,9 @@ def test_changes_are_done_in_place_and_only_they() -> None:
     copies[3].keys = copies[0]
     changes = given.changes()
     assert isinstance(changes, dict)
-    objects = objects_of(tuple(mine), {})
+    objects = find_objects(tuple(mine), {})
     parcel, tensors = given.parcel(copies[0], changes)
-    result, changed = opened(unpack(parcel, tensors, classes, objects), objects)
+    result, changed = apply_result(unpack(parcel, tensors, classes, objects), objects)
     assert changed
     assert result is shared
     assert mine[1]["a"] is shared
@@ -254,11 +254,11 @@ def test_changes_are_done_in_place_and_only_they() -> None:
 
 
 def test_other_objects_on_the_other_side_are_a_fault_of_ours() -> None:
-    classes = Classes()
-    given = Given(([1],), {}, classes)
+    classes = ClassTable()
+    given = ArgumentObjects(([1],), {}, classes)
     parcel, tensors = given.parcel(1, {})
     with pytest.raises(TypeError, match="other objects"):
-        opened(unpack(parcel, tensors, classes), [{}])
+        apply_result(unpack(parcel, tensors, classes), [{}])
 
 
 class Looks(nn.Module):
@@ -288,7 +288,7 @@ class Looks(nn.Module):
 
 
 @pytest.mark.parametrize("looks", ["", "shape", "contents", "quietly"])
-def test_tensors_inside_objects_stay_at_home_until_they_are_used(looks: str, crew: Crew) -> None:
+def test_tensors_inside_objects_stay_at_home_until_they_are_used(looks: str, pool: WorkerPool) -> None:
     class Chain(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -303,7 +303,7 @@ def test_tensors_inside_objects_stay_at_home_until_they_are_used(looks: str, cre
             return x, cache, found
 
     model, x = Chain(), torch.randn(3, 8)
-    managed = started(crew, model, x, "")
+    managed = started(pool, model, x, "")
     local = copy.deepcopy(model)
     assert not any(unit.needs_all for unit in managed.units.values())
     results, gradients = [], []

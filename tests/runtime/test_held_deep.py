@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gemini.capture.python_state import fingerprint
-from gemini.guards.module_state import Snapshot
+from gemini.guards.module_state import ModuleState
 
 
 class Slotted:
@@ -48,7 +48,7 @@ def test_it_is_noticed_in_what_modules_hold() -> None:
     ]
     reads = [f"{name}@" for name in ("nest", "slotted", "array", "told")]
     for change in changes:
-        snapshot, before = Snapshot(model), fingerprint(model, reads)
+        snapshot, before = ModuleState(model), fingerprint(model, reads)
         assert not snapshot.changed()
         change()
         assert snapshot.changed()

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from conformance.zoo.classics import CLASSICS
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.hosts import Host
 from tests.runtime.training import difference, largest_difference, state_difference, train
 
@@ -35,9 +35,9 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module", params=["one of two", "both"])
-def crew(host: Host, request: pytest.FixtureRequest) -> Iterator[Crew]:
+def pool(host: Host, request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
     devices = ["cpu", host.cpu] if request.param == "one of two" else [host.cpu, host.cpu]
-    made = Crew(2, 1, 30.0, devices)
+    made = WorkerPool(2, 1, 30.0, devices)
     yield made
     made.stop()
 
@@ -73,8 +73,8 @@ def blocks() -> nn.Module:
     return nn.Sequential(*[Block(32) for _ in range(4)], nn.Linear(32, 7)).double()
 
 
-def managed(model: nn.Module, crew: Crew) -> Managed:
-    found = Managed(model, crew, quiet=True, strict=True)
+def managed(model: nn.Module, pool: WorkerPool) -> ManagedModel:
+    found = ManagedModel(model, pool, quiet=True, strict=True)
     dispatch.manage(model, found)
     return found
 
@@ -99,32 +99,32 @@ def run(model: nn.Module, change: Change | None = None, steps: int = 6) -> list[
     return seen
 
 
-def compare(make: Callable[[], nn.Module], crew: Crew, change: Change | None = None) -> Managed:
+def compare(make: Callable[[], nn.Module], pool: WorkerPool, change: Change | None = None) -> ManagedModel:
     """Training, gradients and final state are the same, to the last bit."""
     reference, model = make(), make()
     expected = run(reference, change)
-    known = managed(model, crew)
+    known = managed(model, pool)
     found = run(model, change)
     assert len(expected) == len(found)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     mine, theirs = reference.state_dict(), model.state_dict()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert {unit.worker.place for unit in known.units.values()} == {0, 1}
+    assert {unit.worker.index for unit in known.units.values()} == {0, 1}
     assert not known.refused
     return known
 
 
 # ── training ───────────────────────────────────────────────────────────────────────────────────────────────────────
-def test_training_with_batch_norm_dropout_and_a_step_is_the_same(crew: Crew) -> None:
-    compare(blocks, crew)
+def test_training_with_batch_norm_dropout_and_a_step_is_the_same(pool: WorkerPool) -> None:
+    compare(blocks, pool)
 
 
-def test_a_weight_that_two_workers_share_is_the_same(crew: Crew) -> None:
+def test_a_weight_that_two_workers_share_is_the_same(pool: WorkerPool) -> None:
     def make() -> nn.Module:
         torch.manual_seed(5)
         return Tied().double()
 
-    compare(make, crew)
+    compare(make, pool)
 
 
 def _write_data(model: nn.Module, step: int) -> None:
@@ -176,13 +176,13 @@ def _reset_buffers(model: nn.Module, step: int) -> None:
     [_write_data, _replace_data, _load, _freeze, _evaluate, _share, _reset_buffers],
     ids=lambda one: one.__name__,
 )
-def test_what_the_program_does_between_steps_counts(change: Change, crew: Crew) -> None:
-    compare(blocks, crew, change)
+def test_what_the_program_does_between_steps_counts(change: Change, pool: WorkerPool) -> None:
+    compare(blocks, pool, change)
 
 
-def test_another_dtype_counts(crew: Crew) -> None:
+def test_another_dtype_counts(pool: WorkerPool) -> None:
     reference, model = blocks(), blocks()
-    managed(model, crew)
+    managed(model, pool)
     x = torch.randn(4, 32)
     for one in (reference, model):
         torch.manual_seed(0)
@@ -213,17 +213,17 @@ class Clamped(nn.Module):
         return found
 
 
-def test_what_a_unit_writes_comes_home(crew: Crew) -> None:
+def test_what_a_unit_writes_comes_home(pool: WorkerPool) -> None:
     def make() -> nn.Module:
         torch.manual_seed(6)
         return nn.Sequential(*[Clamped() for _ in range(4)]).double()
 
-    compare(make, crew)
+    compare(make, pool)
 
 
-def test_weights_written_between_forward_and_backward_count(crew: Crew) -> None:
+def test_weights_written_between_forward_and_backward_count(pool: WorkerPool) -> None:
     reference, model = blocks(), blocks()
-    managed(model, crew)
+    managed(model, pool)
     x = torch.randn(4, 32, dtype=torch.float64)
     found = []
     for one in (reference, model):
@@ -238,9 +238,9 @@ def test_weights_written_between_forward_and_backward_count(crew: Crew) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_gradients_accumulate_and_inputs_have_gradients(crew: Crew) -> None:
+def test_gradients_accumulate_and_inputs_have_gradients(pool: WorkerPool) -> None:
     reference, model = blocks().eval(), blocks().eval()
-    managed(model, crew)
+    managed(model, pool)
     found = []
     for one in (reference, model):
         torch.manual_seed(2)
@@ -253,7 +253,7 @@ def test_gradients_accumulate_and_inputs_have_gradients(crew: Crew) -> None:
     assert all(difference(a, b) < 1e-12 for a, b in zip(*found, strict=True))  # summed in another order
 
 
-def test_micro_batches_run_side_by_side(crew: Crew) -> None:
+def test_micro_batches_run_side_by_side(pool: WorkerPool) -> None:
     def make() -> nn.Module:
         torch.manual_seed(8)
         return nn.Sequential(
@@ -261,7 +261,7 @@ def test_micro_batches_run_side_by_side(crew: Crew) -> None:
         ).double()
 
     reference, model = make(), make()
-    known = Managed(model, crew, quiet=True, micro_batches=3, strict=True)
+    known = ManagedModel(model, pool, quiet=True, micro_batches=3, strict=True)
     dispatch.manage(model, known)
     for a, b in zip(run(reference), run(model), strict=True):
         assert difference(a, b, 1e-6) < 1e-9  # sums of three
@@ -270,11 +270,11 @@ def test_micro_batches_run_side_by_side(crew: Crew) -> None:
 @pytest.mark.parametrize(
     "name", [n if any(s in n for s in SAMPLE) else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CLASSICS)]
 )
-def test_classics_train_as_on_one_device(name: str, crew: Crew) -> None:
+def test_classics_train_as_on_one_device(name: str, pool: WorkerPool) -> None:
     reference, args, kwargs = CLASSICS[name]()
     expected = train(reference, args, kwargs)
     model, args, kwargs = CLASSICS[name]()
-    managed(model, crew)
+    managed(model, pool)
     found = train(model, args, kwargs)
     limit = 2e-2 if name == "grad_and_autocast_regions" else 1e-6
     assert largest_difference(expected, found) <= limit
@@ -297,14 +297,14 @@ def test_a_program_names_hosts_in_its_device_mapping(host: Host) -> None:
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(reference.parameters(), model.parameters(), strict=True))
     found = dispatch.find(model)
     assert found is not None
-    assert {unit.worker.place for unit in found.units.values()} == {0, 1}
+    assert {unit.worker.index for unit in found.units.values()} == {0, 1}
 
 
-def test_copies_of_a_model_that_is_gone_go_too(crew: Crew) -> None:
+def test_copies_of_a_model_that_is_gone_go_too(pool: WorkerPool) -> None:
     model = blocks()
-    known = managed(model, crew)
+    known = managed(model, pool)
     run(model, steps=2)
-    far = [worker for worker in crew.workers if worker.is_far]
+    far = [worker for worker in pool.workers if worker.is_remote]
     numbers = set(known.units)
     assert any(numbers & set(worker.copies) for worker in far)  # type: ignore[attr-defined]
     del model, known

@@ -20,12 +20,12 @@ from gemini import GeminiConfig
 from gemini.cli.main import main
 from gemini.config.host_address import worker_at
 from gemini.errors import ConfigError, WorkerError
-from gemini.runtime.devices.worker_devices import devices_of
+from gemini.runtime.devices.worker_devices import assign_devices
 from gemini.runtime.hosts import shared_secret
 from gemini.runtime.hosts.handshake import MAGIC
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.hosts import ROOT, Host, children
 
 
@@ -83,20 +83,20 @@ class Model(nn.Module):
         return x
 
 
-def managed(host: Host, patience: float = 30.0) -> tuple[Model, Crew]:
+def managed(host: Host, timeout: float = 30.0) -> tuple[Model, WorkerPool]:
     torch.manual_seed(0)
-    crew = Crew(1, 1, patience, [host.cpu])
+    pool = WorkerPool(1, 1, timeout, [host.cpu])
     model = Model()
-    dispatch.manage(model, Managed(model, crew, quiet=True))
+    dispatch.manage(model, ManagedModel(model, pool, quiet=True))
     for _ in range(2):
         model(torch.ones(2, 8))
-    return model, crew
+    return model, pool
 
 
 # ── starting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def refused(device: str) -> str:
     with pytest.raises(WorkerError) as caught:
-        Crew(1, 1, 30.0, [device])
+        WorkerPool(1, 1, 30.0, [device])
     return str(caught.value)
 
 
@@ -168,9 +168,9 @@ def test_strangers_are_turned_away_and_do_not_disturb(kept: Host) -> None:
         while piece := stranger.recv(1000):
             found += piece
     assert len(found) == len(MAGIC) + 32  # nothing that proves anything
-    model, crew = managed(kept)
+    model, pool = managed(kept)
     model(torch.ones(2, 8)).sum().backward()
-    crew.stop()
+    pool.stop()
     silent.close()
 
 
@@ -215,18 +215,18 @@ def test_addresses_round_trip(name: str) -> None:
 def test_the_model_must_be_on_such_a_device() -> None:
     config = GeminiConfig(device_mapping={"stage_0": {"shard_0": "node2:9000/cuda:0"}, "stage_1": {"shard_0": "cpu"}})
     with pytest.raises(ConfigError, match="node2:9000/cuda:0 computes on cuda, the model is on cpu"):
-        devices_of(nn.Linear(2, 2), config, 2)
+        assign_devices(nn.Linear(2, 2), config, 2)
 
 
 # ── running ────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_an_exception_comes_home_and_the_model_goes_on(kept: Host) -> None:
-    model, crew = managed(kept)
+    model, pool = managed(kept)
     with pytest.raises(ValueError, match="an entry of") as caught:
         model(torch.ones(2, 8), "raise")
     assert any("worker 0, forward of layers.3" in note for note in getattr(caught.value, "__notes__", []))
     assert float(model.layers[3].count) == 3  # written before it raised, as on one device
     model(torch.ones(2, 8)).sum().backward()
-    crew.stop()
+    pool.stop()
 
 
 @pytest.mark.parametrize("deed", ["die", *(pytest.param(one, marks=pytest.mark.slow) for one in ("hang", "sleep"))])
@@ -256,8 +256,8 @@ def test_a_listener_that_is_killed_takes_its_sessions_along(host: Host) -> None:
 
 
 def test_a_listener_ends_with_its_controller(host: Host) -> None:
-    _, crew = managed(host)
-    crew.stop()
+    _, pool = managed(host)
+    pool.stop()
     assert host.process.wait(20) == 0
 
 
@@ -265,9 +265,9 @@ PROGRAM = """
 import sys, torch
 from tests.runtime.test_hosts_faults import Model, dispatch, Managed, Crew
 torch.manual_seed(0)
-crew = Crew(1, 1, 30.0, [sys.argv[1]])
+pool = Crew(1, 1, 30.0, [sys.argv[1]])
 model = Model()
-dispatch.manage(model, Managed(model, crew, quiet=True))
+dispatch.manage(model, Managed(model, pool, quiet=True))
 for _ in range(2):
     model(torch.ones(2, 8))
 print("now", flush=True)

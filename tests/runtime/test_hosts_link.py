@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.runtime.hosts.handshake import Unproven, differences, prove
-from gemini.runtime.memory.replica_sync import Ledger, lodged
+from gemini.runtime.hosts.handshake import AuthenticationError, authenticate, version_differences
+from gemini.runtime.memory.replica_sync import ReplicaSync, build_replica
 from gemini.runtime.transport.channel import ChannelClosed
-from gemini.runtime.transport.dist_p2p import Lane, back_end
-from gemini.runtime.transport.remote_link import FarLink
+from gemini.runtime.transport.dist_p2p import P2PChannel, choose_backend
+from gemini.runtime.transport.remote_link import RemoteLink
 from gemini.runtime.transport.tcp_channel import TcpChannel
 from tests.runtime.test_transport import TENSORS
 
@@ -50,23 +50,23 @@ def both(one: Any, other: Any) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def ends() -> Iterator[tuple[FarLink, FarLink]]:
+def ends() -> Iterator[tuple[RemoteLink, RemoteLink]]:
     channels = [TcpChannel(end, KEY, side) for side, end in enumerate(connected())]
-    lanes = both(*[lambda at=at: Lane(channels[at], at, "127.0.0.1", 20.0, ("", "")) for at in range(2)])
-    made = [FarLink(channel, lane, side) for side, (channel, lane) in enumerate(zip(channels, lanes, strict=True))]
+    lanes = both(*[lambda at=at: P2PChannel(channels[at], at, "127.0.0.1", 20.0, ("", "")) for at in range(2)])
+    made = [RemoteLink(channel, lane, side) for side, (channel, lane) in enumerate(zip(channels, lanes, strict=True))]
     yield made[0], made[1]
     for link in made:
         link.close()
 
 
-def crossed(one: FarLink, other: FarLink, value: Any) -> Any:
+def crossed(one: RemoteLink, other: RemoteLink, value: Any) -> Any:
     sent, found = both(lambda: one.send(value), lambda: other.receive(20))
     assert sent is True
     return found[0]
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_tensor_arrives_as_it_was(name: str, ends: tuple[FarLink, FarLink]) -> None:
+def test_a_tensor_arrives_as_it_was(name: str, ends: tuple[RemoteLink, RemoteLink]) -> None:
     tensor = TENSORS[name]
     for one, other in (ends, ends[::-1]):
         found = crossed(one, other, {"x": [tensor, None]})["x"][0]
@@ -74,11 +74,11 @@ def test_a_tensor_arrives_as_it_was(name: str, ends: tuple[FarLink, FarLink]) ->
         assert torch.equal(found.to_dense(), tensor.to_dense())
 
 
-def test_tensors_arrive_in_their_order_both_ways_at_once(ends: tuple[FarLink, FarLink]) -> None:
+def test_tensors_arrive_in_their_order_both_ways_at_once(ends: tuple[RemoteLink, RemoteLink]) -> None:
     sizes = [70_000, 3, 0, 5_000, 90_000, 20_000]
     values = [[torch.full((size,), float(at)) for at, size in enumerate(sizes)] for _ in range(20)]
 
-    def talk(link: FarLink) -> list[Any]:
+    def talk(link: RemoteLink) -> list[Any]:
         """Send from one thread while another one receives, as a controller with micro-batches does."""
         sender = threading.Thread(target=lambda: [link.send(value) for value in values])
         sender.start()
@@ -90,17 +90,17 @@ def test_tensors_arrive_in_their_order_both_ways_at_once(ends: tuple[FarLink, Fa
         assert all(torch.equal(a, b) for x, y in zip(heard, values, strict=True) for a, b in zip(x, y, strict=True))
 
 
-def test_nothing_arrives_in_time(ends: tuple[FarLink, FarLink]) -> None:
+def test_nothing_arrives_in_time(ends: tuple[RemoteLink, RemoteLink]) -> None:
     assert ends[0].receive(0.01) is None
 
 
-def test_descriptors_do_not_cross_hosts(ends: tuple[FarLink, FarLink]) -> None:
+def test_descriptors_do_not_cross_hosts(ends: tuple[RemoteLink, RemoteLink]) -> None:
     with pytest.raises(ValueError, match="another host"):
         ends[0].send("x", (0,))
     assert crossed(*ends, "still in step") == "still in step"
 
 
-def test_what_cannot_be_sent_leaves_nothing_behind(ends: tuple[FarLink, FarLink]) -> None:
+def test_what_cannot_be_sent_leaves_nothing_behind(ends: tuple[RemoteLink, RemoteLink]) -> None:
     with pytest.raises(Exception, match="layout"):
         ends[0].send([torch.randn(9000), torch.eye(3).to_sparse_csr()])
     assert torch.equal(crossed(*ends, torch.ones(9000)), torch.ones(9000))
@@ -143,7 +143,7 @@ def test_both_ends_prove_that_they_know_the_secret(secrets: tuple[bytes, bytes])
 
     def end(side: int) -> Any:
         try:
-            return prove(pair[side], secrets[side], side, 5.0)
+            return authenticate(pair[side], secrets[side], side, 5.0)
         except BaseException:
             pair[side].close()
             raise
@@ -154,22 +154,29 @@ def test_both_ends_prove_that_they_know_the_secret(secrets: tuple[bytes, bytes])
         found[0].say({"x": 1})
         assert found[1].hear(5) == {"x": 1}
     else:
-        assert all(isinstance(one, Unproven) for one in found)
+        assert all(isinstance(one, AuthenticationError) for one in found)
     for one in pair:
         one.close()
 
 
 def test_versions_that_differ_are_named() -> None:
-    assert differences({"torch": "2.6", "x": "1"}, {"torch": "2.6", "x": "1"}, "here", "there") == ""
-    assert differences({"torch": "2.6"}, {"torch": "2.7"}, "here", "there") == "torch 2.6 (here) and 2.7 (there)"
-    assert "x — (here) and 1 (there)" in differences({}, {"x": "1"}, "here", "there")
+    assert version_differences({"torch": "2.6", "x": "1"}, {"torch": "2.6", "x": "1"}, "here", "there") == ""
+    assert (
+        version_differences({"torch": "2.6"}, {"torch": "2.7"}, "here", "there") == "torch 2.6 (here) and 2.7 (there)"
+    )
+    assert "x — (here) and 1 (there)" in version_differences({}, {"x": "1"}, "here", "there")
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_nccl_is_for_two_different_gpus(is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: is_there)
-    assert back_end("GPU-1", "GPU-2") == ("nccl" if is_there else "gloo")
-    assert [back_end("GPU-1", "GPU-1"), back_end("", "GPU-2"), back_end("GPU-1", ""), back_end("", "")] == ["gloo"] * 4
+    assert choose_backend("GPU-1", "GPU-2") == ("nccl" if is_there else "gloo")
+    assert [
+        choose_backend("GPU-1", "GPU-1"),
+        choose_backend("", "GPU-2"),
+        choose_backend("GPU-1", ""),
+        choose_backend("", ""),
+    ] == ["gloo"] * 4
 
 
 # ── the ledger ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,9 +191,9 @@ def test_two_sides_have_the_same_bytes_after_each_exchange(writes: list[Write]) 
         nn.Parameter(torch.randn(3, 5).t()), base[2:5], base[4:], torch.tensor(7), torch.zeros(0),
         torch.zeros(3).bool(), torch.full((2,), float("nan"), dtype=torch.float64),
     ]  # fmt: skip
-    here = Ledger(mine)
-    theirs = lodged(here.homes, [piece.clone() for piece in here.known])
-    there = Ledger(theirs)
+    here = ReplicaSync(mine)
+    theirs = build_replica(here.homes, [piece.clone() for piece in here.known])
+    there = ReplicaSync(theirs)
     sides = [(here, mine, there), (there, theirs, here)]
     for side, at, byte in writes:
         ledger, tensors, other = sides[side]
@@ -204,7 +211,7 @@ def test_two_sides_have_the_same_bytes_after_each_exchange(writes: list[Write]) 
 
 def test_tensors_of_another_form_do_not_fit() -> None:
     base = torch.zeros(6)
-    ledger = Ledger([base[:3], base[3:]])
+    ledger = ReplicaSync([base[:3], base[3:]])
     assert ledger.fits([torch.ones(6)[:3].requires_grad_(), base[3:]]) is False  # they share no storage
     other = torch.ones(6)
     assert ledger.fits([other[:3], other[3:]])

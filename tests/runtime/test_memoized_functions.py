@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.memoized import draws, find_caches
-from gemini.guards.globals_and_closures import Outside
-from gemini.runtime.transport.serialization import Classes, pack, unpack
+from gemini.capture.memoized import find_caches, uses_rng
+from gemini.guards.globals_and_closures import ExternalReads
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 
 @functools.lru_cache(maxsize=3)
@@ -54,7 +54,7 @@ class DrawsByMethod(nn.Linear):
 
 
 def sent(value: Any) -> Any:
-    here, there = Classes(), Classes(1)
+    here, there = ClassTable(), ClassTable(1)
     body, tensors = pack(value, here)
     there.take(here.news())
     return unpack(body, tensors, there)
@@ -74,12 +74,12 @@ def test_one_of_an_installed_package_travels_by_name() -> None:
 
 def test_one_that_draws_is_not_emptied_and_keeps_its_caller_at_home() -> None:
     for model in (Draws(4, 4), DrawsByMethod(4, 4)):
-        outside, x = Outside(model), torch.randn(2, 4)
+        outside, x = ExternalReads(model), torch.randn(2, 4)
         assert not outside.obstacle()  # nobody has asked it yet
         before = model(x)
         state = torch.get_rng_state()
         assert "remembers random numbers" in outside.obstacle()
-        assert not any(draws(cache) for cache in find_caches(model))
+        assert not any(uses_rng(cache) for cache in find_caches(model))
         assert torch.equal(state, torch.get_rng_state())
         assert torch.equal(before, model(x))
 
@@ -87,12 +87,12 @@ def test_one_that_draws_is_not_emptied_and_keeps_its_caller_at_home() -> None:
 def test_it_may_return_dictionaries() -> None:
     several(2, "first")
     several(3, "second")
-    assert draws(several)
+    assert uses_rng(several)
 
 
 def test_one_that_does_not_draw_is_in_nobodys_way() -> None:
     model = Reads(4, 4)
     model(torch.randn(2, 4))
-    assert not Outside(model).obstacle()
+    assert not ExternalReads(model).obstacle()
     assert table in find_caches(model)
-    assert not draws(table)
+    assert not uses_rng(table)

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from gemini.runtime.eager.split_proof import prove
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 class Plain(nn.Module):
@@ -48,17 +48,17 @@ class Contrast(nn.Module):
         return y @ y.t()
 
 
-def managed(model: nn.Module, crew: Crew, degree: int) -> Managed:
-    made = Managed(model, crew, quiet=True, micro_batches=degree)
+def managed(model: nn.Module, pool: WorkerPool, degree: int) -> ManagedModel:
+    made = ManagedModel(model, pool, quiet=True, micro_batches=degree)
     dispatch.manage(model, made)
     return made
 
 
 @pytest.mark.parametrize(("size", "degree"), [(8, 4), (7, 3), (2, 4), (1, 4)])
-def test_equals_the_whole_batch(size: int, degree: int, crew: Crew) -> None:
+def test_equals_the_whole_batch(size: int, degree: int, pool: WorkerPool) -> None:
     model = Plain()
     reference = copy.deepcopy(model)
-    made = managed(model, crew, degree)
+    made = managed(model, pool, degree)
     for at in range(3):
         torch.manual_seed(at)
         x, other = torch.randn(size, 8, requires_grad=True), torch.randn(4, size, requires_grad=True)
@@ -75,18 +75,18 @@ def test_equals_the_whole_batch(size: int, degree: int, crew: Crew) -> None:
         assert made.calls > 2 * min(size, degree), "micro-batches did not run"
 
 
-def test_another_size_of_the_last_batch(crew: Crew) -> None:
+def test_another_size_of_the_last_batch(pool: WorkerPool) -> None:
     model = Plain()
     reference = copy.deepcopy(model)
-    managed(model, crew, 4)
+    managed(model, pool, 4)
     for size in (8, 8, 3, 8, 5):
         x, other = torch.randn(size, 8), torch.randn(4, size)
         torch.testing.assert_close(model(x, other=other)["pair"], reference(x, other=other)["pair"])
 
 
-def test_backward_again_and_of_gradients(crew: Crew) -> None:
+def test_backward_again_and_of_gradients(pool: WorkerPool) -> None:
     model = Plain()
-    managed(model, crew, 2)
+    managed(model, pool, 2)
     x, other = torch.randn(4, 8, requires_grad=True), torch.randn(4, 4)
     for _ in range(3):
         out = model(x, other=other)["x"].pow(3).sum()
@@ -108,10 +108,10 @@ def test_backward_again_and_of_gradients(crew: Crew) -> None:
         (Contrast(), "matmul of samples in different dimensions"),
     ],
 )
-def test_says_why_a_batch_stays_whole(model: nn.Module, reason: str, crew: Crew, capsys: Any) -> None:
+def test_says_why_a_batch_stays_whole(model: nn.Module, reason: str, pool: WorkerPool, capsys: Any) -> None:
     assert reason in prove(model, (torch.randn(6, 8),), {}).reason
     reference = copy.deepcopy(model)
-    made = Managed(model, crew, micro_batches=3)
+    made = ManagedModel(model, pool, micro_batches=3)
     dispatch.manage(model, made)
     for at in range(3):
         x = torch.randn(6, 8)
@@ -122,9 +122,9 @@ def test_says_why_a_batch_stays_whole(model: nn.Module, reason: str, crew: Crew,
     assert "runs a batch as one, not in 3 micro-batches" in capsys.readouterr().err
 
 
-def test_an_error_in_a_micro_batch_is_the_models_own(crew: Crew) -> None:
+def test_an_error_in_a_micro_batch_is_the_models_own(pool: WorkerPool) -> None:
     model = Plain()
-    managed(model, crew, 2)
+    managed(model, pool, 2)
     for _ in range(2):
         model(torch.randn(4, 8), other=torch.randn(2, 4))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):

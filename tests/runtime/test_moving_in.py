@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gemini.runtime.devices.cpu import Cpu
-from gemini.runtime.memory.shared_layout import move_in
+from gemini.runtime.memory.shared_layout import move_to_segment
 
 
 def test_a_model_that_moves_in_during_an_evaluation_can_still_be_trained() -> None:
@@ -14,7 +14,7 @@ def test_a_model_that_moves_in_during_an_evaluation_can_still_be_trained() -> No
     held = [*model.parameters(), *model.buffers()]
     before = [tensor.detach().clone() for tensor in held]
     with torch.inference_mode():
-        segment, homes = move_in(held, Cpu())
+        segment, homes = move_to_segment(held, Cpu())
     assert len(homes) == len(held)
     assert not any(tensor.is_inference() for tensor in held)
     assert all(torch.equal(now, was) for now, was in zip(held, before))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.programs import Net, Program, Wrap, batch, check, step, weights
 
 ELSEWHERE: dict[str, Program] = {}  # units must run in workers
@@ -615,5 +615,5 @@ def meta_and_fake_inputs(wrap: Wrap) -> Any:
 
 @pytest.mark.parametrize("name", [*ELSEWHERE, *ANYWHERE])
 @pytest.mark.filterwarnings("ignore")
-def test_a_program_gives_what_it_gives_on_one_device(name: str, crew: Crew) -> None:
-    check({**ELSEWHERE, **ANYWHERE}[name], crew, elsewhere=name in ELSEWHERE)
+def test_a_program_gives_what_it_gives_on_one_device(name: str, pool: WorkerPool) -> None:
+    check({**ELSEWHERE, **ANYWHERE}[name], pool, elsewhere=name in ELSEWHERE)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from gemini.runtime.pool.speed_probe import speeds_of
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.speed_probe import measure_speeds
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 def test_all_workers_are_asked_once() -> None:
-    crew = Crew(2, 1)
+    pool = WorkerPool(2, 1)
     try:
-        found = speeds_of(crew)
+        found = measure_speeds(pool)
         assert found is not None
         alone, workers = found
         assert len(workers) == 2
         assert all(speed.products > 0 and speed.moved_mb > 0 for speed in (alone, *workers))
-        assert speeds_of(crew) is found
+        assert measure_speeds(pool) is found
     finally:
-        crew.stop()
+        pool.stop()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.runtime.programs import Block, Net, Program, Wrap, batch, check, step, weights
 
 PROGRAMS: dict[str, Program] = {}
@@ -301,5 +301,5 @@ def copies_and_pickles(wrap: Wrap) -> Any:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gives_what_it_gives_on_one_device(name: str, crew: Crew) -> None:
-    check(PROGRAMS[name], crew, 1e-2 if name == "mixed_precision" else 1e-5)
+def test_a_program_gives_what_it_gives_on_one_device(name: str, pool: WorkerPool) -> None:
+    check(PROGRAMS[name], pool, 1e-2 if name == "mixed_precision" else 1e-5)

@@ -17,8 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.guards.library_classes import describe
-from gemini.guards.monkeypatches import Methods, replaced
+from gemini.guards.library_classes import describe_classes
+from gemini.guards.monkeypatches import LibraryPatches, find_torch_patch
 from gemini.step import split_backward_ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -80,16 +80,16 @@ def test_the_programs_own_is_called(
 
 
 def test_what_was_replaced_and_is_as_before_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = Methods(Net())
+    methods = LibraryPatches(Net())
     assert not methods.obstacle()
-    assert not replaced()
+    assert not find_torch_patch()
     with monkeypatch.context() as patch:
         replace_function(patch)
-        assert replaced() == "torch.nn.functional.relu"
+        assert find_torch_patch() == "torch.nn.functional.relu"
         replace_method(patch)
         assert "GELU.forward" in methods.obstacle()
     assert not methods.obstacle()
-    assert not replaced()
+    assert not find_torch_patch()
 
 
 def test_partial_functions_and_wrapped_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_partial_functions_and_wrapped_ones_count(monkeypatch: pytest.MonkeyPatc
     for one in (functools.partial(other, k=1), functools.wraps(own)(other), functools.partial(own, approximate="tanh")):
         with monkeypatch.context() as patch:
             patch.setattr(F, "gelu", one)
-            assert replaced() == "torch.nn.functional.gelu"
+            assert find_torch_patch() == "torch.nn.functional.gelu"
 
 
 class OfALibrary(nn.Module):
@@ -137,16 +137,16 @@ def test_functions_of_other_libraries_count(
 def test_functions_that_methods_of_a_library_reach_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
-    methods = Methods(model)
+    methods = LibraryPatches(model)
     assert not methods.obstacle()
     monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", lambda *given, **named: given)
     assert "modeling_gpt2.eager_attention_forward" in methods.obstacle()
-    assert "modeling_gpt2.eager_attention_forward" in Methods(model).obstacle()
+    assert "modeling_gpt2.eager_attention_forward" in LibraryPatches(model).obstacle()
 
 
 def test_functions_in_tables_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
-    methods = Methods(GPT2LMHeadModel(config))
+    methods = LibraryPatches(GPT2LMHeadModel(config))
     assert not methods.obstacle()
     with monkeypatch.context() as patch:
         patch.setitem(AttentionInterface._global_mapping, "mine", lambda *given, **named: given)
@@ -159,15 +159,15 @@ def test_functions_in_tables_of_a_library_count(monkeypatch: pytest.MonkeyPatch)
 def test_attributes_of_classes_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
-    methods = Methods(model)
-    fresh = describe(methods.asked())
+    methods = LibraryPatches(model)
+    fresh = describe_classes(methods.asked())
     methods.learn(fresh)
     for kind, name in ((modeling_gpt2.GPT2Attention, "is_causal"), (nn.Module, "gain")):
         assert not methods.obstacle()
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, 2, raising=False)
             assert f"{kind.__name__}.{name}" in methods.obstacle()
-            late = Methods(model)
+            late = LibraryPatches(model)
             assert not late.obstacle()  # nobody knows
             late.learn(fresh)
             assert f"{kind.__name__}.{name}" in late.obstacle()
@@ -195,9 +195,9 @@ def test_what_does_not_compute_may_be_replaced(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "compile", lambda *given, **named: given)
     monkeypatch.setattr(torch.Tensor, "__repr__", lambda self: "a tensor")
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    assert not replaced()
+    assert not find_torch_patch()
     monkeypatch.setattr(torch, "matmul", lambda *given: given)
-    assert replaced() == "torch.matmul"
+    assert find_torch_patch() == "torch.matmul"
 
 
 def test_what_stages_use_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,4 +205,4 @@ def test_what_stages_use_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(F, name, getattr(F, name))  # put back afterwards
     split_backward_ops.install()
     assert isinstance(F.conv2d, functools.partial)
-    assert not replaced()
+    assert not find_torch_patch()

@@ -14,8 +14,8 @@ from gemini.errors import ArtifactError, WorkerError
 from gemini.runtime import failure_replay as replaying
 from gemini.runtime.failure_replay import Unsaved, load, replay
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 class Checks(torch.autograd.Function):
@@ -54,9 +54,9 @@ class Net(nn.Module):
         return x
 
 
-def started(crew: Crew, folder: Path) -> Net:
+def started(pool: WorkerPool, folder: Path) -> Net:
     model = Net()
-    managed = Managed(model, crew, quiet=True)
+    managed = ManagedModel(model, pool, quiet=True)
     managed.record.folder = folder
     dispatch.manage(model, managed)
     for _ in range(3):
@@ -64,8 +64,8 @@ def started(crew: Crew, folder: Path) -> Net:
     return model
 
 
-def test_a_failed_call_raises_the_same_when_it_is_replayed(crew: Crew, tmp_path: Path) -> None:
-    model = started(crew, tmp_path)
+def test_a_failed_call_raises_the_same_when_it_is_replayed(pool: WorkerPool, tmp_path: Path) -> None:
+    model = started(pool, tmp_path)
     for options, kind in (({"limit": 1e-3}, ValueError), ({"gradient": 1e-3}, ArithmeticError)):
         with pytest.raises(kind) as caught:
             model(torch.randn(4, 16), **options).sum().backward()
@@ -86,10 +86,10 @@ def test_a_failed_call_raises_the_same_when_it_is_replayed(crew: Crew, tmp_path:
 
 
 def test_the_last_three_are_kept_and_none_is_half_written(
-    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(3):
-        model = started(crew, tmp_path)
+        model = started(pool, tmp_path)
         for _ in range(4):
             with pytest.raises(ValueError, match="an entry"):
                 model(torch.randn(4, 16), limit=1e-3)
@@ -100,14 +100,14 @@ def test_the_last_three_are_kept_and_none_is_half_written(
 
     monkeypatch.setattr(replaying, "save_file", full)
     before = set(tmp_path.iterdir())
-    model = started(crew, tmp_path)
+    model = started(pool, tmp_path)
     with pytest.raises(ValueError, match="an entry"):
         model(torch.randn(4, 16), limit=1e-3)
     assert set(tmp_path.iterdir()) == before
 
 
-def test_what_cannot_be_saved_is_named(crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = started(crew, tmp_path)
+def test_what_cannot_be_saved_is_named(pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = started(pool, tmp_path)
     with pytest.raises(ValueError, match="an entry"):
         model(torch.randn(4, 16), limit=1e-3, extra=range(3))
     (folder,) = tmp_path.iterdir()
@@ -128,9 +128,9 @@ def test_what_cannot_be_saved_is_named(crew: Crew, tmp_path: Path, monkeypatch: 
 
 
 def test_the_call_in_which_a_worker_was_lost_is_saved(tmp_path: Path) -> None:
-    crew = Crew(2, 1)
-    model = started(crew, tmp_path)
-    crew.workers[0].process.kill()
+    pool = WorkerPool(2, 1)
+    model = started(pool, tmp_path)
+    pool.workers[0].process.kill()
     with pytest.raises(WorkerError) as caught:
         model(torch.ones(4, 16))
     assert any(str(tmp_path) in note for note in caught.value.__notes__)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.shm_pool import SEGMENT, Pool, Slab
+from gemini.runtime.transport.shm_pool import SEGMENT, SharedMemoryPool, Slab
 
 # Small ones, some around the size from which a slab has a segment of its own, and some larger than a segment.
 SIZES = st.integers(1, 1 << 20) | st.integers(SEGMENT // 4 - 9, SEGMENT // 4 + 9) | st.integers(SEGMENT, 2 * SEGMENT)
@@ -24,7 +24,7 @@ def overlap(one: Slab, other: Slab) -> bool:
 
 @given(STEPS)
 def test_slabs_in_use_never_overlap(steps: list[int | tuple[int]]) -> None:
-    pool, used = Pool(Cpu()), []
+    pool, used = SharedMemoryPool(Cpu()), []
     for step in steps:
         if isinstance(step, tuple):
             if used:
@@ -51,7 +51,7 @@ def test_a_large_tensor_that_comes_first_is_not_written_over() -> None:
 
 @given(st.lists(st.integers(1, 1 << 16), min_size=1, max_size=12), st.data())
 def test_memory_of_free_slabs_goes_back_and_nothing_else_changes(sizes: list[int], data: st.DataObject) -> None:
-    pool, device = Pool(Cpu()), Cpu()
+    pool, device = SharedMemoryPool(Cpu()), Cpu()
     slabs = [pool.take(size) for size in sizes]
     views = [pool.view(slab, size).fill_(at + 1) for at, (slab, size) in enumerate(zip(slabs, sizes, strict=True))]
     freed = data.draw(st.sets(st.sampled_from(range(len(slabs)))))
@@ -75,7 +75,7 @@ def test_without_the_other_end_memory_goes_with_its_last_tensor() -> None:
     found = there.receive()
     assert found is not None
     for link in (here, there):
-        link.carriage.forget()
-        assert not link.carriage.lines[0].pool.segments
-        assert not link.carriage.lines[0].window.segments
+        link.transport.forget()
+        assert not link.transport.lines[0].pool.segments
+        assert not link.transport.lines[0].window.segments
     assert torch.equal(found[0], torch.arange(1 << 15))

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import OVERLAPPED
 from gemini.runtime.session import start
 from tests.runtime.test_faults_lost import acting, inputs
@@ -64,7 +64,7 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
     managed = start(model, config, planner_for(config), announce=False, survives=True)
     assert managed is not None
     assert managed.overlap is not None
-    workers = list(managed.crew.workers)
+    workers = list(managed.pool.workers)
 
     def kill(step: int) -> None:
         if step == 5:
@@ -94,7 +94,7 @@ class Greedy(nn.Module):
 
 def test_memory_that_a_worker_has_not_got_may_be_here(capsys: Any) -> None:
     model = nn.Sequential(Greedy(), Greedy())
-    managed = Managed(model, Crew(2, 1))
+    managed = ManagedModel(model, WorkerPool(2, 1))
     managed.record.survives = True
     dispatch.manage(model, managed)
     for when in (0, 0, 0, 1, 1):

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend
 
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.shm_pool import SEGMENT, rounded
-from gemini.runtime.transport.tensor_header import Unsendable
+from gemini.runtime.transport.shm_pool import SEGMENT, round_size
+from gemini.runtime.transport.tensor_header import UnsendableTensor
 
 
 @dataclass
@@ -148,7 +148,7 @@ def test_memory_is_used_again_once_the_receiver_is_done(ends: tuple[Link, Link])
         found = arrived(ends, torch.randn(1 << 20))
         del found
         arrived((ends[1], ends[0]), None)  # the news travel with the next message
-    assert ends[0].carriage.lines[0].pool.size <= SEGMENT
+    assert ends[0].transport.lines[0].pool.size <= SEGMENT
 
 
 def test_memory_is_kept_while_a_view_lives(ends: tuple[Link, Link]) -> None:
@@ -159,7 +159,7 @@ def test_memory_is_kept_while_a_view_lives(ends: tuple[Link, Link]) -> None:
 
 
 def test_what_cannot_cross_says_so(ends: tuple[Link, Link]) -> None:
-    with pytest.raises(Unsendable, match="sparse_csr"):
+    with pytest.raises(UnsendableTensor, match="sparse_csr"):
         ends[0].send(torch.eye(3).to_sparse_csr())
 
 
@@ -183,8 +183,8 @@ def test_a_closed_end_is_noticed(ends: tuple[Link, Link]) -> None:
 
 @given(st.integers(1, 1 << 40))
 def test_size_classes_waste_little(size: int) -> None:
-    assert size <= rounded(size) <= max(64, size + 63, 1.25 * size)
-    assert rounded(rounded(size)) == rounded(size)
+    assert size <= round_size(size) <= max(64, size + 63, 1.25 * size)
+    assert round_size(round_size(size)) == round_size(size)
 
 
 def test_frames_that_are_held_come_when_they_are_let_go() -> None:

@@ -18,8 +18,8 @@ from conformance.zoo import results
 from conformance.zoo.verdict import Animal, zoo
 from conformance.zoo.workers_verdict import judge
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pool.worker_pool import Crew
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pool.worker_pool import WorkerPool
 
 # One of each kind: encoder, decoder with a cache, both, mixture of experts, vision, convolution, speech, detection, …
 FAMILIES = ("bert", "llama", "t5", "mixtral", "vit", "resnet", "wav2vec2", "detr", "mamba", "clip", "albert", "gpt2")
@@ -35,10 +35,12 @@ def animals() -> dict[str, Animal]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES]
 )
-def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, animals: dict[str, Animal]) -> None:
+def test_a_family_trains_in_two_workers_as_on_one_device(
+    name: str, pool: WorkerPool, animals: dict[str, Animal]
+) -> None:
     if name not in animals:
         pytest.skip(f"this transformers has no {name}")
-    row = judge(animals[name], crew, build=45, limit=90)
+    row = judge(animals[name], pool, build=45, limit=90)
     if row["status"] in ("not buildable", "not trainable"):
         pytest.skip(row["reason"])
     assert row["status"] in ("equal", "noise"), row["reason"]
@@ -47,7 +49,7 @@ def test_a_family_trains_in_two_workers_as_on_one_device(name: str, crew: Crew, 
     assert not row["demoted"], "something of ours failed"
 
 
-def test_what_a_model_collects_by_hooks_is_collected(crew: Crew) -> None:
+def test_what_a_model_collects_by_hooks_is_collected(pool: WorkerPool) -> None:
     from transformers import LlamaConfig, LlamaModel
 
     config = LlamaConfig(
@@ -57,7 +59,7 @@ def test_what_a_model_collects_by_hooks_is_collected(crew: Crew) -> None:
     torch.manual_seed(0)
     plain = LlamaModel(config)
     model = copy.deepcopy(plain)
-    managed = Managed(model, crew, quiet=True)
+    managed = ManagedModel(model, pool, quiet=True)
     dispatch.manage(model, managed)
     tokens = torch.arange(12).view(2, 6)
     for wanted in (False, False, True, True, False, True):

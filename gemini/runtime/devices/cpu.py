@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from gemini.runtime.devices.base import Device
-from gemini.runtime.devices.finalizers import when_gone
-from gemini.runtime.devices.host_memory import amount
+from gemini.runtime.devices.finalizers import call_when_freed
+from gemini.runtime.devices.host_memory import format_bytes
 
 _mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()  # all that this process has mapped
 
@@ -31,7 +31,7 @@ class MappedSegment:
             if descriptor is None:
                 os.close(self.descriptor)
             limits = "see ulimit -f and -v, and the machine's memory"
-            raise OSError(error.errno, f"{error.strerror}: {amount(size)} of shared memory ({limits})") from None
+            raise OSError(error.errno, f"{error.strerror}: {format_bytes(size)} of shared memory ({limits})") from None
         _mapped.add(mapped)
         self.memory = memoryview(mapped)
 
@@ -41,7 +41,7 @@ class MappedSegment:
             return torch.empty(0, dtype=torch.uint8)
         part = self.memory[offset : offset + size]
         if freed is not None:
-            when_gone(part, freed)
+            call_when_freed(part, freed)
         return torch.frombuffer(part, dtype=torch.uint8)
 
     def empty(self, offset: int, size: int) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from gemini.runtime.devices import cuda_ipc
 from gemini.runtime.devices.base import Device
-from gemini.runtime.devices.finalizers import when_gone
+from gemini.runtime.devices.finalizers import call_when_freed
 
 
 class _Bytes:
@@ -46,7 +46,7 @@ class CudaSegment:
             return torch.empty(0, dtype=torch.uint8, device=device)
         part = _Bytes(self.address + offset, size, self)
         if freed is not None:
-            when_gone(part, freed)
+            call_when_freed(part, freed)
         return torch.as_tensor(part, device=device)
 
     def shared(self) -> tuple[bytes, tuple[int, ...]]:

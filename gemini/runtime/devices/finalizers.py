@@ -24,7 +24,7 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     act: Callable[[], Any]
 
 
-def when_gone(thing: Any, *acts: Callable[[], Any]) -> None:
+def call_when_freed(thing: Any, *acts: Callable[[], Any]) -> None:
     """Call all `acts`, in order, when `thing` is freed; not at the end of the program."""
     watch = _Watch(thing, _RUN)
     key = id(watch)

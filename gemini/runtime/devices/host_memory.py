@@ -11,7 +11,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 _UNLIMITED = 1 << 60
 
 
-def amount(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Bytes in words."""
     for unit, letter in ((1e12, "T"), (1e9, "G")):
         if size >= unit:
@@ -19,7 +19,7 @@ def amount(size: float) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def available() -> tuple[int, str] | None:
+def available_memory() -> tuple[int, str] | None:
     """The bytes that a process here may still get, and of what; None where that cannot be found out."""
     found = [(size, "of the machine's memory") for size in _fields("/proc/meminfo", "MemAvailable:", 1024)]
     for folder in _folders():
@@ -28,11 +28,11 @@ def available() -> tuple[int, str] | None:
         if limits and used and limits[0] < _UNLIMITED:
             # What files take is given back before the limit is reached.
             files = next(_fields(str(folder / "memory.stat"), "inactive_file", 1), 0)
-            found.append((limits[0] - used[0] + files, f"of the {amount(limits[0])} of its control group"))
+            found.append((limits[0] - used[0] + files, f"of the {format_bytes(limits[0])} of its control group"))
     return min(found, default=None, key=lambda one: one[0])
 
 
-def kills() -> list[int]:
+def count_oom_kills() -> list[int]:
     """How many processes the kernel has ended for want of memory, by each counter that there is."""
     found = [*_fields("/proc/vmstat", "oom_kill", 1)]
     for folder in _folders():
@@ -41,7 +41,7 @@ def kills() -> list[int]:
     return found
 
 
-def largest_child() -> int:
+def peak_child_memory() -> int:
     """The most bytes that a process which this one has started, and which has ended, ever had."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 

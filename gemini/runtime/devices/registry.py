@@ -27,12 +27,12 @@ def _installed() -> dict[str, str]:
     return {found.name: found.value for found in entry_points(group=GROUP)}
 
 
-def knows(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Whether there is a class for devices of that name."""
     return name.partition(":")[0] in {**_installed(), **_known}
 
 
-def path_of(name: str) -> str:
+def class_path(name: str) -> str:
     """Where the class of a device is found."""
     kind = name.partition(":")[0]
     paths = {**_installed(), **_known}
@@ -44,16 +44,16 @@ def path_of(name: str) -> str:
     return paths[kind]
 
 
-def make(name: str, path: str = "") -> Device:
+def create_device(name: str, path: str = "") -> Device:
     """The device of that name; from the class at `path`, which is looked up unless given."""
-    module, _, attribute = (path or path_of(name)).partition(":")
+    module, _, attribute = (path or class_path(name)).partition(":")
     made: Device = getattr(importlib.import_module(module), attribute)(int(name.partition(":")[2] or 0))
     return made
 
 
-def check(names: list[str]) -> None:
+def check_devices(names: list[str]) -> None:
     """Raise a ConfigError that lists every device that cannot be used here."""
-    reasons = {name: make(name).obstacle() for name in dict.fromkeys(names)}
+    reasons = {name: create_device(name).obstacle() for name in dict.fromkeys(names)}
     faults = [Fault(f"device {name!r}: {reason}", "map workers to devices of this machine")
               for name, reason in reasons.items() if reason]  # fmt: skip
     if faults:

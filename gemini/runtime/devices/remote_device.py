@@ -11,7 +11,7 @@ import torch
 from gemini.runtime.devices.base import Device
 
 
-class Far(Device):
+class RemoteDevice(Device):
     """Seen from here: the model's device, under the name of the worker's."""
 
     def __init__(self, name: str, home: Device) -> None:
@@ -50,7 +50,7 @@ class Far(Device):
         self.home.finish()
 
 
-def identity(device: Device) -> str:
+def gpu_identity(device: Device) -> str:
     """What tells one GPU of NVIDIA's from all others, on any host; '' for other devices."""
     if device.where.type != "cuda":
         return ""

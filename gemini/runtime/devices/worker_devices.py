@@ -14,7 +14,7 @@ from gemini.errors import ConfigError, Fault
 from gemini.runtime.devices import registry
 
 
-def devices_of(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
+def assign_devices(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
     """The device of each worker: as mapped, or else where the model is. Raises ConfigError for one that is not here.
 
     Those of other hosts are `HOST:PORT/DEVICE`, and checked there.
@@ -22,10 +22,10 @@ def devices_of(model: nn.Module, config: GeminiConfig, count: int) -> list[str]:
     if config.device_mapping is not None:
         names = [_full(name) for stage in config.device_mapping.values() for name in stage.values()]
     else:
-        home = str(home_of(model))
-        names = [_full(home) if registry.knows(home) else "cpu"] * count
-    registry.check([name for name in names if not is_address(name)])
-    _check_kinds([found for name in names if (found := worker_at(name)) is not None], home_of(model))
+        home = str(model_device(model))
+        names = [_full(home) if registry.is_registered(home) else "cpu"] * count
+    registry.check_devices([name for name in names if not is_address(name)])
+    _check_kinds([found for name in names if (found := worker_at(name)) is not None], model_device(model))
     return names
 
 
@@ -44,7 +44,7 @@ def _check_kinds(workers: list[Address], home: torch.device) -> None:
         raise ConfigError(faults)
 
 
-def home_of(model: nn.Module) -> torch.device:
+def model_device(model: nn.Module) -> torch.device:
     """The device that the program has put the model on: that of most of its tensors."""
     counts: dict[torch.device, int] = {}
     for tensor in itertools.chain(model.parameters(), model.buffers()):

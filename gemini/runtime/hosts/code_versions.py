@@ -16,14 +16,14 @@ from torch import nn
 _COMPARED = ("torch", "gemini", "builtins", "__main__")  # by version; what the program itself defines travels
 
 
-def sources_of(module: nn.Module) -> dict[str, str]:
+def source_hashes(module: nn.Module) -> dict[str, str]:
     """The hashes of the files that define the classes of a module's parts, by the names of their Python modules."""
     names = {base.__module__ for part in module.modules() for base in type(part).__mro__}
     found = {name: _hash(name) for name in sorted(names) if name.partition(".")[0] not in _COMPARED}
     return {name: hash_ for name, hash_ in found.items() if hash_}
 
 
-def differing(sources: dict[str, str]) -> str:
+def find_differences(sources: dict[str, str]) -> str:
     """What is missing or different on this host, in words; '' if nothing is."""
     found = []
     for name, theirs in sources.items():

@@ -31,7 +31,7 @@ _SIZE = 32  # bytes of random numbers, and of hashes
 ROLES = (b"controller", b"worker")
 
 
-class Unproven(Exception):
+class AuthenticationError(Exception):
     """The other end is not one of ours."""
 
 
@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
     return {"gemini": __version__, "torch": torch.__version__, "python": python, "byte order": sys.byteorder}
 
 
-def differences(mine: dict[str, str], theirs: dict[str, str], here: str, there: str) -> str:
+def version_differences(mine: dict[str, str], theirs: dict[str, str], here: str, there: str) -> str:
     """Which versions differ, with those of both; '' if none do."""
     found = [
         f"{name} {mine.get(name, '—')} ({here}) and {theirs.get(name, '—')} ({there})"
@@ -55,7 +55,7 @@ def differences(mine: dict[str, str], theirs: dict[str, str], here: str, there: 
     return "; ".join(found)
 
 
-class Session:
+class AuthenticatedSession:
     """What two ends that trust each other have: a channel for the agreement, and the key of the run."""
 
     def __init__(self, connection: socket.socket, secret: bytes, nonces: bytes, side: int) -> None:
@@ -74,11 +74,11 @@ class Session:
             raise ChannelClosed(f"no answer for {seconds:.0f} s")
         value = json.loads(found[0])
         if not isinstance(value, dict):
-            raise Unproven("it does not speak as a worker does")
+            raise AuthenticationError("it does not speak as a worker does")
         return value
 
 
-def prove(connection: socket.socket, secret: bytes, side: int, seconds: float) -> Session:
+def authenticate(connection: socket.socket, secret: bytes, side: int, seconds: float) -> AuthenticatedSession:
     """Let both ends prove themselves; raises Unproven where the other one cannot, and OSError."""
     deadline = time.monotonic() + seconds
     mine = secrets.token_bytes(_SIZE)
@@ -86,9 +86,11 @@ def prove(connection: socket.socket, secret: bytes, side: int, seconds: float) -
     connection.sendall(MAGIC + mine)
     hello = _exactly(connection, len(MAGIC) + _SIZE, deadline, "it has hung up")
     if not hello.startswith(MAGIC[:-2]):
-        raise Unproven("what listens there is no gemini worker")
+        raise AuthenticationError("what listens there is no gemini worker")
     if not hello.startswith(MAGIC):
-        raise Unproven(f"it speaks version {hello[len(MAGIC) - 2 : len(MAGIC)]!r} of the protocol, not {MAGIC[-2:]!r}")
+        raise AuthenticationError(
+            f"it speaks version {hello[len(MAGIC) - 2 : len(MAGIC)]!r} of the protocol, not {MAGIC[-2:]!r}"
+        )
     theirs = hello[len(MAGIC) :]
     nonces = mine + theirs if side == 0 else theirs + mine
     proof = _hash(secret, ROLES[side], nonces)
@@ -96,11 +98,11 @@ def prove(connection: socket.socket, secret: bytes, side: int, seconds: float) -
         connection.sendall(proof)
     found = _exactly(connection, _SIZE, deadline, "it has hung up: its secret is another one")
     if not hmac.compare_digest(found, _hash(secret, ROLES[1 - side], nonces)):
-        raise Unproven("it does not know the secret")
+        raise AuthenticationError("it does not know the secret")
     if side == 1:
         connection.sendall(proof)
     connection.settimeout(None)
-    return Session(connection, secret, nonces, side)
+    return AuthenticatedSession(connection, secret, nonces, side)
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float, otherwise: str) -> bytes:
@@ -109,7 +111,7 @@ def _exactly(connection: socket.socket, count: int, deadline: float, otherwise: 
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         piece = connection.recv(count - len(found))
         if not piece:
-            raise Unproven(otherwise)
+            raise AuthenticationError(otherwise)
         found += piece
     return found
 

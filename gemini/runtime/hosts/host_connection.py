@@ -16,13 +16,19 @@ from typing import Any
 
 from gemini.config.host_address import Address
 from gemini.errors import WorkerError
-from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
+from gemini.runtime.hosts.handshake import (
+    AuthenticatedSession,
+    AuthenticationError,
+    authenticate,
+    version_differences,
+    versions,
+)
 from gemini.runtime.transport.channel import ChannelClosed
 
 PATIENCE = 5.0  # seconds for each step of the meeting
 
 
-def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
+def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[AuthenticatedSession, dict[str, Any]]:
     """Meet a worker and ask for a process; raises WorkerError with what to do."""
     who = f"the worker at {address.place}"
     command = f"gemini worker --listen {address.place} --secret-file FILE"
@@ -33,11 +39,11 @@ def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[S
             f"{who} cannot be reached: {error}\n    → start it there: {command}; and see that the port is open"
         ) from None
     try:
-        session = prove(connection, secret, 0, PATIENCE)
+        session = authenticate(connection, secret, 0, PATIENCE)
         session.say({"versions": versions(), **request})
         answer = session.hear(PATIENCE)
         connection.settimeout(None)
-    except Unproven as error:
+    except AuthenticationError as error:
         connection.close()
         raise WorkerError(f"{who} is not to be trusted: {error}\n    → give both ends the same secret file") from None
     except (OSError, ChannelClosed, ValueError) as error:
@@ -45,7 +51,7 @@ def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[S
         raise WorkerError(
             f"{who} does not answer: {error}\n    → see its messages; start it again: {command}"
         ) from None
-    different = differences(versions(), answer.get("versions", {}), "here", "there")
+    different = version_differences(versions(), answer.get("versions", {}), "here", "there")
     if different or "error" in answer:
         connection.close()
         raise WorkerError(
@@ -56,10 +62,10 @@ def connect(address: Address, secret: bytes, request: dict[str, Any]) -> tuple[S
     return session, answer
 
 
-class FarProcess:
+class RemoteProcess:
     """The process of a worker on another host."""
 
-    def __init__(self, address: Address, secret: bytes, session: Session, answer: dict[str, Any]) -> None:
+    def __init__(self, address: Address, secret: bytes, session: AuthenticatedSession, answer: dict[str, Any]) -> None:
         self.address, self.pid = address, int(answer["pid"])
         self.stacks = ""
         self._secret, self._connection = secret, session.connection

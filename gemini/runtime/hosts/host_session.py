@@ -16,32 +16,32 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gemini.runtime.worker.worker_process import Server, serve, settle
+from gemini.runtime.worker.worker_process import Server, configure_process, serve
 
 
 def main() -> None:
     """Serve until told to stop."""
     connection, stacks, terms, parent = (int(one) for one in sys.argv[1:5])
-    settle(stacks, parent)
+    configure_process(stacks, parent)
     with os.fdopen(terms) as pipe:
         agreed = json.load(pipe)
     serve(lambda: _server(socket.socket(fileno=connection), agreed))
 
 
-def _server(connection: socket.socket, agreed: dict[str, Any]) -> FarServer:
-    from gemini.runtime.devices.registry import make
-    from gemini.runtime.devices.remote_device import identity
-    from gemini.runtime.transport.dist_p2p import Lane
-    from gemini.runtime.transport.remote_link import Inbox
+def _server(connection: socket.socket, agreed: dict[str, Any]) -> RemoteServer:
+    from gemini.runtime.devices.registry import create_device
+    from gemini.runtime.devices.remote_device import gpu_identity
+    from gemini.runtime.transport.dist_p2p import P2PChannel
+    from gemini.runtime.transport.remote_link import ThreadedRemoteLink
     from gemini.runtime.transport.tcp_channel import TcpChannel
 
     channel = TcpChannel(connection, bytes.fromhex(agreed["key"]), 1)
-    gpus = identity(make(agreed["device"], agreed["back_end"])), agreed["gpu"]
-    lane = Lane(channel, 1, connection.getsockname()[0], agreed["patience"], gpus)
-    return FarServer(Inbox(channel, lane, side=1))
+    gpus = gpu_identity(create_device(agreed["device"], agreed["back_end"])), agreed["gpu"]
+    lane = P2PChannel(channel, 1, connection.getsockname()[0], agreed["timeout"], gpus)
+    return RemoteServer(ThreadedRemoteLink(channel, lane, side=1))
 
 
-class FarServer(Server):
+class RemoteServer(Server):
     """Answers requests one by one, with tensors of its own."""
 
     def __init__(self, link: Any) -> None:
@@ -64,30 +64,30 @@ class FarServer(Server):
         return reply
 
     def _reply(self, request: Any, reply: Any) -> None:
-        from gemini.runtime.protocol import Done, Fill
+        from gemini.runtime.protocol import Done, WriteTensors
 
-        if not isinstance(request, Fill):
+        if not isinstance(request, WriteTensors):
             super()._reply(request, reply)
         elif not isinstance(reply, Done):
             raise RuntimeError(f"new contents of the model's tensors cannot be stored: {reply.reason}")
 
     def _tell(self, unit: int) -> None:
         """What a unit has written to its tensors."""
-        from gemini.runtime.protocol import Fill
+        from gemini.runtime.protocol import WriteTensors
 
         if unit in self._ledgers:
             places, contents = self._ledgers[unit].differing()
             if places:
-                self.link.send(Fill(0, unit, places, contents))
+                self.link.send(WriteTensors(0, unit, places, contents))
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
-        from gemini.runtime.protocol import Fill, Forget, Lodge
+        from gemini.runtime.protocol import Forget, InstallReplica, WriteTensors
 
-        if isinstance(request, Fill):
+        if isinstance(request, WriteTensors):
             if request.unit in self._ledgers:
                 self._ledgers[request.unit].take(request.places, request.tensors)
             return None
-        if isinstance(request, Lodge):
+        if isinstance(request, InstallReplica):
             return self._lodge(request)
         if isinstance(request, Forget):
             self.calls.forget(request.units)
@@ -98,17 +98,17 @@ class FarServer(Server):
 
     def _lodge(self, request: Any) -> None:
         """Make a unit's tensors; their numbers are what its module names."""
-        from gemini.runtime.hosts.code_versions import differing
-        from gemini.runtime.memory.replica_sync import Ledger, lodged
+        from gemini.runtime.hosts.code_versions import find_differences
+        from gemini.runtime.memory.replica_sync import ReplicaSync, build_replica
         from gemini.runtime.worker.side_effect_check import Refusal
 
-        if different := differing(request.sources):
+        if different := find_differences(request.sources):
             raise Refusal(different)
         self._leave(request.unit)
-        tensors = lodged(request.homes, request.contents)
+        tensors = build_replica(request.homes, request.contents)
         self._numbers[request.unit] = range(request.first, request.first + len(tensors))
         self.link.homes.update(zip(self._numbers[request.unit], tensors, strict=True))
-        self._ledgers[request.unit] = Ledger(tensors)
+        self._ledgers[request.unit] = ReplicaSync(tensors)
 
     def _leave(self, unit: int) -> None:
         self._ledgers.pop(unit, None)
@@ -117,9 +117,9 @@ class FarServer(Server):
 
 
 def _calls(classes: Any, tell: Callable[[int], None]) -> Any:
-    from gemini.runtime.worker.module_server import Calls
+    from gemini.runtime.worker.module_server import ModuleServer
 
-    class FarCalls(Calls):
+    class FarCalls(ModuleServer):
         """What is undone is told as well."""
 
         def undo(self, unit: int, call: int) -> None:

@@ -26,13 +26,19 @@ from typing import Any
 from gemini.config.host_address import Address
 from gemini.errors import ConfigError, UsageError
 from gemini.runtime.devices import registry
-from gemini.runtime.devices.remote_device import identity
+from gemini.runtime.devices.remote_device import gpu_identity
 from gemini.runtime.hosts import spawn
-from gemini.runtime.hosts.handshake import Session, Unproven, differences, prove, versions
+from gemini.runtime.hosts.handshake import (
+    AuthenticatedSession,
+    AuthenticationError,
+    authenticate,
+    version_differences,
+    versions,
+)
 from gemini.runtime.transport.channel import ChannelClosed
 
 ENTRY = "gemini.runtime.hosts.host_session"
-_PATIENCE = 5.0  # seconds for a stranger to prove itself
+_TIMEOUT = 5.0  # seconds for a stranger to prove itself
 _AT_ONCE = 32  # strangers
 _FAREWELL = 3.0  # seconds in which a session may end by itself, and in which its controller may ask how it did
 _STACKS = 20_000  # characters
@@ -97,9 +103,9 @@ class Listener:
     def _meet(self, connection: socket.socket, host: str) -> None:
         with connection:
             try:
-                session = prove(connection, self._secret, 1, _PATIENCE)
-                request = session.hear(_PATIENCE)
-            except (Unproven, ChannelClosed, OSError, ValueError) as error:
+                session = authenticate(connection, self._secret, 1, _TIMEOUT)
+                request = session.hear(_TIMEOUT)
+            except (AuthenticationError, ChannelClosed, OSError, ValueError) as error:
                 self._say(f"turned {host} away: {error}")
                 return
             finally:
@@ -109,9 +115,9 @@ class Listener:
             except (ChannelClosed, OSError) as error:
                 self._say(f"the connection with {host} was lost: {error}")
 
-    def _serve(self, session: Session, request: dict[str, Any], host: str) -> None:
+    def _serve(self, session: AuthenticatedSession, request: dict[str, Any], host: str) -> None:
         mine, theirs = versions(), request.get("versions", {})
-        problem = differences(mine, theirs, "here", "there")
+        problem = version_differences(mine, theirs, "here", "there")
         if problem:
             self._say(f"turned {host} away: {problem}")
             session.say({"versions": mine})  # it sees for itself
@@ -142,22 +148,22 @@ class Listener:
         return {}
 
     # ── a session ──────────────────────────────────────────────────────────────────────────────────────────────
-    def _begin(self, session: Session, request: dict[str, Any], host: str) -> None:
-        device = registry.make(request["device"], request["back_end"])
+    def _begin(self, session: AuthenticatedSession, request: dict[str, Any], host: str) -> None:
+        device = registry.create_device(request["device"], request["back_end"])
         stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
         reader, writer = os.pipe()
         try:
-            process = spawn.start((session.connection.fileno(), stacks, reader), self._threads, ENTRY)
+            process = spawn.start_process((session.connection.fileno(), stacks, reader), self._threads, ENTRY)
         finally:
             os.close(reader)
         with self._lock:
             self._running[process.pid] = process, stacks
         try:
             session.say({
-                "versions": versions(), "pid": process.pid, "threads": self._threads, "gpu": identity(device),
+                "versions": versions(), "pid": process.pid, "threads": self._threads, "gpu": gpu_identity(device),
                 "path": [os.getcwd(), *filter(None, sys.path)],
             })  # fmt: skip
-            terms = {key: request[key] for key in ("device", "back_end", "patience", "gpu")}
+            terms = {key: request[key] for key in ("device", "back_end", "timeout", "gpu")}
             os.write(writer, json.dumps({"key": session.key.hex(), **terms}).encode())  # now it may use the connection
             os.close(writer)
             self._say(f"process {process.pid} serves {host} on {request['device']}")
@@ -194,7 +200,7 @@ def _obstacle(request: dict[str, Any]) -> str:
     """Why this host cannot do what it is asked; '' if it can."""
     name = str(request.get("device"))
     try:
-        reason = registry.make(name, request["back_end"]).obstacle()
+        reason = registry.create_device(name, request["back_end"]).obstacle()
     except (ConfigError, ImportError, AttributeError, KeyError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
     return f"device {name!r}: {reason}\n    → map the worker to a device of that host" if reason else ""

@@ -13,7 +13,7 @@ _LEAST = 16  # bytes
 _MAKE = "make one: (umask 077; head -c 32 /dev/urandom | base64 > FILE), and copy it to every host"
 
 
-def read(path: str = "") -> bytes:
+def read_secret(path: str = "") -> bytes:
     """The secret in a file: the one given, or else the one that the environment names."""
     name = path or os.environ.get(ENVIRONMENT, "")
     if not name:

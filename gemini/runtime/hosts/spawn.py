@@ -28,7 +28,7 @@ ENTRY = "gemini.runtime.worker.worker_process"  # of workers on this host
 _orders: dict[int, queue.SimpleQueue[Order]] = {}  # by process: threads do not survive a fork
 
 
-def start(descriptors: tuple[int, ...], threads: int, entry: str = ENTRY) -> Process:
+def start_process(descriptors: tuple[int, ...], threads: int, entry: str = ENTRY) -> Process:
     """A new worker process with these descriptors."""
     orders = _orders.get(os.getpid())
     if orders is None:

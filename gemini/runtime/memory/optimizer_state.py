@@ -17,7 +17,7 @@ _moved: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictio
 _watching: list[Any] = []
 
 
-def optimizer_state_follows(tensors: Iterable[torch.Tensor]) -> None:
+def move_optimizer_state(tensors: Iterable[torch.Tensor]) -> None:
     """These tensors have changed their device."""
     _moved.update({id(tensor): tensor for tensor in tensors})
     if not _watching:

@@ -20,33 +20,33 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from gemini.runtime.memory.shared_layout import lay_out, memory_of
-from gemini.runtime.transport.tensor_layout import Home
+from gemini.runtime.memory.shared_layout import plan_layout, storage_bytes
+from gemini.runtime.transport.tensor_layout import TensorLayout
 
 _library = ctypes.CDLL(None)
 _library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-class Ledger:
+class ReplicaSync:
     """Some tensors on one side. Those that share a storage are one piece."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.tensors = list(tensors)
-        self.size, self.homes = lay_out(self.tensors)
+        self.size, self.homes = plan_layout(self.tensors)
         self.first = _pieces(self.homes)  # one tensor of each piece
         with torch.inference_mode(False):  # or it could only be written to where that mode is on
-            self.known = [memory_of(self.tensors[at]).clone() for at in self.first]
+            self.known = [storage_bytes(self.tensors[at]).clone() for at in self.first]
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the other side's tensors can hold these: as many, alike, sharing the same storages."""
-        size, homes = lay_out(tensors)
+        size, homes = plan_layout(tensors)
         return size == self.size and _forms(homes) == _forms(self.homes)
 
     def differing(self) -> tuple[list[int], list[torch.Tensor]]:
         """The pieces that the other side has other contents of, and the contents; it has them now."""
         places = []
         for piece, at in enumerate(self.first):
-            now = memory_of(self.tensors[at])
+            now = storage_bytes(self.tensors[at])
             if not _is_same(now, self.known[piece]):
                 self.known[piece].copy_(now)
                 places.append(piece)
@@ -57,10 +57,10 @@ class Ledger:
         for piece, bytes_ in zip(places, contents, strict=True):
             self.known[piece].copy_(bytes_)
             # As in shared memory: autograd counts no write, and what it has saved is what is there now.
-            memory_of(self.tensors[self.first[piece]]).copy_(bytes_)
+            storage_bytes(self.tensors[self.first[piece]]).copy_(bytes_)
 
 
-def lodged(homes: Sequence[Home], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def build_replica(homes: Sequence[TensorLayout], contents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Tensors like those of the other side, in the memory of the contents of their storages."""
     memory = dict(zip(dict.fromkeys(home.offset for home in homes), contents, strict=True))
     found = [home.look(memory[home.offset]) for home in homes]
@@ -70,14 +70,14 @@ def lodged(homes: Sequence[Home], contents: Sequence[torch.Tensor]) -> list[torc
     ]
 
 
-def _pieces(homes: list[Home]) -> list[int]:
+def _pieces(homes: list[TensorLayout]) -> list[int]:
     found: dict[int, int] = {}
     for at, home in enumerate(homes):
         found.setdefault(home.offset, at)
     return list(found.values())
 
 
-def _forms(homes: list[Home]) -> list[Home]:
+def _forms(homes: list[TensorLayout]) -> list[TensorLayout]:
     """Without what workers are told with every call."""
     return [replace(home, requires_grad=False) for home in homes]
 

@@ -21,20 +21,26 @@ import torch
 from torch import nn
 
 from gemini.runtime.devices.base import Device, Segment
-from gemini.runtime.memory.optimizer_state import optimizer_state_follows
-from gemini.runtime.memory.shared_layout import Astray, Place, can_move, move_in, places_of
+from gemini.runtime.memory.optimizer_state import move_optimizer_state
+from gemini.runtime.memory.shared_layout import (
+    MemoryPosition,
+    MisplacedTensor,
+    can_share,
+    memory_positions,
+    move_to_segment,
+)
 from gemini.runtime.transport.link import Link
-from gemini.runtime.transport.tensor_layout import Home
+from gemini.runtime.transport.tensor_layout import TensorLayout
 
 _AT_ONCE = 256 << 20  # bytes that are moved together: for that long they are there twice
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
 
 
-class _Had(NamedTuple):
+class _FormerStorage(NamedTuple):
     """A home that a tensor has, or had once."""
 
     view: torch.Tensor
-    place: Place
+    place: MemoryPosition
     number: int
 
 
@@ -43,10 +49,10 @@ class _Worker(Protocol):
 
     link: Link
     device: Device
-    is_far: bool
+    is_remote: bool
 
 
-class Workers(Protocol):
+class TensorMapper(Protocol):
     """The worker pool, for the tensors that its workers map."""
 
     @property
@@ -54,7 +60,7 @@ class Workers(Protocol):
         """All workers, by place."""
         ...
 
-    def place(self, segment: Segment, homes: list[Home], device: str) -> int:
+    def place(self, segment: Segment, homes: list[TensorLayout], device: str) -> int:
         """Map tensors of a segment in the workers of a device; the number of the first."""
         ...
 
@@ -62,69 +68,69 @@ class Workers(Protocol):
         """Note that a model is gone, with its modules, tensors and segments."""
         ...
 
-    def tell_forgotten(self) -> None:
+    def flush_forgotten(self) -> None:
         """Send what was noted to the workers."""
         ...
 
 
-class Placed(Protocol):
+class PlacedModule(Protocol):
     """A module of the model with the worker that runs it."""
 
     number: int
     name: str
     module: nn.Module
-    household: Household
+    shared_parameters: SharedParameters
     held: list[torch.Tensor]  # its parameters and buffers
 
 
-class Household:
+class SharedParameters:
     """Homes of tensors, under the same numbers in all processes."""
 
-    def __init__(self, crew: Workers, outside: torch.device) -> None:
-        self.crew = crew
+    def __init__(self, pool: TensorMapper, outside: torch.device) -> None:
+        self.pool = pool
         self.lock = threading.RLock()  # whoever sees to it that tensors are at home
         self.outside = outside  # where the program has put the model
         self.tensors: dict[int, torch.Tensor] = {}  # held, so that no identity is reused
         self.views: dict[int, torch.Tensor] = {}  # the memory of each home
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, MemoryPosition] = {}
         self.devices: dict[int, str] = {}  # whose memory it is
-        self.moves = 0  # times that tensors got another home: whoever was told before knows the old ones
+        self.relocations = 0  # times that tensors got another home: whoever was told before knows the old ones
         self.units: list[int] = []  # numbers of units that workers have
         self._numbers: list[int] = []
         self._number_of: dict[int, int] = {}  # the last, by identity
-        self._had: dict[int, list[_Had]] = {}  # homes of tensors that have another one now
+        self._had: dict[int, list[_FormerStorage]] = {}  # homes of tensors that have another one now
         self._segments: list[Segment] = []
-        links = [worker.link for worker in crew.workers]
-        weakref.finalize(self, _leave, crew, links, self.units, self._numbers, self._segments).atexit = False
+        links = [worker.link for worker in pool.workers]
+        weakref.finalize(self, _leave, pool, links, self.units, self._numbers, self._segments).atexit = False
 
     def take_in(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give a home to those that have none, where all workers compute on the device that they are on anyway."""
-        devices = {worker.device.name: worker.device for worker in self.crew.workers}
-        if len(devices) == 1 and not self.crew.workers[0].is_far:
+        devices = {worker.device.name: worker.device for worker in self.pool.workers}
+        if len(devices) == 1 and not self.pool.workers[0].is_remote:
             (device,) = devices.values()
             self._take_in([t for t in tensors if id(t) not in self.devices and device.owns(t)], device)
 
     def _take_in(self, tensors: list[torch.Tensor], device: Device) -> None:
-        self.moves += any(id(tensor) in self.tensors for tensor in tensors)
+        self.relocations += any(id(tensor) in self.tensors for tensor in tensors)
         for tensor in tensors:
             self._leave_home(tensor, device)
-        for group in _groups([tensor for tensor in tensors if can_move(tensor)]):
-            segment, homes = move_in(group, device)
+        for group in _groups([tensor for tensor in tensors if can_share(tensor)]):
+            segment, homes = move_to_segment(group, device)
             self._segments.append(segment)
-            first = self.crew.place(segment, [homes[id(tensor)] for tensor in group], device.name)
+            first = self.pool.place(segment, [homes[id(tensor)] for tensor in group], device.name)
             for number, tensor in enumerate(group, first):
                 self._numbers.append(number)
                 self.tensors[id(tensor)] = tensor
                 self.devices[id(tensor)] = device.name
                 self.views[id(tensor)] = tensor.detach()
-                (self.places[id(tensor)],) = places_of([tensor])
+                (self.places[id(tensor)],) = memory_positions([tensor])
                 self._number_of[id(tensor)] = number
                 self._is_at_home(tensor, device)
             device.trim()
         if device.where != self.outside:
-            optimizer_state_follows(tensors)
+            move_optimizer_state(tensors)
 
-    def bring_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
+    def ensure_shared(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
         """See to it that all are at home on a device; whether one has another home now, so that workers must be told.
 
         Raises Astray where one cannot be.
@@ -136,14 +142,14 @@ class Household:
 
     def _are_at_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
         identities = [*map(id, tensors)]
-        if places_of(tensors) != [*map(self.places.get, identities)]:
+        if memory_positions(tensors) != [*map(self.places.get, identities)]:
             return False
         return {*map(self.devices.get, identities)} <= {device.name}
 
     def _bring_home(self, tensors: Sequence[torch.Tensor], device: Device) -> bool:
-        homeless, moves = [], self.moves
+        homeless, moves = [], self.relocations
         places, devices, name = self.places, self.devices, device.name
-        now = places_of(tensors)
+        now = memory_positions(tensors)
         ours = self._our_looks()
         for tensor, place in zip(tensors, now, strict=True):
             if places.get(id(tensor)) == place and devices[id(tensor)] == name:
@@ -160,7 +166,7 @@ class Household:
                 homeless.append(tensor)
         if homeless:
             self._take_in(homeless, device)
-        return self.moves != moves
+        return self.relocations != moves
 
     def _our_looks(self) -> Counter[int]:
         """How many homes each storage has: tensors of the model that share memory have homes that do."""
@@ -170,39 +176,39 @@ class Household:
     def _leave_home(self, tensor: torch.Tensor, device: Device) -> None:
         """The tensor gets another home; this one is kept, for the program may put it back there."""
         if self.devices.get(id(tensor)) == device.name:
-            had = _Had(self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)])
+            had = _FormerStorage(self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)])
             self._had.setdefault(id(tensor), []).append(had)
 
-    def _return(self, tensor: torch.Tensor, device: Device, suits: Callable[[_Had], bool]) -> bool:
+    def _return(self, tensor: torch.Tensor, device: Device, suits: Callable[[_FormerStorage], bool]) -> bool:
         """Whether it goes to a home that it had before: the first that suits."""
         homes = self._had.get(id(tensor), [])
         at = next((at for at, had in enumerate(homes) if suits(had)), None)
         if at is None:
             return False
         had = homes.pop(at)
-        if places_of([tensor]) != [had.place]:
+        if memory_positions([tensor]) != [had.place]:
             had.view.copy_(tensor.detach())
             tensor.data = had.view
         self._leave_home(tensor, device)
         self.views[id(tensor)], self.places[id(tensor)], self._number_of[id(tensor)] = had
         self._is_at_home(tensor, device)
-        self.moves += 1
+        self.relocations += 1
         return True
 
     def _is_at_home(self, tensor: torch.Tensor, device: Device) -> None:
         """Workers of a device find it where this household has it: another model's may have had it meanwhile."""
-        for worker in self.crew.workers:
+        for worker in self.pool.workers:
             if worker.device.name == device.name:
                 worker.link.held[id(tensor)] = self._number_of[id(tensor)]
 
     def _check(self, tensor: torch.Tensor, device: Device) -> None:
         owner = self.devices.get(id(tensor), device.name)
         if owner != device.name:
-            raise Astray(f"it shares a tensor with a module on {owner}")
+            raise MisplacedTensor(f"it shares a tensor with a module on {owner}")
         if tensor.device not in (device.where, self.outside) or (
             id(tensor) in self.devices and not device.owns(tensor)
         ):
-            raise Astray(f"the program has taken it to {tensor.device}")
+            raise MisplacedTensor(f"the program has taken it to {tensor.device}")
 
     def let_go(self, tensors: Iterable[torch.Tensor] | None = None) -> None:
         """Tensors that no worker uses now, or all, go back to where the program had them."""
@@ -212,19 +218,21 @@ class Household:
                 self.views.pop(id(tensor))
                 self.places.pop(id(tensor))
                 self._had.pop(id(tensor), None)
-                for worker in self.crew.workers:
+                for worker in self.pool.workers:
                     worker.link.held.pop(id(tensor), None)
                 tensor.data = tensor.data.to(self.outside)
                 if tensor.grad is not None:
                     tensor.grad = tensor.grad.to(self.outside)
 
 
-def _leave(crew: Workers, links: list[Link], units: list[int], numbers: list[int], segments: list[Segment]) -> None:
+def _leave(
+    pool: TensorMapper, links: list[Link], units: list[int], numbers: list[int], segments: list[Segment]
+) -> None:
     """The model is gone: its tensors' identities may soon be those of others."""
     gone = set(numbers)
     for link in links:
         link.held = {key: number for key, number in link.held.items() if number not in gone}
-    crew.forget(units, numbers, segments)
+    pool.forget(units, numbers, segments)
 
 
 def _is_free(view: torch.Tensor, tensor: torch.Tensor, ours: Counter[int]) -> bool:
@@ -234,11 +242,11 @@ def _is_free(view: torch.Tensor, tensor: torch.Tensor, ours: Counter[int]) -> bo
     return _alike(view, tensor) and (_count is None or _count(handle._cdata) <= 2 * homes)
 
 
-def _was_free(tensor: torch.Tensor, ours: Counter[int], had: _Had) -> bool:
+def _was_free(tensor: torch.Tensor, ours: Counter[int], had: _FormerStorage) -> bool:
     return _is_free(had.view, tensor, ours)
 
 
-def _was_at(place: Place, had: _Had) -> bool:
+def _was_at(place: MemoryPosition, had: _FormerStorage) -> bool:
     return had.place == place
 
 

@@ -19,12 +19,12 @@ from gemini.errors import WorkerError
 from gemini.ir.autograd_modes import Region
 from gemini.log import tell
 from gemini.runtime import tracebacks
-from gemini.runtime.exception_transfer import line_of, rebuilt
-from gemini.runtime.failure_replay import KEPT, Failure, save
-from gemini.runtime.pool.out_of_memory import shortage
-from gemini.runtime.pool.worker_handle import OurFault, Worker
+from gemini.runtime.exception_transfer import raising_line, rebuild
+from gemini.runtime.failure_replay import MAX_SAVED, Failure, save
+from gemini.runtime.pool.out_of_memory import describe_out_of_memory
+from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.protocol import Raised
-from gemini.runtime.transport.tensor_header import Unsendable
+from gemini.runtime.transport.tensor_header import UnsendableTensor
 
 
 class _Module(Protocol):
@@ -33,7 +33,7 @@ class _Module(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def worker(self) -> Worker: ...
+    def worker(self) -> WorkerHandle: ...
     @property
     def modes(self) -> Sequence[bool]: ...
 
@@ -58,16 +58,16 @@ class WorkerTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
-class Where(threading.local):
+class ThreadContext(threading.local):
     """What this thread works on."""
 
     micro_batch = ""
 
 
-where = Where()
+thread_context = ThreadContext()
 
 
-class Record:
+class FaultPolicy:
     """The faults of one model so far, and how it treats them."""
 
     def __init__(self, name: str, quiet: bool = False, strict: bool = False) -> None:
@@ -82,31 +82,36 @@ class Record:
     def demote(self, what: str, error: BaseException) -> None:
         """Something of ours has failed and will be done here instead; raises with `strict`."""
         self.demotions += 1
-        kind = "" if isinstance(error, OurFault) else f"{type(error).__name__}: "
-        reason = shortage(error) or f"{kind}{error}".partition("\n")[0]
+        kind = "" if isinstance(error, InternalFault) else f"{type(error).__name__}: "
+        reason = describe_out_of_memory(error) or f"{kind}{error}".partition("\n")[0]
         if self.strict:
             raise WorkerError(
                 f"{what} failed in a worker: {error}\n    → without strict=True it runs in this process instead"
             ) from error
         # What cannot be sent to one unit cannot be sent to others: that is said once.
-        once = str(error.__cause__) if isinstance(error.__cause__, Unsendable) else what
+        once = str(error.__cause__) if isinstance(error.__cause__, UnsendableTensor) else what
         self.say(f"{what} runs in this process: {reason:.400}", once=once)
 
     def save(
         self, call: _Call, action: str, error: BaseException, gradients: Sequence[Any] = (), trace: str = ""
     ) -> None:
         """Save a call that failed, and note on the exception where. A failure to do so is no failure."""
-        if self.folder is None or self._saved >= KEPT or not isinstance(error, Exception) or call.arguments is None:
+        if (
+            self.folder is None
+            or self._saved >= MAX_SAVED
+            or not isinstance(error, Exception)
+            or call.arguments is None
+        ):
             return
         self._saved += 1
         unit, (args, kwargs) = call.unit, call.arguments
         try:
             failure = Failure(
-                self.name, unit.name, action, unit.worker.place, f"{type(error).__name__}: {error}"[:10_000],
+                self.name, unit.name, action, unit.worker.index, f"{type(error).__name__}: {error}"[:10_000],
                 trace[:100_000], self.plan, tuple(args), dict(kwargs), list(gradients),
                 call.generator, call.region, list(unit.modes),
             )  # fmt: skip
-            note(error, f"saved for replay in {save(self.folder, failure)}")
+            add_fault_note(error, f"saved for replay in {save(self.folder, failure)}")
         except Exception as problem:
             self.say(f"the failed call could not be saved: {problem!s:.200}", once="saving")
 
@@ -119,31 +124,31 @@ class Record:
         tell(f"gemini: {text}")
 
 
-def surfaced(reply: Any, unit: _Module, what: str) -> BaseException:
+def worker_exception(reply: Any, unit: _Module, what: str) -> BaseException:
     """The exception to raise for what a unit's code has raised in its worker."""
     if not isinstance(reply, Raised):
-        return WorkerError(f"worker {unit.worker.place} answered {what} of {unit.name} with {reply!r:.200}")
+        return WorkerError(f"worker {unit.worker.index} answered {what} of {unit.name} with {reply!r:.200}")
     scope = ".".join(part for part in (unit.name, reply.scope) if part)
-    text = f"in worker {unit.worker.place}, {what} of {scope}"
-    if where.micro_batch:
-        text += f", {where.micro_batch}"
-    if line := line_of(reply.traceback):
+    text = f"in worker {unit.worker.index}, {what} of {scope}"
+    if thread_context.micro_batch:
+        text += f", {thread_context.micro_batch}"
+    if line := raising_line(reply.traceback):
         text += f", at {line}"
-    return annotated(reply, text)
+    return rebuild_with_traceback(reply, text)
 
 
-def annotated(reply: Raised, text: str) -> BaseException:
+def rebuild_with_traceback(reply: Raised, text: str) -> BaseException:
     """The exception of a reply, with the frames that it went through in the worker and a note."""
-    error = rebuilt(reply.exception)
-    tracebacks.attach(error, reply.chain, rebuilt)
+    error = rebuild(reply.exception)
+    tracebacks.attach_traceback(error, reply.chain, rebuild)
     if sys.version_info < (3, 11):
         error.__cause__ = WorkerTraceback(reply.traceback)
-    note(error, text)
+    add_fault_note(error, text)
     return error
 
 
-def note(error: BaseException, text: str) -> None:
+def add_fault_note(error: BaseException, text: str) -> None:
     """Add a note; where Python does not show notes, to the text of the cause as well."""
-    tracebacks.note(error, text)
+    tracebacks.add_note(error, text)
     if sys.version_info < (3, 11) and isinstance(error.__cause__, WorkerTraceback):
         error.__cause__.args = (f"{error.__cause__.args[0].rstrip()}\n{text}",)

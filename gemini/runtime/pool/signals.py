@@ -23,12 +23,12 @@ GRACE = 5.0  # seconds for which a signal waits
 _HELD = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1)]
 
 
-class Held:
+class DeferredSignals:
     """`with Held():` — handlers of the program run when the block ends. Costs microseconds; may be nested."""
 
     _is_outermost = False
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> DeferredSignals:
         if _current[0] is not None or threading.get_ident() != threading.main_thread().ident:
             return self
         self.noted: list[int] = []
@@ -72,10 +72,10 @@ class Held:
                 _signal.signal(number, handler)
 
 
-_current: list[Held | None] = [None]  # of the main thread, the only one in which handlers run
+_current: list[DeferredSignals | None] = [None]  # of the main thread, the only one in which handlers run
 
 
-def waiting() -> bool:
+def has_pending_signal() -> bool:
     """Whether a signal waits for the end of a block."""
     held = _current[0]
     return held is not None and bool(held.noted)

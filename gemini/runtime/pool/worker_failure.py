@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from gemini.runtime.devices import host_memory
 
-LESS = "smaller batches, a larger --accum-degree or more workers need less memory"
+LESS_MEMORY = "smaller batches, a larger --accum-degree or more workers need less memory"
 
 
-def ending_of(code: int) -> str:
+def describe_exit(code: int) -> str:
     """How a process ended, by its exit code."""
     if code >= 0:
         return f"ended with code {code}"
@@ -20,20 +20,20 @@ def ending_of(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-def holding(holds: Mapping[str, str]) -> str:
+def describe_contents(holds: Mapping[str, str]) -> str:
     """What a worker has of the program's models."""
     return " and ".join(holds.values())
 
 
-def of_killed(holds: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]:
+def explain_kill(holds: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]:
     """What is known of a worker of this machine that SIGKILL has ended, and what to do.
 
     `kills`: what the kernel had counted when the worker started.
     """
-    known = [f"it held {holding(holds)}" if holds else "it held nothing yet"]
-    if peak := host_memory.largest_child():
-        known.append(f"{host_memory.amount(peak)} of memory at the most")
-    now = host_memory.kills()
+    known = [f"it held {describe_contents(holds)}" if holds else "it held nothing yet"]
+    if peak := host_memory.peak_child_memory():
+        known.append(f"{host_memory.format_bytes(peak)} of memory at the most")
+    now = host_memory.count_oom_kills()
     ran_out = any(after > before for after, before in zip(now, kills))
     facts = [", ".join(known)]
     if ran_out:
@@ -41,19 +41,19 @@ def of_killed(holds: Mapping[str, str], kills: Sequence[int]) -> tuple[str, str]
     elif now:
         facts.append("the kernel counts no process that it has ended for want of memory since then")
     facts += _left()
-    remedy = LESS if ran_out else f"see who has sent the signal; if it was a limit of memory, {LESS}"
+    remedy = LESS_MEMORY if ran_out else f"see who has sent the signal; if it was a limit of memory, {LESS_MEMORY}"
     return "; ".join(facts), remedy
 
 
-def of_failed(trace: str, holds: Mapping[str, str]) -> tuple[str, str]:
+def explain_failure(trace: str, holds: Mapping[str, str]) -> tuple[str, str]:
     """What is known of a worker in which code of ours has failed, by its traceback, and what to do."""
     said = trace.splitlines()[-1]
     if "MemoryError" not in said and "Cannot allocate memory" not in said:
         return said, "without --strict the program goes on in its own process; please report this"
-    held = f"it held {holding(holds)}" if holds else "it held nothing yet"
-    return "; ".join([f"out of memory: {said}", held, *_left()]), LESS
+    held = f"it held {describe_contents(holds)}" if holds else "it held nothing yet"
+    return "; ".join([f"out of memory: {said}", held, *_left()]), LESS_MEMORY
 
 
 def _left() -> list[str]:
-    left = host_memory.available()
-    return [] if left is None else [f"{host_memory.amount(left[0])} {left[1]} can be had now"]
+    left = host_memory.available_memory()
+    return [] if left is None else [f"{host_memory.format_bytes(left[0])} {left[1]} can be had now"]

@@ -1,6 +1,6 @@
 """A worker as the controller sees it: a process to start, ask, and not to lose sight of.
 
-Every wait ends: with the reply, with a worker's death (its socket closes at once), or with the watchdog's patience. A
+Every wait ends: with the reply, with a worker's death (its socket closes at once), or with the watchdog's timeout. A
 worker that is lost takes its team with it: the model's tensors are here, so the program can go on without them.
 Several threads may ask at the same time; whoever waits reads, and what is for another is put in the mailbox.
 """
@@ -25,50 +25,50 @@ import torch
 from gemini.capture import torch_flags
 from gemini.errors import WorkerError
 from gemini.ir.autograd_modes import Region
-from gemini.runtime.devices.host_memory import kills
-from gemini.runtime.devices.registry import make, path_of
+from gemini.runtime.devices.host_memory import count_oom_kills
+from gemini.runtime.devices.registry import class_path, create_device
 from gemini.runtime.hosts import spawn
-from gemini.runtime.memory.shared_parameters import Placed
-from gemini.runtime.pool.signals import GRACE, Held, waiting
-from gemini.runtime.pool.worker_failure import ending_of, of_failed, of_killed
-from gemini.runtime.pool.worker_output import repeat
-from gemini.runtime.protocol import NEWS, Drop, Hello, Ready, Stop
+from gemini.runtime.memory.shared_parameters import PlacedModule
+from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_signal
+from gemini.runtime.pool.worker_failure import describe_exit, explain_failure, explain_kill
+from gemini.runtime.pool.worker_output import replay_output
+from gemini.runtime.protocol import UNSOLICITED, DropCalls, Hello, Ready, Stop
 from gemini.runtime.transport.channel import Channel, ChannelClosed
-from gemini.runtime.transport.link import Link, Unreadable
+from gemini.runtime.transport.link import Link, UnreadableMessage
 
 _SLICE = 0.5  # seconds between looks at the clock while waiting
-START = 60.0  # seconds for the start, at the least
+START_TIMEOUT = 60.0  # seconds for the start, at the least
 _STACKS = 20_000  # characters of stacks in an error
 
-_all: weakref.WeakSet[Worker] = weakref.WeakSet()
+_all: weakref.WeakSet[WorkerHandle] = weakref.WeakSet()
 
 
-class OurFault(Exception):
+class InternalFault(Exception):
     """Something of ours failed; the program's state is as before, and the call can be made here instead."""
 
 
-def blame_us(error: Exception, what: str) -> NoReturn:
+def raise_internal_fault(error: Exception, what: str) -> NoReturn:
     """Raise what an exception of code of ours alone is: our fault, but for the loss of a worker."""
-    if isinstance(error, (WorkerError, OurFault)):
+    if isinstance(error, (WorkerError, InternalFault)):
         raise error
-    raise OurFault(f"{what}: {type(error).__name__}: {error}") from error
+    raise InternalFault(f"{what}: {type(error).__name__}: {error}") from error
 
 
-class Worker:
+class WorkerHandle:
     """One worker process of a team. Made started; `greet` waits until it is up."""
 
-    is_far = False  # it shares the memory of this host
-    messages_are = "above"
+    is_remote = False  # it shares the memory of this host
+    output_location = "above"
 
-    def __init__(self, place: int, threads: int, patience: float, team: list[Worker], device: str = "cpu") -> None:
-        self.place, self.patience, self.team = place, patience, team
+    def __init__(self, index: int, threads: int, timeout: float, team: list[WorkerHandle], device: str = "cpu") -> None:
+        self.index, self.timeout, self.team = index, timeout, team
         self.secret = secrets.token_bytes(16)
         self.last = "start"
         self.loss = ""  # why it cannot be asked any more
         self.holds: dict[str, str] = {}  # what it has of models, in words, by model
-        self._kills = kills()
+        self._kills = count_oom_kills()
         self.mailbox: dict[int, Any] = {}
-        self.complaint: BaseException | None = None  # a warning that the program has made an error
+        self.pending_error: BaseException | None = None  # a warning that the program has made an error
         self._numbers = itertools.count(1)
         self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
         self._lock = threading.Lock()  # of what threads that wait share: the mailbox, and who reads
@@ -80,42 +80,42 @@ class Worker:
 
     def _start(self, threads: int, device: str) -> None:
         """Start the process."""
-        self.device = make(device)
+        self.device = create_device(device)
         ours, theirs = Channel.pair()
         self.link = Link(Channel(ours))
-        self.link.channel.limit_sending(max(self.patience, START))
+        self.link.channel.set_send_timeout(max(self.timeout, START_TIMEOUT))
         self.stacks = os.memfd_create("gemini-stacks", os.MFD_CLOEXEC)
         weakref.finalize(self, _close, self.stacks, os.getpid()).atexit = False
-        remember(self)
-        with Held():  # or a process would be started that nobody knows
-            self.process = spawn.start((theirs.fileno(), self.stacks), threads)
+        track_worker(self)
+        with DeferredSignals():  # or a process would be started that nobody knows
+            self.process = spawn.start_process((theirs.fileno(), self.stacks), threads)
             self.team.append(self)
         theirs.close()
         self._say_hello(threads, list(sys.path), device)
 
     def _say_hello(self, threads: int, path: list[str], device: str) -> None:
         with contextlib.suppress(ChannelClosed):  # `greet` says how it ended
-            limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), path_of(device)
-            self.link.send(Hello(self.secret, self.place, threads, path, dtype, limit, device, back_end))
+            limit, dtype, back_end = sys.getrecursionlimit(), torch.get_default_dtype(), class_path(device)
+            self.link.send(Hello(self.secret, self.index, threads, path, dtype, limit, device, back_end))
 
     @property
     def title(self) -> str:
         """What it is called in errors."""
-        return f"worker {self.place} (process {self.process.pid})"
+        return f"worker {self.index} (process {self.process.pid})"
 
-    def greet(self) -> None:
+    def await_ready(self) -> None:
         """Wait until the worker is up."""
-        ready = self._receive(max(self.patience, START))
+        ready = self._receive(max(self.timeout, START_TIMEOUT))
         if not isinstance(ready, Ready) or ready.secret != self.secret:
-            raise self._lose(f"worker {self.place} did not answer as one of ours: {ready!r:.100}")
-        self.link.equip(self.device)
+            raise self._lose(f"worker {self.index} did not answer as one of ours: {ready!r:.100}")
+        self.link.set_device(self.device)
 
     # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
     def next_number(self) -> int:
         """A number for a request."""
         return next(self._numbers)
 
-    def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), patience: float = 0.0) -> Any:
+    def ask(self, request: Any, what: str, descriptors: tuple[int, ...] = (), timeout: float = 0.0) -> Any:
         """Send a request and wait for its reply. OurFault: it cannot be sent, and everything is as it was.
 
         A request that says what the worker does not know yet is given as a function: it is made when it is sent, so
@@ -124,7 +124,7 @@ class Worker:
         if self.loss:
             raise WorkerError(self.loss)
         self.last = what
-        with Held():
+        with DeferredSignals():
             try:
                 with self._telling:
                     try:
@@ -133,21 +133,21 @@ class Worker:
                     except BaseException:
                         self._told = (None, b"")
                         raise
-                reply = self._wait(request.number, max(patience, self.patience))
+                reply = self._wait(request.number, max(timeout, self.timeout))
             except ChannelClosed:
                 raise self._death() from None
             except WorkerError:
                 raise
             except BaseException as error:
-                if isinstance(error, Exception) and not self.link.channel.torn:
-                    raise OurFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
-                self._lose(f"worker {self.place} was interrupted by {type(error).__name__} in {what}")
+                if isinstance(error, Exception) and not self.link.channel.is_broken:
+                    raise InternalFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
+                self._lose(f"worker {self.index} was interrupted by {type(error).__name__} in {what}")
                 raise
-        if isinstance(reply, Unreadable):
-            raise OurFault(f"the reply of worker {self.place} to {what} cannot be read: {reply.reason}")
-        if self.complaint is not None:
-            complaint, self.complaint = self.complaint, None
-            raise OurFault(f"a warning is to be an error: {complaint}")
+        if isinstance(reply, UnreadableMessage):
+            raise InternalFault(f"the reply of worker {self.index} to {what} cannot be read: {reply.reason}")
+        if self.pending_error is not None:
+            complaint, self.pending_error = self.pending_error, None
+            raise InternalFault(f"a warning is to be an error: {complaint}")
         return reply
 
     def tell(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
@@ -155,11 +155,11 @@ class Worker:
 
         Several threads may each be in a region of their own: to be called when the request is made.
         """
-        plain = (region.grad, region.inference, region.autocast, torch_flags.current())
+        plain = (region.grad, region.inference, region.autocast, torch_flags.current_flags())
         known, self._told = self._told, (plain, generator)
         return None if plain == known[0] else plain, b"" if generator == known[1] else generator
 
-    def _wait(self, number: int, patience: float) -> Any:
+    def _wait(self, number: int, timeout: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""
         with self._lock:
             while number not in self.mailbox and self._reading:
@@ -173,7 +173,7 @@ class Worker:
             self._reading = True
         try:
             while True:
-                reply = self._receive(patience)
+                reply = self._receive(timeout)
                 if reply.number == number:
                     return reply
                 with self._lock:
@@ -185,7 +185,7 @@ class Worker:
                 if self._waiting:
                     self._arrival.notify_all()
 
-    def _receive(self, patience: float) -> Any:
+    def _receive(self, timeout: float) -> Any:
         """The next reply, whoever waits for it; news on the way are repeated."""
         deadline = leave = 0.0  # not looked at yet: most replies are there before anybody asks for the time
         while True:
@@ -194,41 +194,41 @@ class Worker:
             except ChannelClosed:
                 raise self._death() from None
             if found is not None:
-                if type(found[0]) not in NEWS:
+                if type(found[0]) not in UNSOLICITED:
                     return found[0]
                 deadline = 0.0
                 self._repeat(found[0])
                 continue
             now = time.monotonic()
-            deadline = deadline or now - _SLICE + patience
+            deadline = deadline or now - _SLICE + timeout
             for other in self.team:
                 if other.loss or other.process.poll() is not None:
                     raise other._death()
             if now > deadline:
-                raise self._hung(patience)
-            leave = leave or (now + GRACE if waiting() else 0.0)
+                raise self._hung(timeout)
+            leave = leave or (now + GRACE if has_pending_signal() else 0.0)
             if leave and now > leave:
-                raise self._lose(f"worker {self.place} was ended: an interrupt did not wait longer for {self.last}")
+                raise self._lose(f"worker {self.index} was ended: an interrupt did not wait longer for {self.last}")
 
     def _repeat(self, news: Any) -> None:
         try:
-            repeat(news)
+            replay_output(news)
         except Exception as error:
-            self.complaint = error
+            self.pending_error = error
 
     def drop(self, calls: list[int]) -> None:
         """Tell it of graphs that nobody needs any more, where it is not to be asked for anything."""
         with contextlib.suppress(ChannelClosed):  # whoever asks next says how it ended
-            self.link.send(Drop(0, calls))
+            self.link.send(DropCalls(0, calls))
 
     # ── the model's tensors ────────────────────────────────────────────────────────────────────────────────────
-    def bring_home(self, unit: Placed) -> bool:
+    def ensure_shared(self, unit: PlacedModule) -> bool:
         """See to it that it has a unit's tensors; whether it must be told of other ones. Raises Astray."""
-        return unit.household.bring_home(unit.held, self.device)
+        return unit.shared_parameters.ensure_shared(unit.held, self.device)
 
-    def leave(self, unit: Placed) -> None:
+    def leave(self, unit: PlacedModule) -> None:
         """A unit runs in the program's process now."""
-        unit.household.let_go(unit.held)
+        unit.shared_parameters.let_go(unit.held)
 
     def forget(self, units: list[int]) -> None:
         """Units of a model that is gone: nothing to do, in shared memory. In any thread, at any time."""
@@ -246,15 +246,15 @@ class Worker:
         if self.loss:
             return WorkerError(self.loss)
         try:
-            how = ending_of(self.process.wait(3))
+            how = describe_exit(self.process.wait(3))
         except subprocess.TimeoutExpired:
             how = "has closed its connection"
-        facts, remedy = "", f"see its messages {self.messages_are}; fewer workers or smaller batches may help"
+        facts, remedy = "", f"see its messages {self.output_location}; fewer workers or smaller batches may help"
         trace = self._read_stacks()
         if "SIGKILL" in how:
             facts, remedy = self._killed()
         elif trace.startswith("Traceback"):
-            facts, remedy = of_failed(trace, self.holds)
+            facts, remedy = explain_failure(trace, self.holds)
         return self._lose(
             f"{self.title} {how}; its last action: {self.last}"
             + (f"; {facts}" if facts else "")
@@ -264,9 +264,9 @@ class Worker:
 
     def _killed(self) -> tuple[str, str]:
         """What is known of its end by SIGKILL, and what to do."""
-        return of_killed(self.holds, self._kills)
+        return explain_kill(self.holds, self._kills)
 
-    def _hung(self, patience: float) -> WorkerError:
+    def _hung(self, timeout: float) -> WorkerError:
         if self.loss:
             return WorkerError(self.loss)
         with contextlib.suppress(OSError):
@@ -278,7 +278,7 @@ class Worker:
             if trace and trace == before:
                 break
         return self._lose(
-            f"{self.title} did not answer for {patience:.0f} s; its last action: "
+            f"{self.title} did not answer for {timeout:.0f} s; its last action: "
             f"{self.last}; its stacks:\n{trace or '  (it gave none: it may be stopped)'}\n"
             "    → if the work may take that long, raise the limit: GeminiConfig(watchdog=SECONDS)"
         )
@@ -288,7 +288,7 @@ class Worker:
 
     def kill(self) -> None:
         """End it at once. Threads that wait for it wake up."""
-        self.loss = self.loss or f"worker {self.place} has been stopped"
+        self.loss = self.loss or f"worker {self.index} has been stopped"
         with contextlib.suppress(OSError):
             self.link.channel.connection.shutdown(socket.SHUT_RDWR)
         self.process.kill()
@@ -296,23 +296,23 @@ class Worker:
             self.process.wait(5)
         if not self._reading:
             self.link.close()
-            self.link.carriage.forget()  # the model may live on, and knows its workers
+            self.link.transport.forget()  # the model may live on, and knows its workers
 
-    def dismiss(self) -> None:
+    def request_stop(self) -> None:
         """Ask it to leave."""
         if not self.loss:
-            self.link.channel.limit_sending(1.0)
+            self.link.channel.set_send_timeout(1.0)
             with contextlib.suppress(ChannelClosed):
                 self.link.send(Stop(0), wait=False)
 
-    def see_off(self, deadline: float) -> None:
+    def await_exit(self, deadline: float) -> None:
         """Make sure that it leaves; what it still has to say is heard if it is in time."""
         try:
             while not self.loss and not self._reading:
                 found = self.link.receive(max(0.0, deadline - time.monotonic()))
                 if found is None:
                     break
-                if isinstance(found[0], NEWS):
+                if isinstance(found[0], UNSOLICITED):
                     self._repeat(found[0])
         except ChannelClosed:
             pass
@@ -325,7 +325,7 @@ def _close(descriptor: int, owner: int) -> None:
             os.close(descriptor)
 
 
-def remember(worker: Worker) -> None:
+def track_worker(worker: WorkerHandle) -> None:
     """A worker with open connections."""
     _all.add(worker)
 

@@ -8,15 +8,15 @@ import warnings
 from typing import Any
 
 from gemini.runtime.pool import user_callbacks
-from gemini.runtime.protocol import Logged, Said, Warned
+from gemini.runtime.protocol import Logged, Printed, Warned
 
 _registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were shown, as its module here knows
 
 
-def repeat(news: Any) -> None:
+def replay_output(news: Any) -> None:
     """Do here what was done there. Raises where the program has asked for warnings to be errors."""
     user_callbacks.note()
-    if isinstance(news, Said):
+    if isinstance(news, Printed):
         stream = getattr(sys, news.stream, None)
         if stream is not None:
             stream.write(news.text)

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.transport.shm_pool import Window
-from gemini.runtime.transport.tensor_header import Header, Part
+from gemini.runtime.transport.shm_pool import MappedPool
+from gemini.runtime.transport.tensor_header import Header, TensorPart
 
 _count: Any = getattr(torch._C, "_storage_Use_Count", None)  # how many tensors look at a storage
 ARE_COUNTED = _count is not None
@@ -39,7 +39,7 @@ class _Open:
 
     __slots__ = ("address", "handle", "holding", "looking", "looks", "memory", "size", "storage")
 
-    def __init__(self, window: Window, slab: _Key, size: int) -> None:
+    def __init__(self, window: MappedPool, slab: _Key, size: int) -> None:
         self.size = size
         # No `freed`: the storage lives as long as this object, whoever else looks at it.
         self.memory = window.segments[slab[0]].view(slab[1], size)
@@ -54,7 +54,7 @@ class _Open:
         """Our tensor for a header."""
         if header not in self.looks:
             _, _, _, *part = header
-            self.looks[header] = Part(*part).look(self.memory)
+            self.looks[header] = TensorPart(*part).look(self.memory)
             self.looking += 1
         return self.looks[header]
 
@@ -76,7 +76,7 @@ def _have_moved(opened: list[_Open]) -> Iterable[bool]:
     return map(ne, map(_ADDRESS, map(_HANDLE, opened)), map(_AT, opened))
 
 
-class Row:
+class BufferGroup:
     """Tensors that come together, again and again: their headers, and what was opened for them the last time."""
 
     def __init__(self, headers: Iterable[tuple[int, Header]]) -> None:
@@ -86,18 +86,18 @@ class Row:
         self.version = -1  # of what was open then
 
 
-class Loans:
+class BorrowedBuffers:
     """Those of one window."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: MappedPool) -> None:
         self.window = window
         self._open: dict[_Key, _Open] = {}
         self._version = 0  # another one when a slab is opened again
         self._out: dict[_Key, _Open] = {}  # somebody may look at them
         self._lock = threading.Lock()  # or a tensor that is being made would be counted for ours alone
-        self._ready: tuple[Row, list[torch.Tensor]] | None = None  # made before anybody asks
+        self._ready: tuple[BufferGroup, list[torch.Tensor]] | None = None  # made before anybody asks
 
-    def foresee(self, row: Row) -> list[torch.Tensor] | None:
+    def foresee(self, row: BufferGroup) -> list[torch.Tensor] | None:
         """The tensors of a row that will be read, if all goes as the last time; None where it cannot."""
         with self._lock:
             if row.version != self._version:
@@ -105,7 +105,7 @@ class Loans:
             self._ready = row, [*map(_DATA, row.looks)]
             return self._ready[1]
 
-    def read(self, row: Row) -> list[torch.Tensor]:
+    def read(self, row: BufferGroup) -> list[torch.Tensor]:
         """The tensors of a row."""
         with self._lock:
             if row.version != self._version:
@@ -116,7 +116,7 @@ class Loans:
             ready, self._ready = self._ready, None
             return ready[1] if ready is not None and ready[0] is row else [*map(_DATA, row.looks)]
 
-    def _open_all(self, row: Row) -> None:
+    def _open_all(self, row: BufferGroup) -> None:
         row.opened, row.looks = {}, []
         for _, header in row.headers:
             _, slab, size, *_ = header

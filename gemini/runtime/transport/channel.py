@@ -45,7 +45,7 @@ class Channel:
         self._poll.register(connection, select.POLLIN)
         self._held: list[tuple[bytes, bytes]] | None = None  # frames that are to be sent later; None: nothing waits
         self._is_brisk = True  # the last frame came soon
-        self.torn = False
+        self.is_broken = False
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
@@ -65,7 +65,7 @@ class Channel:
         """Give up the connection."""
         self.connection.close()
 
-    def limit_sending(self, seconds: float) -> None:
+    def set_send_timeout(self, seconds: float) -> None:
         """How long sending may wait for the other side to make room, before it counts as gone."""
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class Channel:
         header = _HEADER.pack(len(body), len(descriptors))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else ()
         with self._sending:
-            if self.torn:
+            if self.is_broken:
                 self._check()
             if self._held is not None and not rights:
                 self._held.append((header, body))
@@ -111,7 +111,7 @@ class Channel:
         except OSError as error:
             raise ChannelClosed(str(error)) from error
         except BaseException:
-            self.torn = True
+            self.is_broken = True
             raise
 
     def _send_rest(self, frame: memoryview) -> None:
@@ -119,7 +119,7 @@ class Channel:
             frame = frame[self.connection.send(frame) :]
 
     def _check(self) -> None:
-        if self.torn:
+        if self.is_broken:
             raise ChannelClosed("it was interrupted in the middle of a message")
 
     # ── receiving ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +132,7 @@ class Channel:
                 found = self._complete()
                 if found is not None:
                     return found
-            if self.torn:
+            if self.is_broken:
                 self._check()
             try:
                 if patience != 0 and not self._await(patience):
@@ -170,7 +170,7 @@ class Channel:
             del self._arrived[:end]
             return body, self._take_descriptors(count)
         except BaseException:
-            self.torn = True
+            self.is_broken = True
             raise
 
     def _read(self, flags: int) -> tuple[bytes, list[int]] | None:
@@ -190,7 +190,7 @@ class Channel:
         except OSError:
             raise
         except BaseException:
-            self.torn = True
+            self.is_broken = True
             raise
         if not size:
             raise ChannelClosed("the other side has closed the connection")

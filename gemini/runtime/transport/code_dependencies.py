@@ -15,12 +15,12 @@ from typing import Any
 
 from gemini.user_code import is_user_module
 
-Lent = dict[str, dict[str, Any]]
+UserObjects = dict[str, dict[str, Any]]
 
 
-def lend(texts: Iterable[str]) -> Lent:
+def collect_user_objects(texts: Iterable[str]) -> UserObjects:
     """What these texts import of the user's program: objects by name, by module."""
-    found: Lent = {}
+    found: UserObjects = {}
     for text in texts:
         tree = ast.parse(text)
         aliases: dict[str, str] = {}
@@ -35,13 +35,13 @@ def lend(texts: Iterable[str]) -> Lent:
     return found
 
 
-def _add(found: Lent, module: str, names: list[str]) -> None:
+def _add(found: UserObjects, module: str, names: list[str]) -> None:
     held = vars(sys.modules[module])
     found.setdefault(module, {}).update({name: held[name] for name in names if name in held})
 
 
 @contextmanager
-def borrowed(lent: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+def stub_modules(lent: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """For a while, modules of these names hold these objects."""
     before = {name: sys.modules.get(name) for name in lent}
     for name, objects in lent.items():

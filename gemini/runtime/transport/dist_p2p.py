@@ -23,10 +23,10 @@ import torch.distributed as dist
 
 from gemini.runtime.transport.channel import Channel, ChannelClosed
 
-_PIECE = 64 << 20  # bytes: the patience is for so many, however large a tensor is
+_PIECE = 64 << 20  # bytes: the timeout is for so many, however large a tensor is
 
 
-def back_end(mine: str, theirs: str) -> str:
+def choose_backend(mine: str, theirs: str) -> str:
     """Who carries tensors of the devices: NCCL between two different GPUs, named by their identities; else gloo.
 
     An empty identity is a device that is no GPU of NVIDIA's.
@@ -34,14 +34,14 @@ def back_end(mine: str, theirs: str) -> str:
     return "nccl" if mine and theirs and mine != theirs and dist.is_nccl_available() else "gloo"
 
 
-class Lane:
+class P2PChannel:
     """One end; side 0 is the controller's. Any thread may send, one at a time; one at a time may receive."""
 
-    def __init__(self, channel: Channel, side: int, host: str, patience: float, gpus: tuple[str, str]) -> None:
+    def __init__(self, channel: Channel, side: int, host: str, timeout: float, gpus: tuple[str, str]) -> None:
         self.channel, self.side = channel, side
-        self.patience = timedelta(seconds=patience)
-        self.back_end = back_end(*gpus)
-        self._store = _Meeting(channel, patience)
+        self.timeout = timedelta(seconds=timeout)
+        self.back_end = choose_backend(*gpus)
+        self._store = _ChannelStore(channel, timeout)
         try:
             self._gloo = self._met(host)
             self._nccl = self._met_by_nccl() if self.back_end == "nccl" else []
@@ -51,7 +51,7 @@ class Lane:
     def _met(self, host: str) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-        options._timeout = self.patience
+        options._timeout = self.timeout
         return dist.ProcessGroupGloo(self._store, self.side, 2, options)
 
     def _met_by_nccl(self) -> list[Any]:
@@ -60,7 +60,7 @@ class Lane:
         groups = [dist.ProcessGroupNCCL(store, self.side, 2) for store in stores]
         for way, group in enumerate(groups):  # they meet when they are first used: now, while the store listens
             first = torch.zeros(1, dtype=torch.uint8, device="cuda")
-            (group.send if way == self.side else group.recv)([first], 1 - self.side, way).wait(self.patience)
+            (group.send if way == self.side else group.recv)([first], 1 - self.side, way).wait(self.timeout)
         torch.cuda.synchronize()
         return groups
 
@@ -80,18 +80,18 @@ class Lane:
         group = self._nccl[way] if contents.is_cuda else self._gloo
         try:
             for piece in contents.split(_PIECE):
-                getattr(group, what)([piece], 1 - self.side, way).wait(self.patience)
+                getattr(group, what)([piece], 1 - self.side, way).wait(self.timeout)
             if contents.is_cuda:
                 torch.cuda.synchronize(contents.device)  # waiting for NCCL only queues the wait
         except RuntimeError as error:
-            self.channel.torn = True
+            self.channel.is_broken = True
             raise ChannelClosed(f"tensors do not come across: {error}") from error
         except BaseException:
-            self.channel.torn = True  # nobody knows any more which bytes are next
+            self.channel.is_broken = True  # nobody knows any more which bytes are next
             raise
 
 
-class _Meeting(dist.Store):  # type: ignore[misc]
+class _ChannelStore(dist.Store):  # type: ignore[misc]
     """A store of two: what one end sets is sent to the other."""
 
     def __init__(self, channel: Channel, seconds: float) -> None:

@@ -17,11 +17,11 @@ import torch
 
 from gemini.runtime.devices.base import Device
 from gemini.runtime.transport.channel import Channel, ChannelClosed
-from gemini.runtime.transport.serialization import Classes, pack, unpack
-from gemini.runtime.transport.tensor_transport import Carriage
+from gemini.runtime.transport.serialization import ClassTable, pack, unpack
+from gemini.runtime.transport.tensor_transport import TensorTransport
 
 
-class Unreadable(NamedTuple):
+class UnreadableMessage(NamedTuple):
     """In the place of a message that has arrived but cannot be rebuilt here."""
 
     number: int
@@ -35,15 +35,15 @@ class Link:
 
     def __init__(self, channel: Channel, side: int = 0) -> None:
         self.channel = channel
-        self.carriage = Carriage()
-        self.classes = Classes(side)
+        self.transport = TensorTransport()
+        self.classes = ClassTable(side)
         self._sending = threading.Lock()  # what one frame announces, the next one uses
         self.held: dict[int, int] = {}  # tensors with a home that both sides know: id → number
         self.homes: dict[int, torch.Tensor] = {}  # the same on the other side: by number
 
-    def equip(self, device: Device) -> None:
+    def set_device(self, device: Device) -> None:
         """The worker computes on `device`."""
-        self.carriage = Carriage(device)
+        self.transport = TensorTransport(device)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = (), wait: bool = True) -> bool:
         """Send a value, and descriptors with it; raises what pickling raises, before anything is sent.
@@ -69,26 +69,26 @@ class Link:
         except ChannelClosed:
             raise
         except BaseException:
-            self.carriage.take_back(headers)
+            self.transport.take_back(headers)
             raise
         return True
 
     def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
-        if not self.carriage.has_news and not self.classes.has_news:
+        if not self.transport.has_updates and not self.classes.has_updates:
             frame = marshal.dumps((kind, fields, headers))
-            self.carriage.device.finish()
+            self.transport.device.finish()
             self.channel.send(frame, descriptors)
             return
         learned = self.classes.news()
-        news, released = self.carriage.news(), self.carriage.released()
+        news, released = self.transport.news(), self.transport.released()
         try:
             frame = marshal.dumps((kind, fields, headers, news.plain, released, learned))
         except ValueError:
-            self.carriage.retake(released)
+            self.transport.retake(released)
             raise
-        self.carriage.device.finish()
+        self.transport.device.finish()
         self.channel.send(frame, (*news.descriptors, *descriptors))
-        self.carriage.announce(news)
+        self.transport.announce(news)
         self.classes.told(learned)
 
     def receive(self, timeout: float | None = None) -> tuple[Any, list[int]] | None:
@@ -100,8 +100,8 @@ class Link:
         kind, fields, headers, *news = marshal.loads(frame)
         if news:
             segments, released, learned = news
-            descriptors = self.carriage.take(segments, descriptors)
-            self.carriage.release(released)
+            descriptors = self.transport.take(segments, descriptors)
+            self.transport.release(released)
             self.classes.take(learned)
         given = [None if header is None else self._tensor(header) for header in headers]
         message = self.plain[kind](*fields, given) if kind else self._unpacked(fields[0], fields[1], given)
@@ -111,14 +111,14 @@ class Link:
         try:
             return unpack(body, given, self.classes)
         except Exception as error:  # whatever the program's own classes raise when they are rebuilt
-            return Unreadable(number, f"{type(error).__name__}: {error}")
+            return UnreadableMessage(number, f"{type(error).__name__}: {error}")
 
     def _header(self, tensor: torch.Tensor) -> tuple[int, Any]:
         number = self.held.get(id(tensor))
-        return self.carriage.write(tensor) if number is None else (-1, number)
+        return self.transport.write(tensor) if number is None else (-1, number)
 
     def _tensor(self, header: tuple[int, Any]) -> torch.Tensor:
-        return self.homes[header[1]] if header[0] < 0 else self.carriage.read(header)
+        return self.homes[header[1]] if header[0] < 0 else self.transport.read(header)
 
     def close(self) -> None:
         """Give up the connection; memory goes when the last tensor that looks at it does."""

@@ -38,10 +38,12 @@ _RECORDING = "transformers.utils.output_capturing"
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
-def bare(module: nn.Module) -> nn.Module:
+def strip_hooks(module: nn.Module) -> nn.Module:
     """The module as a worker is to run it: the same parts, without its own hooks."""
     own = dict(vars(module))
-    if not any(own.get(name) for name in _HOOKS) and "__gemini_stands_for__" not in vars(own.get("forward", bare)):
+    if not any(own.get(name) for name in _HOOKS) and "__gemini_stands_for__" not in vars(
+        own.get("forward", strip_hooks)
+    ):
         return module
     own |= {name: OrderedDict() for name in _HOOKS if name in own}
     own["_is_full_backward_hook"] = None
@@ -54,18 +56,18 @@ def bare(module: nn.Module) -> nn.Module:
     return found
 
 
-def silent(module: nn.Module, called: Collection[str] | None, name: str = "") -> nn.Module:
+def strip_uncalled_hooks(module: nn.Module, called: Collection[str] | None, name: str = "") -> nn.Module:
     """A stage as a worker is to run it: modules that are only opened, never called, leave their hooks at home.
 
     Their hooks ran while the model was captured, and what they did is in the stage's text. `called`: names of modules.
     """
     if called is None or name in called:
-        return module if name else bare(module)
+        return module if name else strip_hooks(module)
     parts = {
-        key: part if part is None else silent(part, called, f"{name}.{key}" if name else key)
+        key: part if part is None else strip_uncalled_hooks(part, called, f"{name}.{key}" if name else key)
         for key, part in module._modules.items()
     }
-    found = bare(module)
+    found = strip_hooks(module)
     if all(parts[key] is part for key, part in module._modules.items()):
         return found
     if found is module:
@@ -75,7 +77,7 @@ def silent(module: nn.Module, called: Collection[str] | None, name: str = "") ->
     return found
 
 
-def reduce(value: Any) -> Any:
+def reduce_value(value: Any) -> Any:
     """How a value is pickled, where Python itself does not know; NotImplemented where it does."""
     if isinstance(value, nn.Module):
         return _reduce_module(value)

@@ -16,21 +16,21 @@ from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport import tensor_header
 from gemini.runtime.transport.channel import Channel
-from gemini.runtime.transport.dist_p2p import Lane
+from gemini.runtime.transport.dist_p2p import P2PChannel
 from gemini.runtime.transport.link import Link
 from gemini.runtime.transport.shm_pool import Slab
-from gemini.runtime.transport.tensor_transport import Carriage, Line
+from gemini.runtime.transport.tensor_transport import DeviceBuffers, TensorTransport
 
 
-class FarPool:
+class SendBuffers:
     """The sender's side of a line: bytes wait here until the frame that names them is sent."""
 
-    def __init__(self, lane: Lane, device: Device) -> None:
+    def __init__(self, lane: P2PChannel, device: Device) -> None:
         self.lane, self.device = lane, device
         self._waiting: dict[int, torch.Tensor] = {}
         self._numbers = itertools.count()
 
-    has_news = False  # nothing is shared
+    has_updates = False  # nothing is shared
 
     def take(self, size: int) -> Slab:
         """Room for a tensor."""
@@ -63,21 +63,21 @@ class FarPool:
         self._waiting = {}
 
 
-class FarWindow:
+class ReceiveBuffers:
     """The receiver's side of a line."""
 
-    def __init__(self, lane: Lane, device: Device) -> None:
+    def __init__(self, lane: P2PChannel, device: Device) -> None:
         self.lane, self.device, self.where = lane, device, device.where
         self.is_main = self.where.type == "cpu"
 
-    has_news = False  # nothing is shared
+    has_updates = False  # nothing is shared
 
     def look(self, slab: Slab, size: int) -> torch.Tensor:  # noqa: ARG002
         """The bytes that come next."""
         try:
             found = torch.empty(size, dtype=torch.uint8, device=self.lane.memory(self.device.where))
         except BaseException:
-            self.lane.channel.torn = True
+            self.lane.channel.is_broken = True
             raise
         self.lane.receive(found)
         return found.to(self.device.where)
@@ -93,50 +93,50 @@ class FarWindow:
         """Nothing is shared."""
 
 
-class FarCarriage(Carriage):
+class RemoteTensorTransport(TensorTransport):
     """Both directions of one end, where no memory is shared."""
 
-    def __init__(self, device: Device, lane: Lane) -> None:
+    def __init__(self, device: Device, lane: P2PChannel) -> None:
         super().__init__(device)
-        lines: list[Any] = [Line(line.device, *_ends(lane, line.device)) for line in self.lines]
-        self.lines, self.loans = lines, None
+        lines: list[Any] = [DeviceBuffers(line.device, *_ends(lane, line.device)) for line in self.lines]
+        self.lines, self.borrowed = lines, None
 
     def ship(self, headers: list[tuple[int, Any] | None]) -> None:
         """The frame has been sent: now the contents of its tensors."""
         for header in headers:
             if header is not None and header[0] >= 0:
                 pool: Any = self.lines[header[0]].pool
-                for slab in tensor_header.slabs(header[1]):
+                for slab in tensor_header.slabs_of(header[1]):
                     pool.ship(Slab(*slab))
 
 
-def _ends(lane: Lane, device: Device) -> tuple[Any, Any]:
-    return FarPool(lane, device), FarWindow(lane, device)
+def _ends(lane: P2PChannel, device: Device) -> tuple[Any, Any]:
+    return SendBuffers(lane, device), ReceiveBuffers(lane, device)
 
 
-class FarLink(Link):
+class RemoteLink(Link):
     """A link whose tensors go through a lane."""
 
-    carriage: FarCarriage
+    transport: RemoteTensorTransport
 
-    def __init__(self, channel: Channel, lane: Lane, side: int = 0) -> None:
+    def __init__(self, channel: Channel, lane: P2PChannel, side: int = 0) -> None:
         super().__init__(channel, side)
         self._lane = lane
-        self.equip(Cpu())
+        self.set_device(Cpu())
 
-    def equip(self, device: Device) -> None:
+    def set_device(self, device: Device) -> None:
         """The tensors of this end are on `device`; what comes from the other end's device comes there."""
-        self.carriage = FarCarriage(device, self._lane)
+        self.transport = RemoteTensorTransport(device, self._lane)
 
     def _send(self, kind: str, fields: tuple[Any, ...], headers: list[Any], descriptors: tuple[int, ...]) -> None:
         super()._send(kind, fields, headers, descriptors)
-        self.carriage.ship(headers)
+        self.transport.ship(headers)
 
 
-class Inbox(FarLink):
+class ThreadedRemoteLink(RemoteLink):
     """A link that takes what comes while its owner is at work: whoever sends never waits for that work."""
 
-    def __init__(self, channel: Channel, lane: Lane, side: int = 0) -> None:
+    def __init__(self, channel: Channel, lane: P2PChannel, side: int = 0) -> None:
         super().__init__(channel, lane, side)
         self._arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._take_all, name="gemini-inbox", daemon=True).start()

@@ -35,7 +35,7 @@ try:
 except ImportError:  # then what workers cannot import cannot be sent
     cloudpickle = None
 
-from gemini.runtime.transport.module_pickling import reduce, reduce_memoized
+from gemini.runtime.transport.module_pickling import reduce_memoized, reduce_value
 
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
@@ -47,13 +47,13 @@ _copies: weakref.WeakSet[type] = weakref.WeakSet()  # classes of other processes
 _TENSOR, ONLY_TENSORS = b"t", b"a"
 
 
-class Missing(NamedTuple):
+class MissingClass(NamedTuple):
     """In the place of a class that the other side has told but that cannot be made here."""
 
     reason: str
 
 
-class Classes:
+class ClassTable:
     """The classes and functions that cross by number. Each side counts its own: one even, the other odd numbers.
 
     One that cannot be copied gets no number: packing what it is in fails, and nothing else that is sent does.
@@ -89,7 +89,7 @@ class Classes:
             return (self.number[one],)
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether there is anything that the other side must be told."""
         return bool(self._untold)
 
@@ -108,10 +108,10 @@ class Classes:
             try:
                 self.learn(number, _from_value(body))
             except Exception as error:  # say so when it is used, not here
-                self.of[number] = Missing(f"{type(error).__name__}: {error}")
+                self.of[number] = MissingClass(f"{type(error).__name__}: {error}")
 
 
-def pack(value: Any, classes: Classes, known: Mapping[int, int] = _NOTHING) -> Packed:
+def pack(value: Any, classes: ClassTable, known: Mapping[int, int] = _NOTHING) -> Packed:
     """The bytes of a value and the tensors in it; objects that the other side knows, by identity, as their number."""
     if type(value) is torch.Tensor:
         return _TENSOR, [value]
@@ -123,7 +123,7 @@ def pack(value: Any, classes: Classes, known: Mapping[int, int] = _NOTHING) -> P
         return _pack(_ThoroughPacker, value, classes, known)
 
 
-def _pack(cls: type, value: Any, classes: Classes, known: Mapping[int, int]) -> Packed:
+def _pack(cls: type, value: Any, classes: ClassTable, known: Mapping[int, int]) -> Packed:
     body = io.BytesIO()
     packer = cls(body, pickle.HIGHEST_PROTOCOL)
     packer.classes, packer.tensors, packer.place, packer.known = classes, [], {}, known
@@ -131,7 +131,7 @@ def _pack(cls: type, value: Any, classes: Classes, known: Mapping[int, int]) -> 
     return body.getvalue(), packer.tensors
 
 
-def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: Classes, known: Sequence[Any] = ()) -> Any:
+def unpack(body: bytes, tensors: Sequence[torch.Tensor | None], classes: ClassTable, known: Sequence[Any] = ()) -> Any:
     """The value, with these tensors in the place of its own, and these objects for those that are known."""
     if body == _TENSOR:
         return tensors[0]
@@ -261,7 +261,7 @@ class _Packer(pickle.Pickler):
     """For what Python itself can pickle."""
 
     dispatch_table: ClassVar[Any] = _TABLE  # type: ignore[misc]
-    classes: Classes
+    classes: ClassTable
     tensors: list[torch.Tensor]
     place: dict[int, int]
     known: Mapping[int, int]
@@ -284,7 +284,7 @@ class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: 
         return _kept_once(value)
 
     def reducer_override(self, value: Any) -> Any:
-        found = reduce(value)
+        found = reduce_value(value)
         return super().reducer_override(value) if found is NotImplemented else found
 
 
@@ -331,7 +331,7 @@ def _fill(fill: Callable[[type, Any], type], cls: type, state: Any) -> type:
 
 class _Unpacker(_Opener):
     tensors: Sequence[torch.Tensor | None]
-    classes: Classes
+    classes: ClassTable
     known: Sequence[Any]
 
     def persistent_load(self, found: Any) -> Any:
@@ -340,6 +340,6 @@ class _Unpacker(_Opener):
         if isinstance(found, str):
             return sys.intern(found) if found.isidentifier() else self.known[int(found)]
         one = self.classes.of[found[0]]
-        if isinstance(one, Missing):
+        if isinstance(one, MissingClass):
             raise pickle.UnpicklingError(one.reason)
         return one

@@ -36,7 +36,7 @@ class Slab(NamedTuple):
     size: int
 
 
-def rounded(size: int) -> int:
+def round_size(size: int) -> int:
     """The size class of a request: a quarter of a power of two, so that at most a fifth is wasted."""
     if size <= 4 * ALIGN:
         return max(ALIGN, -(-size // ALIGN) * ALIGN)
@@ -44,7 +44,7 @@ def rounded(size: int) -> int:
     return -(-size // step) * step
 
 
-class Pool:
+class SharedMemoryPool:
     """The sender's side: segments, and the slabs of them that are free. Safe for several threads."""
 
     def __init__(self, device: Device) -> None:
@@ -58,7 +58,7 @@ class Pool:
 
     def take(self, size: int) -> Slab:
         """A slab of at least `size` bytes."""
-        wanted = rounded(size)
+        wanted = round_size(size)
         with self._lock:
             free = self._free.get(wanted)
             if free:
@@ -102,7 +102,7 @@ class Pool:
         return self.segments[slab.segment].view(slab.offset, size)
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether there are such segments as `news` names."""
         return len(self.segments) != self.announced
 
@@ -124,7 +124,7 @@ class Pool:
         return sum(segment.size for segment in self.segments)
 
 
-class Window:
+class MappedPool:
     """The receiver's side: the other's segments mapped, and the slabs that have become free again."""
 
     def __init__(self, device: Device) -> None:
@@ -149,7 +149,7 @@ class Window:
         self.segments = []
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether there are slabs to give back."""
         return bool(self._released)
 

@@ -52,7 +52,7 @@ class TcpChannel(Channel):
         number, self._received = self._received, self._received + 1
         body = found[0][_HASH:]
         if not hmac.compare_digest(found[0][:_HASH], _hash(self._keys[1], number, body)):
-            self.torn = True
+            self.is_broken = True
             raise ChannelClosed("a message has arrived that the other end has not sent")
         return body, []
 

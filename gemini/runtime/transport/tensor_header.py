@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gemini.runtime.transport.shm_pool import Pool, Slab, Window
+from gemini.runtime.transport.shm_pool import MappedPool, SharedMemoryPool, Slab
 
 Header = tuple[Any, ...]
 INLINE = 16 << 10  # bytes: up to here copying them once more costs less than sharing them
@@ -27,11 +27,11 @@ _MAIN = torch.device("cpu")
 _NUMBERS = {"float32": struct.Struct("=f"), "float64": struct.Struct("=d")}
 
 
-class Unsendable(Exception):
+class UnsendableTensor(Exception):
     """A tensor that cannot cross: the caller keeps the work at home."""
 
 
-def write(pool: Pool, tensor: torch.Tensor) -> Header:
+def write(pool: SharedMemoryPool, tensor: torch.Tensor) -> Header:
     """Put a tensor on its way; the header is plain data, and holds the contents too where they are small."""
     if type(tensor) in _OURS and tensor.is_cpu and _is_plain(tensor) and tensor.nbytes <= INLINE:
         contents = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
@@ -40,9 +40,9 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
         parts = write(pool, tensor._indices()), write(pool, tensor._values())
         return ("coo", *parts, tuple(tensor.shape), tensor.is_coalesced())
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise Unsendable(f"a tensor of layout {tensor.layout} on {tensor.device}")
+        raise UnsendableTensor(f"a tensor of layout {tensor.layout} on {tensor.device}")
     if type(tensor) not in _OURS:
-        raise Unsendable(f"a tensor of class {type(tensor).__name__}")
+        raise UnsendableTensor(f"a tensor of class {type(tensor).__name__}")
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
         held = torch._neg_view(plain) if plain.is_neg() else plain
@@ -67,7 +67,7 @@ def write(pool: Pool, tensor: torch.Tensor) -> Header:
     return ("slab", tuple(slab), *facts)
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A tensor in a slab that others may share."""
 
     offset: int  # in bytes
@@ -76,10 +76,10 @@ class Part(NamedTuple):
     strides: tuple[int, ...]
 
     @staticmethod
-    def like(tensor: torch.Tensor, offset: int = 0) -> Part:
+    def like(tensor: torch.Tensor, offset: int = 0) -> TensorPart:
         """For another tensor like this one, without gaps, in its order of dimensions."""
         strides = torch.empty_like(tensor, device="meta").stride()
-        return Part(offset, _name(tensor.dtype), tuple(tensor.shape), tuple(strides))
+        return TensorPart(offset, _name(tensor.dtype), tuple(tensor.shape), tuple(strides))
 
     def on(self, slab: Slab, memory: torch.Tensor) -> tuple[Header, torch.Tensor]:
         """A header before its time, and the tensor, to be written before the header is sent."""
@@ -113,16 +113,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def slabs(header: Header | None) -> list[tuple[int, int, int]]:
+def slabs_of(header: Header | None) -> list[tuple[int, int, int]]:
     """The slabs that a header names."""
     if header is None or header[0] == "inline":
         return []
     if header[0] in ("spread", "turned"):
-        return slabs(header[1])
-    return [header[1]] if header[0] in ("slab", "part") else [*slabs(header[1]), *slabs(header[2])]
+        return slabs_of(header[1])
+    return [header[1]] if header[0] in ("slab", "part") else [*slabs_of(header[1]), *slabs_of(header[2])]
 
 
-def read(window: Window, header: Header) -> torch.Tensor:
+def read(window: MappedPool, header: Header) -> torch.Tensor:
     """The tensor of a header."""
     if header[0] == "inline":
         _, contents, name, shape, strides, requires_grad = header
@@ -153,12 +153,12 @@ def read(window: Window, header: Header) -> torch.Tensor:
     return found.requires_grad_() if requires_grad else found
 
 
-def read_part(window: Window, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
+def read_part(window: MappedPool, header: Header, opened: dict[Any, torch.Tensor]) -> torch.Tensor:
     """A tensor in a slab that others share; it is opened once, and noted."""
     _, slab, size, *part = header
     if slab not in opened:
         opened[slab] = window.look(Slab(*slab), size)
-    return Part(*part).look(opened[slab])
+    return TensorPart(*part).look(opened[slab])
 
 
 def _copied(contents: bytes, dtype: torch.dtype, shape: tuple[int, ...], strides: Sequence[int]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from gemini.runtime.devices.base import Segment
 
 
 @dataclass(frozen=True)
-class Home:
+class TensorLayout:
     """The place of one tensor in the segment."""
 
     offset: int

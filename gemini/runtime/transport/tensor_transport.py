@@ -16,36 +16,36 @@ import torch
 from gemini.runtime.devices.base import Device, Segment
 from gemini.runtime.devices.cpu import Cpu
 from gemini.runtime.transport import tensor_header
-from gemini.runtime.transport.borrowed_buffers import ARE_COUNTED, Loans, Row
-from gemini.runtime.transport.shm_pool import Pool, Slab, Window
-from gemini.runtime.transport.tensor_header import Unsendable
+from gemini.runtime.transport.borrowed_buffers import ARE_COUNTED, BorrowedBuffers, BufferGroup
+from gemini.runtime.transport.shm_pool import MappedPool, SharedMemoryPool, Slab
+from gemini.runtime.transport.tensor_header import UnsendableTensor
 
 
-class Line(NamedTuple):
+class DeviceBuffers(NamedTuple):
     """One device: where we write, and what we read of the other end."""
 
     device: Device
-    pool: Pool
-    window: Window
+    pool: SharedMemoryPool
+    window: MappedPool
 
 
-class News(NamedTuple):
+class SegmentAnnouncement(NamedTuple):
     """Segments that the other end does not know yet."""
 
     plain: list[tuple[int, int, bytes, int]]  # line, size, what is needed to open it, number of descriptors
     descriptors: list[int]
-    segments: list[tuple[Pool, list[Segment]]]
+    segments: list[tuple[SharedMemoryPool, list[Segment]]]
 
 
-class Carriage:
+class TensorTransport:
     """Both directions of one end."""
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or Cpu()
         devices = [self.device] if self.device.owns(torch.empty(0)) else [self.device, Cpu()]
-        self.lines = [Line(one, Pool(one), Window(one)) for one in devices]
+        self.lines = [DeviceBuffers(one, SharedMemoryPool(one), MappedPool(one)) for one in devices]
         self._is_plain = type(devices[0]) is Cpu
-        self.loans = Loans(self.lines[0].window) if self._is_plain and ARE_COUNTED else None
+        self.borrowed = BorrowedBuffers(self.lines[0].window) if self._is_plain and ARE_COUNTED else None
 
     def write(self, tensor: torch.Tensor) -> tuple[int, Any]:
         """Put a tensor on its way: its line and its header, which are plain data."""
@@ -54,35 +54,35 @@ class Carriage:
         for at, line in enumerate(self.lines):
             if line.device.owns(tensor):
                 return at, tensor_header.write(line.pool, tensor)
-        raise Unsendable(f"a tensor on {tensor.device}")
+        raise UnsendableTensor(f"a tensor on {tensor.device}")
 
     def read(self, header: tuple[int, Any]) -> torch.Tensor:
         """The tensor of a header."""
         return tensor_header.read(self.lines[header[0]].window, header[1])
 
-    def borrow(self, row: Row) -> list[torch.Tensor]:
+    def borrow(self, row: BufferGroup) -> list[torch.Tensor]:
         """The tensors of a row of parts of slabs."""
-        if self.loans is not None:
-            return self.loans.read(row)
+        if self.borrowed is not None:
+            return self.borrowed.read(row)
         opened: dict[Any, torch.Tensor] = {}
         return [tensor_header.read_part(self.lines[at].window, header, opened) for at, header in row.headers]
 
-    def foresee(self, row: Row) -> list[torch.Tensor] | None:
+    def foresee(self, row: BufferGroup) -> list[torch.Tensor] | None:
         """The very tensors that `borrow` will give, if all goes as the last time; None where nobody can tell."""
-        return None if self.loans is None else self.loans.foresee(row)
+        return None if self.borrowed is None else self.borrowed.foresee(row)
 
     def look_around(self) -> None:
         """Note what was borrowed and is not looked at any more: it is told with the next message."""
-        if self.loans is not None:
-            self.lines[0].window.retake(self.loans.returned())
+        if self.borrowed is not None:
+            self.lines[0].window.retake(self.borrowed.returned())
 
     def forget(self) -> None:
         """There is no other end any more."""
         for line in self.lines:
             line.pool.forget()
             line.window.forget()
-        if self.loans is not None:
-            self.loans.forget()
+        if self.borrowed is not None:
+            self.borrowed.forget()
 
     def trim(self) -> None:
         """Return memory that nothing is in to the system."""
@@ -91,16 +91,16 @@ class Carriage:
 
     # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether there is anything to tell: new segments, or slabs to give back."""
         for line in self.lines:  # noqa: SIM110 - asked for every message: a generator takes longer
-            if line.pool.has_news or line.window.has_news:
+            if line.pool.has_updates or line.window.has_updates:
                 return True
         return False
 
-    def news(self) -> News:
+    def news(self) -> SegmentAnnouncement:
         """What must be told before headers written so far can be read."""
-        found = News([], [], [])
+        found = SegmentAnnouncement([], [], [])
         for at, line in enumerate(self.lines):
             segments = line.pool.news()
             for segment in segments:
@@ -111,7 +111,7 @@ class Carriage:
                 found.segments.append((line.pool, segments))
         return found
 
-    def announce(self, news: News) -> None:
+    def announce(self, news: SegmentAnnouncement) -> None:
         """The other end knows these now."""
         for pool, segments in news.segments:
             pool.announce(segments)
@@ -137,7 +137,7 @@ class Carriage:
         """Headers that were written and will not be sent: their slabs are free again."""
         for header in headers:
             if header is not None and header[0] >= 0:
-                self.lines[header[0]].pool.release([Slab(*slab) for slab in tensor_header.slabs(header[1])])
+                self.lines[header[0]].pool.release([Slab(*slab) for slab in tensor_header.slabs_of(header[1])])
 
     def retake(self, slabs: list[list[tuple[int, int, int]]]) -> None:
         """Released slabs that could not be told."""

@@ -23,7 +23,7 @@ _differ = ctypes.PyDLL(None).memcmp
 _differ.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
 
 
-class Draws:
+class HostRngCheck:
     """The generators of this process at rest."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FIRST_MB = 6.0  # what a first step brings along, whatever its model: code that is loaded late, and its heap
 
 
-class Peak:
+class PeakMemory:
     """Of this process."""
 
     def __init__(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Positions, Sample
+from gemini.batch_analysis.batch_kinds import Positions, Shard
 
 
-class Inputs:
+class MicrobatchInputs:
     """What came with the call, by port, or with the loss, by number of the value."""
 
     def __init__(
@@ -21,13 +21,13 @@ class Inputs:
         self.whole = {name: (tensors[at], self._kind(tensors[at], dim)) for name, dim, at in whole}
         self.numbers = dict(numbers)
 
-    def _kind(self, tensor: torch.Tensor, dim: Any) -> Sample | Positions | None:
+    def _kind(self, tensor: torch.Tensor, dim: Any) -> Shard | Positions | None:
         """How its samples lie: in a dimension with so many entries a sample, or as was said."""
         if dim is None:
             return None
         if isinstance(dim, tuple):
-            return Sample(*dim) if len(dim) > 1 else Positions(*dim)
-        return Sample(dim, tensor.shape[dim] // self.total)
+            return Shard(*dim) if len(dim) > 1 else Positions(*dim)
+        return Shard(dim, tensor.shape[dim] // self.total)
 
     def part(self, name: Any, mid: int) -> torch.Tensor:
         """The slice of one micro-batch, in the graph of the whole."""
@@ -51,7 +51,7 @@ class Inputs:
         """The gradient of a whole input, from those of the micro-batches."""
         _, kind = self.whole[name]
         found = [parts.get(mid) for mid in range(len(self.sizes))]
-        if not isinstance(kind, Sample) or len(found) == 1:
+        if not isinstance(kind, Shard) or len(found) == 1:
             total, *rest = [part for part in found if part is not None]
             for part in rest:
                 total = total + part

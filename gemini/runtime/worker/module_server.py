@@ -17,18 +17,18 @@ from gemini.autograd_engine import differentiate, edge_of
 from gemini.capture import torch_flags
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
-from gemini.runtime.argument_mutations import Given
+from gemini.runtime.argument_mutations import ArgumentObjects
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
-from gemini.runtime.grad_fn_names import node_of
-from gemini.runtime.placeholder_tensors import Absent, placed
+from gemini.runtime.grad_fn_names import grad_fn_name
+from gemini.runtime.placeholder_tensors import PlaceholderTensor, insert_placeholders
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
-from gemini.runtime.transport.serialization import ONLY_TENSORS, Classes, unpack
+from gemini.runtime.transport.serialization import ONLY_TENSORS, ClassTable, unpack
 from gemini.runtime.transport.tensor_header import INLINE
-from gemini.runtime.worker.side_effect_check import Audit, Drew, Refusal, draws
+from gemini.runtime.worker.side_effect_check import HOST_RNG, HostRngUsed, Refusal, SideEffectCheck
 
 
-class Entrance(torch.autograd.Function):  # type: ignore[misc]
+class InputBoundary(torch.autograd.Function):  # type: ignore[misc]
     """An input as the unit sees it: not a leaf, which autograd would not let it write to."""
 
     @staticmethod
@@ -42,15 +42,15 @@ class Entrance(torch.autograd.Function):  # type: ignore[misc]
         return gradient
 
 
-def entered(leaf: torch.Tensor) -> torch.Tensor:
+def enter_input(leaf: torch.Tensor) -> torch.Tensor:
     """An input that wants a gradient as the unit sees it; copying a small one costs less than a function in Python."""
     if leaf.layout is not torch.strided:
-        return Entrance.apply(leaf)
-    found: torch.Tensor = leaf.clone() if leaf.nbytes <= INLINE and leaf.is_contiguous() else Entrance.apply(leaf)
+        return InputBoundary.apply(leaf)
+    found: torch.Tensor = leaf.clone() if leaf.nbytes <= INLINE and leaf.is_contiguous() else InputBoundary.apply(leaf)
     return found
 
 
-class UnitRaised(Exception):
+class ModuleRaised(Exception):
     """The code of a unit raised, in forward or backward; every other exception here is a fault of ours."""
 
     def __init__(self, error: BaseException, scope: str = "") -> None:
@@ -59,7 +59,7 @@ class UnitRaised(Exception):
 
 
 @dataclass
-class Kept:
+class CallGraph:
     """The graph of one call."""
 
     inputs: list[torch.Tensor]
@@ -67,15 +67,15 @@ class Kept:
     outputs: list[Any]  # the places of differentiable outputs in the graph, not their contents
 
 
-class Unit:
+class ServedModule:
     """A module of the model as a worker has it."""
 
-    def __init__(self, module: nn.Module, classes: Classes) -> None:
+    def __init__(self, module: nn.Module, classes: ClassTable) -> None:
         self.module = module
         self.modules = list(module.modules())
         self.parameters = list(module.parameters())
         self.trained = [parameter.requires_grad for parameter in self.parameters]
-        self.audit = Audit(module, classes)
+        self.audit = SideEffectCheck(module, classes)
         self.has_run = False
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class Unit:
         try:
             return self.module(*args, **kwargs)
         except BaseException as error:
-            raise UnitRaised(error, self.scope_of(error)) from error
+            raise ModuleRaised(error, self.scope_of(error)) from error
 
     def scope_of(self, error: BaseException) -> str:
         """The module inside, named as in the unit, whose forward the exception came from; '' for the unit itself."""
@@ -111,22 +111,22 @@ class Unit:
                 parameter.requires_grad_(flag)
 
 
-class Calls:
+class ModuleServer:
     """All units of a worker and the graphs that may still be asked for."""
 
-    def __init__(self, classes: Classes) -> None:
+    def __init__(self, classes: ClassTable) -> None:
         self.classes = classes
         self.device: Device = Cpu()
-        self.units: dict[int, Unit] = {}
-        self.kept: dict[int, Kept] = {}
-        self._nothing = Given((), {}, classes)
+        self.units: dict[int, ServedModule] = {}
+        self.kept: dict[int, CallGraph] = {}
+        self._nothing = ArgumentObjects((), {}, classes)
         # What the controller has told, which it does not repeat while it stays the same:
-        self._region, self._switches, self._generator = Region.current(), torch_flags.current(), b""
+        self._region, self._switches, self._generator = Region.current(), torch_flags.current_flags(), b""
         self.is_settled = False  # the switches of this process are those, for certain
 
     def install(self, units: dict[int, nn.Module]) -> None:
         """Take over modules."""
-        self.units.update({number: Unit(module, self.classes) for number, module in units.items()})
+        self.units.update({number: ServedModule(module, self.classes) for number, module in units.items()})
 
     def drop(self, calls: list[int]) -> None:
         """Forget the graphs of calls."""
@@ -143,11 +143,13 @@ class Calls:
         unit.follow(request.state)
         leaves = request.tensors
         if request.absent:
-            placed(leaves, request.absent)
-        inputs = [entered(leaf) if leaf.requires_grad and type(leaf) is not Absent else leaf for leaf in leaves]
+            insert_placeholders(leaves, request.absent)
+        inputs = [
+            enter_input(leaf) if leaf.requires_grad and type(leaf) is not PlaceholderTensor else leaf for leaf in leaves
+        ]
         try:
             result = self._run(unit, request, inputs)
-        except Drew:
+        except HostRngUsed:
             if unit.has_run:
                 raise
             unit.has_run = True  # what it imports in its first call may draw; the unit itself draws again
@@ -160,10 +162,10 @@ class Calls:
         graded = [at is None and tensor.requires_grad for tensor, at in zip(tensors, same, strict=True)]
         node = ""
         if True in graded:
-            node = node_of(tensors[graded.index(True)])
+            node = grad_fn_name(tensors[graded.index(True)])
             trained = [parameter for parameter in unit.parameters if parameter.requires_grad]
             edges = [edge_of(tensor) if flag else None for tensor, flag in zip(tensors, graded, strict=True)]
-            self.kept[request.number] = Kept(leaves, trained, edges)
+            self.kept[request.number] = CallGraph(leaves, trained, edges)
             tensors = [tensor.detach() if flag else tensor for tensor, flag in zip(tensors, graded, strict=True)]
         sent = [tensor if at is None else None for tensor, at in zip(tensors, same, strict=True)]
         news = b"" if drawn == self._generator else drawn
@@ -172,11 +174,11 @@ class Calls:
         has_written = bool(unit.audit.suspects)
         return Outputs(request.number, body, same, graded, news, has_written, has_objects, node, sent)
 
-    def _run(self, unit: Unit, request: Forward, inputs: list[torch.Tensor]) -> Any:
+    def _run(self, unit: ServedModule, request: Forward, inputs: list[torch.Tensor]) -> Any:
         args, kwargs = unpack(request.body, inputs, self.classes)
-        given = self._nothing if request.body == ONLY_TENSORS else Given(args, kwargs, self.classes)
+        given = self._nothing if request.body == ONLY_TENSORS else ArgumentObjects(args, kwargs, self.classes)
         if not self.is_settled:
-            torch_flags.follow(self._switches)
+            torch_flags.apply_flags(self._switches)
         self.is_settled = False
         set_state(self._generator, self.device)
         ambient = Region.current()
@@ -186,7 +188,7 @@ class Calls:
             with ExitStack() as stack:
                 self._region.enter(stack, ambient)
                 result = unit.audit.watch(unit.run, args, kwargs, inputs, given)
-        if torch_flags.current() != self._switches:
+        if torch_flags.current_flags() != self._switches:
             unit.audit.undo()
             raise Refusal("it turns switches of torch that hold for the whole process")
         self.is_settled = True
@@ -212,8 +214,8 @@ class Calls:
             try:
                 found = differentiate(outputs, gradients, wanted, retain_graph=True)
             except BaseException as error:
-                raise UnitRaised(error) from error
-            if not draws.have_been_made() and get_state(self.device) == before:
+                raise ModuleRaised(error) from error
+            if not HOST_RNG.have_been_made() and get_state(self.device) == before:
                 return Gradients(request.number, list(found))
             set_state(before, self.device)
         raise Refusal("its backward draws random numbers")

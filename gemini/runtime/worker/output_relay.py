@@ -14,14 +14,14 @@ import warnings
 from collections import deque
 from typing import Any
 
-from gemini.runtime.protocol import Logged, Said, Warned
+from gemini.runtime.protocol import Logged, Printed, Warned
 from gemini.runtime.transport.link import Link
 
 _FIELDS = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created", "msecs")
 _STAGES = "<stages of "  # the name of a text that was generated
 
 
-class Relay:
+class OutputRelay:
     """Collects news and sends them; safe to use anywhere, in any thread."""
 
     def __init__(self, link: Link) -> None:
@@ -57,7 +57,7 @@ class Relay:
 class _Stream(io.TextIOBase):
     """A text stream whose lines go to the controller."""
 
-    def __init__(self, relay: Relay, name: str, below: Any) -> None:
+    def __init__(self, relay: OutputRelay, name: str, below: Any) -> None:
         self._relay, self._name, self._below, self._line = relay, name, below, ""
 
     encoding = "utf-8"
@@ -83,13 +83,13 @@ class _Stream(io.TextIOBase):
     def flush(self) -> None:
         text, self._line = self._line, ""
         if text:
-            self._relay.tell(Said(self._name, text))
+            self._relay.tell(Printed(self._name, text))
 
 
 class _Handler(logging.Handler):
     """Sends records to the controller, whose loggers decide."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: OutputRelay) -> None:
         super().__init__()
         self._relay = relay
 

@@ -12,29 +12,29 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gemini.runtime.step_messages import Abandon, Parcel
+from gemini.runtime.step_messages import AbortStep, PeerMessage
 from gemini.runtime.transport.channel import ChannelClosed
 from gemini.runtime.transport.link import Link
 
 _ENOUGH = 8  # slabs to give back that are worth a message of their own
 
 
-class Abandoned(Exception):
+class StepAborted(Exception):
     """The controller has given the step up: another worker has failed, or the program was interrupted."""
 
 
-class Peers:
+class PeerLinks:
     """All links of one worker."""
 
     def __init__(self, control: Link) -> None:
         self.control = control
         self.links: dict[int, Link] = {}
         self.postponed: deque[tuple[Any, list[int]]] = deque()  # requests that came in the middle of a step
-        self.abandon: Abandon | None = None
+        self.abandon: AbortStep | None = None
         self._poll = select.poll()
         self._poll.register(control.channel.fileno(), select.POLLIN)
         self._by_descriptor: dict[int, int] = {}
-        self._early: list[Parcel] = []  # of steps that this worker has not begun
+        self._early: list[PeerMessage] = []  # of steps that this worker has not begun
 
     def add(self, peer: int, link: Link) -> None:
         """A link to another worker."""
@@ -42,7 +42,7 @@ class Peers:
         self._by_descriptor[link.channel.fileno()] = peer
         self._poll.register(link.channel.fileno(), select.POLLIN)
 
-    def begin(self, step: int, sink: Callable[[Parcel], None]) -> None:
+    def begin(self, step: int, sink: Callable[[PeerMessage], None]) -> None:
         """Parcels of this step go to `sink` from now on."""
         self.step, self.sink, self.abandon = step, sink, None
         early, self._early = self._early, []
@@ -50,7 +50,7 @@ class Peers:
             self._take(parcel)
 
     # ── sending ────────────────────────────────────────────────────────────────────────────────────────────────
-    def send(self, peer: int, parcel: Parcel) -> None:
+    def send(self, peer: int, parcel: PeerMessage) -> None:
         """Put a parcel on its way."""
         link = self.links[peer]
         room = select.poll()
@@ -66,9 +66,9 @@ class Peers:
     def give_back(self, least: int = _ENOUGH) -> None:
         """Tell peers of slabs that are free again, where no other message has taken the news along."""
         for peer, link in self.links.items():
-            owed = sum(len(line.window._released) for line in link.carriage.lines)
+            owed = sum(len(line.window._released) for line in link.transport.lines)
             if owed >= least:
-                self.send(peer, Parcel(self.step, "", 0, [], b"", []))
+                self.send(peer, PeerMessage(self.step, "", 0, [], b"", []))
 
     # ── hearing ────────────────────────────────────────────────────────────────────────────────────────────────
     def hear(self, timeout: int | None = None) -> None:
@@ -83,7 +83,7 @@ class Peers:
             else:
                 self._receive(peer)
         if self.abandon is not None:
-            raise Abandoned
+            raise StepAborted
 
     def _receive(self, peer: int) -> None:
         try:
@@ -103,7 +103,7 @@ class Peers:
     def _heed(self) -> None:
         found = self.control.receive(0)
         while found is not None:
-            if isinstance(found[0], Abandon):
+            if isinstance(found[0], AbortStep):
                 if found[0].step == self.step:
                     self.abandon = found[0]
             else:
@@ -123,4 +123,4 @@ class Peers:
         while self.abandon is None:
             waiting.poll()
             self._heed()
-        raise Abandoned
+        raise StepAborted

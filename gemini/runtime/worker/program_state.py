@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from gemini.runtime.step_messages import Stages, Tasks
-from gemini.runtime.worker.gradient_buffers import Places
+from gemini.runtime.worker.gradient_buffers import BufferLayout
 from gemini.runtime.worker.stage_state import LiveStage
-from gemini.runtime.worker.value_mailbox import local_readers
+from gemini.runtime.worker.value_mailbox import count_local_readers
 
 
-class Installed:
+class InstalledProgram:
     """The stages of a program in one worker."""
 
     def __init__(self, message: Stages, homes: Mapping[int, torch.Tensor]) -> None:
@@ -42,17 +42,19 @@ class Installed:
             stage.freeze()
 
 
-class Plan:
+class WorkerPlan:
     """What a worker does in a step of one kind."""
 
-    def __init__(self, message: Tasks, program: Installed) -> None:
+    def __init__(self, message: Tasks, program: InstalledProgram) -> None:
         self.program, self.place, self.tasks = program, message.place, message.tasks
         self.readers, self.loss, self.loss_stage = message.readers, message.loss, message.loss_stage
         self.frozen, self.tail = message.frozen, message.tail
         self.is_training = self.loss is not None
         self.stages = {number: program.stages[number] for number in sorted({task.stage for task in self.tasks})}
-        self.places = Places.made(p for stage in self.stages.values() for p in stage.parameters)
-        self.local_readers = local_readers(self.tasks, self.readers, self.loss_stage, has_tail=self.tail is not None)
+        self.places = BufferLayout.made(p for stage in self.stages.values() for p in stage.parameters)
+        self.local_readers = count_local_readers(
+            self.tasks, self.readers, self.loss_stage, has_tail=self.tail is not None
+        )
         self.layouts: dict[int, list[Any]] = {}  # the one of gradients that was told last, by its number
         self._numbers = itertools.count(1)
 

@@ -15,39 +15,41 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.guards.module_state import Snapshot
-from gemini.runtime.argument_mutations import Contents, Given
-from gemini.runtime.placeholder_tensors import TOUCHED, Touches
-from gemini.runtime.transport.serialization import Classes
-from gemini.runtime.worker.host_rng_check import Draws
+from gemini.guards.module_state import ModuleState
+from gemini.runtime.argument_mutations import ArgumentObjects, Contents
+from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderUse
+from gemini.runtime.transport.serialization import ClassTable
+from gemini.runtime.worker.host_rng_check import HostRngCheck
 
 
 class Refusal(Exception):
     """A unit did what cannot be done from afar."""
 
 
-class Drew(Refusal):
+class HostRngUsed(Refusal):
     """It drew from Python's or NumPy's random numbers."""
 
 
-draws = Draws()
+HOST_RNG = HostRngCheck()
 
 
-class Audit:
+class SideEffectCheck:
     """Watches the calls of one module."""
 
-    def __init__(self, module: nn.Module, classes: Classes) -> None:
+    def __init__(self, module: nn.Module, classes: ClassTable) -> None:
         self.module, self.classes = module, classes
         self.buffers = list(module.buffers())
-        self.memory = Memory([*module.parameters(), *self.buffers])
+        self.memory = TensorBackup([*module.parameters(), *self.buffers])
         self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
-        self.snapshot = Snapshot(module)
-        self.given = Given((), {}, classes)  # what the last call was given
+        self.snapshot = ModuleState(module)
+        self.given = ArgumentObjects((), {}, classes)  # what the last call was given
         self.changes: dict[int, Contents] = {}  # and what it has changed of that
         self._saved: list[tuple[int, torch.Tensor]] = []  # buffers before the last call
-        draws.have_been_made()  # what importing its classes has drawn is not its own
+        HOST_RNG.have_been_made()  # what importing its classes has drawn is not its own
 
-    def watch(self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: Given) -> Any:
+    def watch(
+        self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: ArgumentObjects
+    ) -> Any:
         """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
         learning = self.suspects is None
         at_risk = range(len(self.buffers)) if self.suspects is None else self.suspects
@@ -65,12 +67,12 @@ class Audit:
         if learning:  # by contents: batch normalisation writes without counting versions
             self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
             self.suspects = {at for at, _ in self._saved} if failure is None else None
-        has_drawn = draws.have_been_made()
-        reason = TOUCHED if Touches.have_been_made() else self._fault(inputs, versions, failure)
+        has_drawn = HOST_RNG.have_been_made()
+        reason = PLACEHOLDER_USED if PlaceholderUse.have_been_made() else self._fault(inputs, versions, failure)
         reason = reason or has_moved
         if reason or has_drawn:
             self.undo()
-            raise Refusal(reason) if reason else Drew("it draws from Python's or NumPy's random numbers")
+            raise Refusal(reason) if reason else HostRngUsed("it draws from Python's or NumPy's random numbers")
         if failure is not None:
             try:
                 raise failure
@@ -97,7 +99,7 @@ class Audit:
         return f"in its forward {changed}" if changed else ""
 
 
-class Memory:
+class TensorBackup:
     """Where tensors lie that both sides have."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:

@@ -18,9 +18,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from gemini.autograd_engine import edge_of
-from gemini.guards.module_state import Snapshot
+from gemini.guards.module_state import ModuleState
 from gemini.pipe.value_routes import returned
-from gemini.runtime.worker.module_server import Entrance
+from gemini.runtime.worker.module_server import InputBoundary
 from gemini.runtime.worker.side_effect_check import Refusal
 
 if TYPE_CHECKING:
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 _TAKES_EDGES = "GradientEdge" in str(inspect.signature(torch.autograd.backward))
 
 
-def place_in_graph(tensor: torch.Tensor) -> Any:
+def graph_edge(tensor: torch.Tensor) -> Any:
     """Where a backward can begin: without the contents, where this version of torch can."""
     return edge_of(tensor) if _TAKES_EDGES else tensor
 
 
 @dataclass
-class Kept:
+class MicrobatchGraph:
     """What the backward of a stage on one micro-batch needs."""
 
     leaves: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)  # by port and reader
@@ -56,7 +56,7 @@ class LiveStage:
         self.buffers = list(module.buffers())
         self.suspects: set[int] | None = None  # buffers that it writes; None: not known yet
         self.written: set[str] | None = None  # inputs that it writes; None: not known yet
-        self.snapshot = Snapshot(module)
+        self.snapshot = ModuleState(module)
 
     def follow(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
         """Take over training flags and frozen parameters."""
@@ -77,7 +77,7 @@ class LiveStage:
             held[:] = shares
 
     # ── forward ────────────────────────────────────────────────────────────────────────────────────────────────
-    def forward(self, given: list[Any], kept: Kept) -> dict[str, Any]:
+    def forward(self, given: list[Any], kept: MicrobatchGraph) -> dict[str, Any]:
         """Run it on values of its input ports, in order; its outputs by port, with their place in `kept`."""
         entered = [
             self._enter(port.name, value, kept) for port, value in zip(self.interface.inputs, given, strict=True)
@@ -91,10 +91,10 @@ class LiveStage:
         # Without gradients there is no graph, but a view of a parameter still says that it wants one.
         for name, value in made.items() if torch.is_grad_enabled() else ():
             if isinstance(value, torch.Tensor) and value.requires_grad:
-                kept.edges[name] = place_in_graph(value)
+                kept.edges[name] = graph_edge(value)
         return made
 
-    def _enter(self, name: str, value: Any, kept: Kept) -> Any:
+    def _enter(self, name: str, value: Any, kept: MicrobatchGraph) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         fresh = value.detach()
@@ -105,7 +105,7 @@ class LiveStage:
         if not value.requires_grad or not torch.is_grad_enabled():
             return fresh
         leaf = kept.leaves[name, self.number] = fresh.requires_grad_()
-        return Entrance.apply(leaf)
+        return InputBoundary.apply(leaf)
 
     def _note_written(self, entered: list[Any], versions: list[int]) -> None:
         ports = self.interface.inputs
@@ -156,7 +156,7 @@ class LiveStage:
 
 
 @contextmanager
-def saving_nothing() -> Iterator[None]:
+def save_nothing() -> Iterator[None]:
     """A forward whose graph says what depends on what, and keeps no tensors: it will be run again."""
 
     def lost(_: Any) -> Any:

@@ -12,29 +12,29 @@ from gemini.capture import torch_flags
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
 from gemini.random_numbers.rng_state import get_state
-from gemini.runtime.exception_transfer import portable
+from gemini.runtime.exception_transfer import to_portable
 from gemini.runtime.protocol import Done, Raised, Refused
 from gemini.runtime.step_messages import (
-    ABANDONED,
-    Abandon,
+    ABORTED,
+    AbortStep,
     Connect,
     Fetch,
     Fetched,
-    Retire,
+    RetirePrograms,
     Sources,
     Stages,
     Step,
     Stepped,
     Tasks,
 )
-from gemini.runtime.tracebacks import chain_of
+from gemini.runtime.tracebacks import exception_chain
 from gemini.runtime.transport.channel import Channel
-from gemini.runtime.transport.code_dependencies import borrowed
+from gemini.runtime.transport.code_dependencies import stub_modules
 from gemini.runtime.transport.link import Link
-from gemini.runtime.worker.p2p import Abandoned, Peers
-from gemini.runtime.worker.program_state import Installed, Plan
-from gemini.runtime.worker.side_effect_check import Drew, draws
-from gemini.runtime.worker.step_runner import Before, StageRaised, StepRun
+from gemini.runtime.worker.p2p import PeerLinks, StepAborted
+from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
+from gemini.runtime.worker.side_effect_check import HOST_RNG, HostRngUsed
+from gemini.runtime.worker.step_runner import StageRaised, StepBackup, StepRunner
 from gemini.schedule.block import FORWARD
 from gemini.step import split_backward_ops
 from gemini.step.delayed_weight_grads import STORE
@@ -42,20 +42,20 @@ from gemini.step.join_microbatches import PARTS, combined
 from gemini.step.lower_program import TAIL
 
 
-class Steps:
+class StepServer:
     """The executor's side of a worker."""
 
     def __init__(self, control: Link) -> None:
         self.control = control
-        self.peers = Peers(control)
-        self.programs: dict[int, Installed] = {}
-        self.plans: dict[int, Plan] = {}
+        self.peers = PeerLinks(control)
+        self.programs: dict[int, InstalledProgram] = {}
+        self.plans: dict[int, WorkerPlan] = {}
         self.outputs: dict[int, dict[str, dict[int, Any]]] = {}  # by step
-        self.last: tuple[int, Before] | None = None  # a step that may yet have to be undone
+        self.last: tuple[int, StepBackup] | None = None  # a step that may yet have to be undone
         split_backward_ops.install()
         trim()  # what calls of whole batches have left behind is more than micro-batches will need
-        control.carriage.trim()
-        control.carriage.device.rest()
+        control.transport.trim()
+        control.transport.device.rest()
         keep_freed_memory()
 
     def next(self) -> tuple[Any, list[int]] | None:
@@ -66,24 +66,24 @@ class Steps:
         """The reply to a request of the executor."""
         if isinstance(request, Step):
             return self._step(request)
-        if isinstance(request, Abandon):
+        if isinstance(request, AbortStep):
             return self._abandon(request)
         if isinstance(request, Fetch):
             return self._fetch(request)
         if isinstance(request, Connect):
             link = Link(Channel(socket.socket(fileno=descriptors[0])), side=request.side)
-            link.equip(self.control.carriage.device)
+            link.set_device(self.control.transport.device)
             self.peers.add(request.peer, link)
         elif isinstance(request, Sources):
-            with borrowed(request.lent):
+            with stub_modules(request.lent):
                 for path, text in request.texts.items():
                     load_module(text, path)
         elif isinstance(request, Stages):
-            self.programs[request.program] = Installed(request, self.control.homes)
+            self.programs[request.program] = InstalledProgram(request, self.control.homes)
             self._know()
         elif isinstance(request, Tasks):
-            self.plans[request.key] = Plan(request, self.programs[request.program])
-        elif isinstance(request, Retire):
+            self.plans[request.key] = WorkerPlan(request, self.programs[request.program])
+        elif isinstance(request, RetirePrograms):
             self._retire(request.programs)
         return Done(request.number)
 
@@ -102,15 +102,15 @@ class Steps:
         self.last = None
         plan = self.plans[request.key]
         plan.program.follow(request.state)
-        torch_flags.follow(request.region[-1])
-        draws.have_been_made()
-        run = StepRun(plan, request, self.peers, self.control)
+        torch_flags.apply_flags(request.region[-1])
+        HOST_RNG.have_been_made()
+        run = StepRunner(plan, request, self.peers, self.control)
         try:
             reply = self._run(run)
-        except Abandoned:
+        except StepAborted:
             run.undo()
             self._answer_abandon()
-            return Refused(request.number, ABANDONED)
+            return Refused(request.number, ABORTED)
         except StageRaised as raised:
             run.undo()
             self._answer_abandon()  # which may have come at the same time
@@ -124,10 +124,10 @@ class Steps:
             self.outputs[request.step] = run.outputs
         return reply
 
-    def _run(self, run: StepRun) -> Stepped:
+    def _run(self, run: StepRunner) -> Stepped:
         reply = run.run()
-        if draws.have_been_made():
-            raise Drew("it draws from Python's or NumPy's random numbers")
+        if HOST_RNG.have_been_made():
+            raise HostRngUsed("it draws from Python's or NumPy's random numbers")
         return reply
 
     def _answer_abandon(self) -> None:
@@ -135,7 +135,7 @@ class Steps:
         if abandon is not None:
             self.control.send(Done(abandon.number))
 
-    def _abandon(self, request: Abandon) -> Done:
+    def _abandon(self, request: AbortStep) -> Done:
         """Another worker has failed after this one was done."""
         if self.last is not None and self.last[0] == request.step:
             self.last[1].restore()
@@ -147,8 +147,8 @@ class Steps:
         error = raised.error
         frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         reply = Raised(
-            request.number, portable(error, self.control.classes), _place_of(raised), frames,
-            get_state(self.control.carriage.device), chain_of(error, lambda one: portable(one, self.control.classes)),
+            request.number, to_portable(error, self.control.classes), _place_of(raised), frames,
+            get_state(self.control.transport.device), exception_chain(error, lambda one: to_portable(one, self.control.classes)),
         )  # fmt: skip
         for one in (raised, error):  # frames hold tensors, and so slabs
             traceback.clear_frames(one.__traceback__)

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from gemini.runtime.step_messages import Parcel
+from gemini.runtime.step_messages import PeerMessage
 from gemini.schedule.block import FORWARD
 from gemini.step.lower_program import LOSS, TAIL, Readers, Task
 
 Key = tuple[str, int]
 
 
-def local_readers(
+def count_local_readers(
     tasks: Sequence[Task], readers: dict[str, Readers], loss_stage: int, *, has_tail: bool
 ) -> dict[Key, int]:
     """How many readers each value has in a worker; the loss of the stage that makes a value reads it directly, but for
@@ -39,7 +39,7 @@ def local_readers(
     return found
 
 
-class Arrivals:
+class ValueMailbox:
     """Of one step."""
 
     def __init__(self, readers: dict[Key, int]) -> None:
@@ -50,7 +50,7 @@ class Arrivals:
         self.states: dict[int, bytes] = {}  # of the generator, by the stage that waits for it
         self._ours: set[int] = set()  # gradients that arrived: nobody else sees their memory
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, parcel: PeerMessage) -> None:
         """What a peer has sent."""
         if parcel.kind == "state":
             self.states[parcel.mid] = parcel.state

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Sample
+from gemini.batch_analysis.batch_kinds import Shard
 from gemini.batch_analysis.tail_spec import cut, join
-from gemini.runtime.step_messages import Parcel
-from gemini.runtime.worker.stage_state import Kept
+from gemini.runtime.step_messages import PeerMessage
+from gemini.runtime.worker.stage_state import MicrobatchGraph
 from gemini.step.delayed_weight_grads import AtOnce
 from gemini.step.lower_program import LOSS, Task
 
 if TYPE_CHECKING:
-    from gemini.runtime.worker.step_runner import StepRun
+    from gemini.runtime.worker.step_runner import StepRunner
 
 Cut = dict[str, list[torch.Tensor | None]]
 
 
-def run_tail(run: StepRun, task: Task) -> None:
+def run_tail(run: StepRunner, task: Task) -> None:
     """Run it, forward and backward."""
     names = [name for name, one in run.plan.readers.items() if LOSS in one.stages]
     mids, values = range(len(run.request.sizes)), run.arrivals.values
@@ -39,7 +39,7 @@ def run_tail(run: StepRun, task: Task) -> None:
         task,
     )
     whole = {name: _whole(run, name) for name in names}
-    kept = Kept()
+    kept = MicrobatchGraph()
     made: dict[str, Any] = {}
     if stage is not None:
         given = [_given(run, port.name) if port.source is None else whole[port.name] for port in stage.interface.inputs]
@@ -54,7 +54,7 @@ def run_tail(run: StepRun, task: Task) -> None:
     run.trace.append(("T", task.stage, 0, begin, time.perf_counter()))
 
 
-def _whole(run: StepRun, name: str) -> Any:
+def _whole(run: StepRunner, name: str) -> Any:
     """A value of all micro-batches; it has a gradient where one of the parts has."""
     parts = [run.arrivals.pop(name, mid) for mid in range(len(run.request.sizes))]
     plain = [part.detach() if isinstance(part, torch.Tensor) else part for part in parts]
@@ -64,7 +64,7 @@ def _whole(run: StepRun, name: str) -> Any:
     return found
 
 
-def _given(run: StepRun, name: str) -> Any:
+def _given(run: StepRunner, name: str) -> Any:
     """What came with the call, for all samples: of numbers, that of the whole batch follows those of micro-batches."""
     if name in run.inputs.numbers:
         return run.inputs.numbers[name][len(run.request.sizes)]
@@ -72,7 +72,9 @@ def _given(run: StepRun, name: str) -> Any:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _follow_with_loss(run: StepRun, task: Task, values: dict[str, Any], made: dict[str, Any], kept: Kept) -> None:
+def _follow_with_loss(
+    run: StepRunner, task: Task, values: dict[str, Any], made: dict[str, Any], kept: MicrobatchGraph
+) -> None:
     loss = run.plan.loss
     read, leaves, found = loss.reads(), dict[str, Any](), dict[int, Any]()
     for number, name in loss.ports.items():
@@ -84,7 +86,7 @@ def _follow_with_loss(run: StepRun, task: Task, values: dict[str, Any], made: di
     run._taped(task, run.plan.stages[task.stage], found, kept)
 
 
-def _go_back(run: StepRun, task: Task, kept: Kept, whole: dict[str, Any]) -> None:
+def _go_back(run: StepRunner, task: Task, kept: MicrobatchGraph, whole: dict[str, Any]) -> None:
     """Backward of loss and tail; every value that was read gets a gradient, or is told that it has none."""
     stage = run.plan.stages[task.stage]
     if kept.root is not None:
@@ -104,21 +106,21 @@ def _go_back(run: StepRun, task: Task, kept: Kept, whole: dict[str, Any]) -> Non
     run.gradients.adopt(stage.parameters)
 
 
-def _of_call(run: StepRun, name: str, gradient: torch.Tensor | None) -> dict[int, torch.Tensor | None]:
+def _of_call(run: StepRunner, name: str, gradient: torch.Tensor | None) -> dict[int, torch.Tensor | None]:
     """The gradient of an argument, by micro-batch, as stages give theirs."""
     kind = run.inputs.whole[name][1]
-    if gradient is None or not isinstance(kind, Sample):
+    if gradient is None or not isinstance(kind, Shard):
         return {0: gradient}
     return dict(enumerate(cut(kind, gradient, run.request.sizes)))
 
 
-def _hand_back(run: StepRun, task: Task, mid: int, gradients: dict[str, torch.Tensor | None]) -> None:
+def _hand_back(run: StepRunner, task: Task, mid: int, gradients: dict[str, torch.Tensor | None]) -> None:
     sent: set[str] = set()
     for peer, names in task.sends:
         mine = [name for name in names if name in gradients]
         sent.update(mine)
         if mine:
             keys, tensors = [(name, LOSS) for name in mine], [gradients[name] for name in mine]
-            run.peers.send(peer, Parcel(run.request.step, "gradient", mid, keys, b"", tensors))
+            run.peers.send(peer, PeerMessage(run.request.step, "gradient", mid, keys, b"", tensors))
     for name in gradients.keys() - sent:
         run.arrivals.put_gradient(name, mid, LOSS, gradients[name])

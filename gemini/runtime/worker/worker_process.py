@@ -37,14 +37,14 @@ def bind_to_parent(parent: int) -> None:
 def main() -> None:
     """Serve until told to stop."""
     connection, stacks, parent = (int(one) for one in sys.argv[1:4])
-    settle(stacks, parent)
+    configure_process(stacks, parent)
     from gemini.runtime.transport.channel import Channel
     from gemini.runtime.transport.link import Link
 
     serve(lambda: Server(Link(Channel(socket.socket(fileno=connection)), side=1)), stacks)
 
 
-def settle(stacks: int, parent: int) -> None:
+def configure_process(stacks: int, parent: int) -> None:
     """Be a worker's process: end with the parent, leave Ctrl-C to the controller, and show stacks when asked."""
     bind_to_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -75,37 +75,37 @@ class Server:
     def __init__(self, link: Any) -> None:
         from gemini.runtime import protocol
         from gemini.runtime.transport.channel import ChannelClosed
-        from gemini.runtime.transport.link import Unreadable
-        from gemini.runtime.worker.memory_peak import Peak
-        from gemini.runtime.worker.module_server import Calls, UnitRaised
-        from gemini.runtime.worker.output_relay import Relay
+        from gemini.runtime.transport.link import UnreadableMessage
+        from gemini.runtime.worker.memory_peak import PeakMemory
+        from gemini.runtime.worker.module_server import ModuleRaised, ModuleServer
+        from gemini.runtime.worker.output_relay import OutputRelay
         from gemini.runtime.worker.side_effect_check import Refusal
 
         # An import in a function costs microseconds each time; at the top of this file it would come too early.
-        self.protocol, self.closed, self.unreadable = protocol, ChannelClosed, Unreadable
-        self.refusal, self.unit_raised = Refusal, UnitRaised
+        self.protocol, self.closed, self.unreadable = protocol, ChannelClosed, UnreadableMessage
+        self.refusal, self.unit_raised = Refusal, ModuleRaised
         self.link = link
-        self.calls = Calls(link.classes)
-        self.relay = Relay(link)
-        self.peak = Peak()
+        self.calls = ModuleServer(link.classes)
+        self.relay = OutputRelay(link)
+        self.peak = PeakMemory()
         self.steps: Any = None  # the executor's part, made when it is first asked for
 
     def serve(self) -> None:
         """Greet, then answer until Stop."""
         import torch
 
-        from gemini.runtime.devices.registry import make
+        from gemini.runtime.devices.registry import create_device
 
-        preload, drop, stop = self.protocol.Preload, self.protocol.Drop, self.protocol.Stop
+        preload, drop, stop = self.protocol.Preload, self.protocol.DropCalls, self.protocol.Stop
         hello, _ = self.link.receive()
         sys.path[:] = hello.path
         sys.setrecursionlimit(hello.recursion)
         torch.set_num_threads(hello.threads)
         torch.set_default_dtype(hello.dtype)
         self.relay.install()
-        device = make(hello.device, hello.back_end)
+        device = create_device(hello.device, hello.back_end)
         device.prepare()
-        self.link.equip(device)
+        self.link.set_device(device)
         self.calls.device = device
         self.link.send(self.protocol.Ready(hello.secret, os.getpid()))
         while True:
@@ -157,19 +157,19 @@ class Server:
 
     def _raised(self, request: Any, raised: Any) -> Any:
         from gemini.random_numbers.rng_state import get_state
-        from gemini.runtime.exception_transfer import portable
+        from gemini.runtime.exception_transfer import to_portable
         from gemini.runtime.protocol import Raised
-        from gemini.runtime.tracebacks import chain_of
+        from gemini.runtime.tracebacks import exception_chain
 
         error = raised.error
         frames = traceback.format_exception(type(error), error, error.__traceback__)
         reply = Raised(
             request.number,
-            portable(error, self.link.classes),
+            to_portable(error, self.link.classes),
             raised.scope,
             "".join(frames),
             get_state(self.calls.device),
-            chain_of(error, lambda one: portable(one, self.link.classes)),
+            exception_chain(error, lambda one: to_portable(one, self.link.classes)),
         )
         for one in (raised, error):  # frames hold tensors, and so slabs
             traceback.clear_frames(one.__traceback__)
@@ -189,35 +189,35 @@ class Server:
             raise TypeError(request.reason)
         if type(request).__module__ == "gemini.runtime.step_messages":
             return self._carry_out_step(request, descriptors)
-        if isinstance(request, self.protocol.Place):
+        if isinstance(request, self.protocol.MapTensors):
             self.peak.settle()
             segment = self.calls.device.open(request.size, request.shared, tuple(descriptors))
             self.link.homes.update(enumerate([home.open(segment) for home in request.homes], request.first))
             return None
-        if isinstance(request, self.protocol.Install):
+        if isinstance(request, self.protocol.InstallModules):
             return self.calls.install(request.units)
         if isinstance(request, self.protocol.Forget):
             self.calls.forget(request.units)
             for number in request.homes:
                 self.link.homes.pop(number, None)
             return None
-        if isinstance(request, self.protocol.Describe):
-            from gemini.guards.library_classes import describe
+        if isinstance(request, self.protocol.DescribeClasses):
+            from gemini.guards.library_classes import describe_classes
 
-            return self.protocol.Described(request.number, describe(request.classes))
-        if isinstance(request, self.protocol.Probe):
+            return self.protocol.ClassAttributes(request.number, describe_classes(request.classes))
+        if isinstance(request, self.protocol.MeasureSpeed):
             from gemini.profiling.host_speed import measure_speed
 
-            return self.protocol.Probed(request.number, *measure_speed())
-        if isinstance(request, self.protocol.Peak):
-            return self.peak.begin() if request.begins else self.protocol.Peaked(request.number, self.peak.mb())
+            return self.protocol.MeasuredSpeed(request.number, *measure_speed())
+        if isinstance(request, self.protocol.MeasurePeak):
+            return self.peak.begin() if request.begins else self.protocol.MeasuredPeak(request.number, self.peak.mb())
         raise TypeError(f"unknown request {type(request).__name__}")
 
     def _carry_out_step(self, request: Any, descriptors: list[int]) -> Any:
         if self.steps is None:
-            from gemini.runtime.worker.step_server import Steps
+            from gemini.runtime.worker.step_server import StepServer
 
-            self.steps = Steps(self.link)
+            self.steps = StepServer(self.link)
         return self.steps.carry_out(request, descriptors)
 
 
@@ -229,19 +229,19 @@ def _import(names: list[str]) -> None:
 
 def _refused(request: Any, error: BaseException) -> Any:
     """A reply that says what went wrong on our side."""
-    from gemini.runtime.exception_transfer import text_of
+    from gemini.runtime.exception_transfer import safe_text
     from gemini.runtime.protocol import Refused
-    from gemini.runtime.transport.tensor_header import Unsendable
+    from gemini.runtime.transport.tensor_header import UnsendableTensor
 
-    reason = text_of(error) if isinstance(error, Unsendable) else f"{type(error).__name__}: {text_of(error)}"
+    reason = safe_text(error) if isinstance(error, UnsendableTensor) else f"{type(error).__name__}: {safe_text(error)}"
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Refused(request.number, f"{reason:.300}\n{trace}", is_fault=not isinstance(error, Unsendable))
+    return Refused(request.number, f"{reason:.300}\n{trace}", is_fault=not isinstance(error, UnsendableTensor))
 
 
 def _plainly(sent: Any) -> Any:
-    from gemini.runtime.exception_transfer import plain, rebuilt
+    from gemini.runtime.exception_transfer import rebuild, to_builtin
 
-    return plain(rebuilt(sent))
+    return to_builtin(rebuild(sent))
 
 
 if __name__ == "__main__":
