@@ -7,7 +7,7 @@
 A graph must repeat these: a module kept whole reads its attribute, and the next call may. Tensors that nodes made,
 sizes and None are written down as nodes that call `assign`. Other values (a counter) a graph cannot compute again.
 
-Where a graph runs far from the model, attributes that nothing in it reads are better returned than set: `returning`.
+Where a graph runs far from the model, attributes that nothing in it reads are better returned than set: `return_attribute_writes`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 from gemini.ir.node import Node
-from gemini.ir.pytree import Literal, Sequence
+from gemini.ir.pytree import Literal, SequenceForm
 from gemini.ir.symint import TracedFloat, TracedInt
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
 
-TARGET = "gemini.capture.attribute_writes.assign"
-LEFT = "gemini.capture.attribute_writes.leave"
+ASSIGN = "gemini.capture.attribute_writes.assign"
+RETURN_WRITE = "gemini.capture.attribute_writes.return_write"
 _INTERNAL = frozenset(vars(nn.Module()))
 _MISSING: Any = object()
 
@@ -37,11 +37,11 @@ def assign(module: nn.Module, name: str, value: torch.Tensor | int | float | Non
     setattr(module, name, value)
 
 
-def leave(module: str, name: str, value: Any) -> None:
+def return_write(module: str, name: str, value: Any) -> None:
     """An attribute of a module would be set; whoever runs the graph finds the value in its result."""
 
 
-class Left(NamedTuple):
+class AttributeWrite(NamedTuple):
     """An attribute that a run leaves behind."""
 
     module: str
@@ -51,48 +51,50 @@ class Left(NamedTuple):
         return f"{self.module}.{self.name}" if self.module else self.name
 
 
-def returning(graph: Graph) -> Graph:
+def return_attribute_writes(graph: Graph) -> Graph:
     """The graph with the values of the attributes that it leaves in its result, beside the model's output.
 
     Attributes that something in the graph reads stay as they are; so do buffers, which are tensors that the model has.
     """
     read = {at for node in graph.nodes for at in node.after}
-    sets = [node for node in graph.nodes if node.target == TARGET]
-    seen = {_left(node) for node in sets if node.id in read}
-    last = {_left(node): node for node in sets if _left(node) not in seen and not _is_buffer(graph, _left(node))}
+    sets = [node for node in graph.nodes if node.target == ASSIGN]
+    seen = {_write_of(node) for node in sets if node.id in read}
+    last = {
+        _write_of(node): node for node in sets if _write_of(node) not in seen and not _is_buffer(graph, _write_of(node))
+    }
     if not last:
         return graph
     nodes = list(graph.nodes)
     for node in sets:
-        left = _left(node)
+        left = _write_of(node)
         if left in last:
-            form = Sequence(tuple, (Literal(left.module), Literal(left.name), _value(node)))
-            nodes[node.id] = replace(node, target=LEFT, args=form, changes=())
-    values = Sequence(tuple, tuple(_value(node) for node in last.values()))
-    return replace(graph, nodes=nodes, result=Sequence(tuple, (graph.result, values)))
+            form = SequenceForm(tuple, (Literal(left.module), Literal(left.name), _value(node)))
+            nodes[node.id] = replace(node, target=RETURN_WRITE, args=form, changes=())
+    values = SequenceForm(tuple, tuple(_value(node) for node in last.values()))
+    return replace(graph, nodes=nodes, result=SequenceForm(tuple, (graph.result, values)))
 
 
-def left_by(graph: Graph) -> tuple[Left, ...]:
+def returned_writes(graph: Graph) -> tuple[AttributeWrite, ...]:
     """The attributes whose values are in the result of a graph, in their order."""
-    parts = [getattr(node.args, "items") for node in graph.nodes if node.target == LEFT]  # noqa: B009
-    found = (Left(module.value, name.value) for module, name, _ in parts)
+    parts = [getattr(node.args, "items") for node in graph.nodes if node.target == RETURN_WRITE]  # noqa: B009
+    found = (AttributeWrite(module.value, name.value) for module, name, _ in parts)
     return tuple(dict.fromkeys(found))
 
 
-def _left(node: Node) -> Left:
+def _write_of(node: Node) -> AttributeWrite:
     owner, name, _ = getattr(node.args, "items")  # noqa: B009
-    return Left(owner.module, name.value)
+    return AttributeWrite(owner.module, name.value)
 
 
 def _value(node: Node) -> Any:
     return getattr(node.args, "items")[2]  # noqa: B009
 
 
-def _is_buffer(graph: Graph, left: Left) -> bool:
+def _is_buffer(graph: Graph, left: AttributeWrite) -> bool:
     return left.name in graph.bound_model().get_submodule(left.module)._buffers
 
 
-class Attributes:
+class AttributeTracker:
     """The attributes of a model's modules as last seen, and those that the glue has set since."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,7 +107,7 @@ class Attributes:
         for part in module.modules() if module is not None else ():
             self.last[id(part)] = _own(part)
 
-    def set_since(self, module: nn.Module, touched: bool) -> Iterator[tuple[str, str, Any, bool]]:
+    def assigned_since(self, module: nn.Module, touched: bool) -> Iterator[tuple[str, str, Any, bool]]:
         """(module, attribute, value, whether another) of what the glue has set in a module or its children.
 
         With `touched`, also where the value is the same: the module itself may have changed it by the next call.
@@ -132,7 +134,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b)
 
 
-def can_be_assigned(value: Any, other: bool) -> bool:
+def can_assign(value: Any, other: bool) -> bool:
     """Whether a graph can set an attribute to a value. A plain one that changed may be another each time."""
     if isinstance(value, (TracedInt, TracedFloat)):
         return True

@@ -23,15 +23,15 @@ from math import gcd
 import torch
 from torch import nn
 
-from gemini.capture.warmup import Settling
-from gemini.ir.call_binding import Call
+from gemini.capture.warmup import Warmup
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
 
 _PACKED = 3  # numbers of samples that are tried where inputs are packed
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchLayout:
     """The dimension of each input tensor that holds the samples (None: it holds none), and their number.
 
     `factors` are its entries a sample there; none given: one each.
@@ -75,7 +75,7 @@ class BatchPlan:
             for tensor, dim in zip(given, self.dims, strict=True)
         ]
 
-    def resized(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+    def resize(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
         """A batch of another size, and that size."""
         if self.size == 1:
             return self.times(given, 2), 2
@@ -87,7 +87,7 @@ def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     return tensor.requires_grad_(original.requires_grad)
 
 
-def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+def candidate_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
     """Plausible plans, the most usual first."""
     seen = set()
     for dim in range(3):
@@ -102,8 +102,8 @@ def candidates(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
             for choice in (dims, without):
                 if choice not in seen and size > 0 and any(found is not None for found in choice):
                     seen.add(choice)
-                    yield BatchPlan(choice, size)
-    yield from _packed(given)
+                    yield BatchLayout(choice, size)
+    yield from _packed_layouts(given)
 
 
 def _sizes(counted: list[int]) -> list[int]:
@@ -117,7 +117,7 @@ def _sizes(counted: list[int]) -> list[int]:
     return sorted(sizes, key=lambda size: size == 1)
 
 
-def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
+def _packed_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
     """Plans of which an input has several rows a sample: as many samples as another has rows, or as all divide by."""
     rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in given]
     counted = Counter(count for count in rows if count > 1)
@@ -127,7 +127,7 @@ def _packed(given: Sequence[torch.Tensor]) -> Iterator[BatchPlan]:
             continue
         factors = tuple(count // size if count % size == 0 and count else 0 for count in rows)
         if max(factors) > 1:
-            yield BatchPlan(tuple(0 if factor else None for factor in factors), size, tuple(f or 1 for f in factors))
+            yield BatchLayout(tuple(0 if factor else None for factor in factors), size, tuple(f or 1 for f in factors))
 
 
 def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
@@ -140,7 +140,7 @@ def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
 
 
 @contextmanager
-def evaluation(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode by flag only: a model's own `train()` may do more."""
     flags = [(module, module.training) for module in model.modules()]
     for module, _ in flags:
@@ -153,21 +153,23 @@ def evaluation(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def find_batch(model: nn.Module, call: Call, settling: Settling, known: BatchPlan | None = None) -> BatchPlan | None:
+def find_batch_layout(
+    model: nn.Module, call: ModelCall, settling: Warmup, known: BatchLayout | None = None
+) -> BatchLayout | None:
     """The plan under which samples are independent; the first that runs at all, if none is; else None.
 
     These are the first runs of the model; a verdict from runs in which it settled is not trusted.
     """
     if known is not None and (plan := _fit_plan(known, call.tensors)) is not None:
         return plan
-    runnable: BatchPlan | None = None
+    runnable: BatchLayout | None = None
     if any(tensor.device.type == "meta" for tensor in (*call.tensors, *model.parameters())):
-        return next(candidates(call.tensors), None)
-    for plan in candidates(call.tensors):
+        return next(candidate_layouts(call.tensors), None)
+    for plan in candidate_layouts(call.tensors):
         if plan.size == 1:
             return runnable or plan
         verdict = _independent(model, call, plan, settling)
-        if not verdict and settling.unsettled:
+        if not verdict and settling.attributes_changed:
             verdict = _independent(model, call, plan, settling)
         if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or by a check
             verdict = _independent(model, call, plan, settling, few=2)
@@ -178,7 +180,7 @@ def find_batch(model: nn.Module, call: Call, settling: Settling, known: BatchPla
     return runnable
 
 
-def _fit_plan(plan: BatchPlan, given: Sequence[torch.Tensor]) -> BatchPlan | None:
+def _fit_plan(plan: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout | None:
     """Return the plan with the number of samples of these tensors; None where it does not fit them."""
     if len(plan.dims) != len(given):
         return None
@@ -186,14 +188,14 @@ def _fit_plan(plan: BatchPlan, given: Sequence[torch.Tensor]) -> BatchPlan | Non
     return None if size is None else replace(plan, size=size)
 
 
-def _independent(model: nn.Module, call: Call, plan: BatchPlan, settling: Settling, few: int = 1) -> bool | None:
+def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, settling: Warmup, few: int = 1) -> bool | None:
     """Whether the results of a few samples depend on them alone; None where the model rejects the sizes."""
     results = []
-    settling.unsettled = False
+    settling.attributes_changed = False
     for start, length in ((0, 2 * few), (few, few)):
         args, kwargs = call.arguments(plan.take(call.tensors, start, length))
         try:
-            with evaluation(model):
+            with eval_mode(model):
                 results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
         except Exception:
             settling.failed()
@@ -233,11 +235,11 @@ def _near(half: torch.Tensor, one: torch.Tensor) -> bool:
     return bool(torch.allclose(half, one, rtol=1e-3, atol=1e-4 * (1 + largest), equal_nan=True))
 
 
-def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def second_batches(call: ModelCall, plan: BatchLayout | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
     """Batches of the same sizes with other contents, the most different first; the model may reject some."""
     generator = torch.Generator().manual_seed(0)
     if all(tensor.device.type != "meta" for tensor in call.tensors):
-        yield "other contents", [_shuffled(tensor, generator) for tensor in call.tensors]
+        yield "other contents", [_shuffle(tensor, generator) for tensor in call.tensors]
     if plan is not None and plan.size > 1:
         yield (
             "other order of samples",
@@ -248,7 +250,7 @@ def second_batches(call: Call, plan: BatchPlan | None) -> Iterator[tuple[str, li
         )
 
 
-def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _shuffle(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if tensor.numel() < 2 or tensor.layout is not torch.strided:
         return tensor
     order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)

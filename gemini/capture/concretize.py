@@ -13,12 +13,12 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from gemini.capture.dynamic_shapes import Dynamic
-from gemini.capture.meta_values import NoShadow, shadow
+from gemini.capture.dynamic_shapes import DynamicShape
+from gemini.capture.meta_values import NoMetaValue, compute_on_cpu
 from gemini.ir.encode import LITERALS, strip, tensors, walk
 from gemini.ir.node import Node
 from gemini.ir.pytree import Form, Number, Ref, leaves, refs
-from gemini.ir.symint import Expr, traced
+from gemini.ir.symint import Expr, make_traced
 
 SIZES = frozenset({"size", "shape", "numel", "nelement", "stride", "storage_offset", "__len__"})
 READS = frozenset({"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"})
@@ -117,11 +117,11 @@ _METADATA = frozenset({"is_contiguous"})  # facts about memory, not about conten
 _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
 
 
-class Recorder(Protocol):
+class ReadRecorder(Protocol):
     """The tracer, as far as reads need it."""
 
     nodes: list[Node]
-    dynamic: dict[Ref, Dynamic]
+    dynamic: dict[Ref, DynamicShape]
 
     def origin(self, tensor: torch.Tensor) -> Ref:
         """The node a tensor came from."""
@@ -129,10 +129,10 @@ class Recorder(Protocol):
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
         """Note a fact."""
 
-    def compared(self, expr: Expr, outcome: bool) -> None:
+    def on_compare(self, expr: Expr, outcome: bool) -> None:
         """Note a comparison."""
 
-    def concretized(self, expr: Expr, value: int | float) -> None:
+    def on_concretize(self, expr: Expr, value: int | float) -> None:
         """Note a traced number that became plain."""
 
     def refuse(self, reason: str) -> NoReturn:
@@ -147,7 +147,7 @@ def short_name(name: str) -> str:
     return f"{owner}=" if last == "__set__" else last
 
 
-def expr_data_refs(expr: Any, dynamic: Mapping[Ref, Dynamic]) -> Iterator[Ref]:
+def expr_data_refs(expr: Any, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:
     """The tensors whose contents, not only sizes, an expression depends on.
 
     `dynamic` are the tensors whose sizes depend on contents: reading such a size is reading those contents.
@@ -179,7 +179,7 @@ def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
     return [at for at, tensor in enumerate(given) if any(tensor is one for one in named)]
 
 
-def data_refs(form: Form, dynamic: Mapping[Ref, Dynamic]) -> Iterator[Ref]:
+def data_refs(form: Form, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:
     """The tensors whose contents a form depends on."""
     for leaf in leaves(form):
         if isinstance(leaf, Ref):
@@ -188,7 +188,7 @@ def data_refs(form: Form, dynamic: Mapping[Ref, Dynamic]) -> Iterator[Ref]:
             yield from expr_data_refs(leaf.expr, dynamic)
 
 
-def looked_at(node: Node, read: Sequence[Ref]) -> Sequence[Ref]:
+def content_inputs(node: Node, read: Sequence[Ref]) -> Sequence[Ref]:
     """Of the tensors that a node is given, those whose contents it follows from."""
     if node.kind != "op" or short_name(node.target) not in LIKE:
         return read
@@ -206,7 +206,7 @@ def holds_number(value: Any) -> bool:
     return any(isinstance(leaf, (bool, int, float)) for _, leaf in walk(value))
 
 
-def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any) -> Any:
+def read_size(recorder: ReadRecorder, short: str, func: Any, args: Any, kwargs: Any) -> Any:
     """A size, as traced numbers."""
     value = func(*strip(args), **strip(kwargs))
     ref = recorder.origin(args[0] if args else kwargs.get("input"))
@@ -216,9 +216,9 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
         recorder.guard(Expr("size", (ref, 0)), value, concrete=True)
         return value
     if short in ("numel", "nelement"):
-        return traced(value, Expr("numel", (ref,)), recorder)
+        return make_traced(value, Expr("numel", (ref,)), recorder)
     if short == "storage_offset":
-        return traced(value, Expr("storage_offset", (ref,)), recorder)
+        return make_traced(value, Expr("storage_offset", (ref,)), recorder)
     op = "stride" if short == "stride" else "size"
     if isinstance(value, int):
         dim = strip(args[1] if len(args) > 1 else kwargs["dim"])
@@ -227,16 +227,16 @@ def read_size(recorder: Recorder, short: str, func: Any, args: Any, kwargs: Any)
     return torch.Size(parts) if isinstance(value, torch.Size) else tuple(parts)
 
 
-def _number(recorder: Recorder, expr: Expr, value: int) -> Any:
+def _number(recorder: ReadRecorder, expr: Expr, value: int) -> Any:
     """A size, traced; one that depends on contents is a plain number with a guard on it."""
     found = recorder.dynamic.get(expr.operands[0])
     if found is None or not found.is_dynamic(expr.operands[1]):
-        return traced(value, expr, recorder)
+        return make_traced(value, expr, recorder)
     recorder.guard(expr, value, concrete=True)
     return value
 
 
-def _read_dynamic(recorder: Recorder, ref: Ref, short: str, value: Any) -> Any:
+def _read_dynamic(recorder: ReadRecorder, ref: Ref, short: str, value: Any) -> Any:
     """What follows from sizes of which some depend on contents."""
     shape = recorder.dynamic[ref].shape
     if short in ("numel", "nelement"):
@@ -246,7 +246,7 @@ def _read_dynamic(recorder: Recorder, ref: Ref, short: str, value: Any) -> Any:
     return value
 
 
-def read_value(recorder: Recorder, func: Any, args: Any) -> Any:
+def read_value(recorder: ReadRecorder, func: Any, args: Any) -> Any:
     """The contents of a one-element tensor."""
     ref = recorder.origin(args[0])
     value = func(_with_contents(recorder, ref, args[0]))
@@ -259,16 +259,16 @@ def read_value(recorder: Recorder, func: Any, args: Any) -> Any:
     return value
 
 
-def _with_contents(recorder: Recorder, ref: Ref, tensor: torch.Tensor) -> torch.Tensor:
+def _with_contents(recorder: ReadRecorder, ref: Ref, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "meta":
         return tensor
     try:
-        return shadow(recorder.nodes, ref)
-    except NoShadow as cause:
+        return compute_on_cpu(recorder.nodes, ref)
+    except NoMetaValue as cause:
         recorder.refuse(f"its Python code reads a tensor on the meta device that depends on {cause}")
 
 
-def record_read(recorder: Recorder, name: str, args: Form, kwargs: Form, value: Any) -> Any:
+def record_read(recorder: ReadRecorder, name: str, args: Form, kwargs: Form, value: Any) -> Any:
     """Any other function that returns plain Python data: its value is a guard."""
     if not _is_data_value(value):
         recorder.refuse(f"{short_name(name)} returns a {type(value).__name__}")

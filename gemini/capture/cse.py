@@ -18,18 +18,18 @@ from gemini.ir.pytree import Ref
 
 def representatives(nodes: Sequence[Node]) -> list[int]:
     """For every node the first that does the same; itself, as a rule."""
-    written = {root for node in nodes for ref in node.mutates for root in memory_of(nodes, ref.node)}
+    written = {root for node in nodes for ref in node.mutates for root in memory_makers(nodes, ref.node)}
     first: dict[str, int] = {}
     found: list[int] = []
     for node in nodes:
-        if _is_repeatable(node) and not _sees(nodes, node, written):
-            found.append(first.setdefault(_spelled(_facts(node), found), node.id))
+        if _is_repeatable(node) and not _reads_memory(nodes, node, written):
+            found.append(first.setdefault(_text(_facts(node), found), node.id))
         else:
             found.append(node.id)
     return found
 
 
-def memory_of(nodes: Sequence[Node], index: int) -> set[int]:
+def memory_makers(nodes: Sequence[Node], index: int) -> set[int]:
     """The nodes that made the memory which the results of a node look at, itself included."""
     return {index, *nodes[index].shares}
 
@@ -39,24 +39,24 @@ def _is_repeatable(node: Node) -> bool:
     return plain and bool(node.outputs) and all(source == "ret" for source, _ in node.outputs)
 
 
-def _sees(nodes: Sequence[Node], node: Node, written: set[int]) -> bool:
+def _reads_memory(nodes: Sequence[Node], node: Node, written: set[int]) -> bool:
     read = {node.id, *(ref.node for ref in node.inputs())}
-    return any(memory_of(nodes, index) & written for index in read)
+    return any(memory_makers(nodes, index) & written for index in read)
 
 
 def _facts(node: Node) -> tuple[Any, ...]:
-    return node.target, node.region, node.args, node.kwargs, node.sketch
+    return node.target, node.region, node.args, node.kwargs, node.out_spec
 
 
-def _spelled(value: Any, names: Sequence[int]) -> str:
+def _text(value: Any, names: Sequence[int]) -> str:
     """A value as a text, in which nodes that do the same have one name."""
     if isinstance(value, Ref):
         return f"%{names[value.node]} {value.source} {value.path!r}"
     if isinstance(value, np.ndarray):
         return f"array {value.shape} {value.dtype} {value.tobytes().hex()}"
     if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__}({','.join(_spelled(part, names) for part in value)})"
+        return f"{type(value).__name__}({','.join(_text(part, names) for part in value)})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = (_spelled(getattr(value, part.name), names) for part in dataclasses.fields(value))
+        parts = (_text(getattr(value, part.name), names) for part in dataclasses.fields(value))
         return f"{type(value).__name__}({','.join(parts)})"
     return repr(value)

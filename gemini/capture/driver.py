@@ -19,35 +19,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.batch_dim import BatchPlan, candidates, find_batch, second_batches
-from gemini.capture.leaf_policy import Granularity
+from gemini.capture.batch_dim import BatchLayout, candidate_layouts, find_batch_layout, second_batches
+from gemini.capture.leaf_policy import LeafPolicy
 from gemini.capture.memoized import find_caches
-from gemini.capture.nested_training import refused_training
+from gemini.capture.nested_training import refuse_training
 from gemini.capture.options import CaptureOptions
 from gemini.capture.python_state import (
-    drawing_rates,
+    active_rates,
+    branch_reads,
     fingerprint,
     glue_modules,
     idle_rates,
-    reads_of,
-    settings_of_layers,
+    layer_settings,
 )
-from gemini.capture.sample_loops import Unlike, roll
-from gemini.capture.scaling_reads import Lookout, scaling_lines
-from gemini.capture.torch_flags import deterministic
-from gemini.capture.trace_diff import Subject, Trace, first_mismatch, mark_batch, other_way, trace
-from gemini.capture.trace_state import Coarsen
-from gemini.capture.verify.graph_check import BackwardFailed, Checks, Rejected
+from gemini.capture.sample_loops import LoopMismatch, match_loop
+from gemini.capture.scaling_reads import ScalingReadWatcher, find_scaling_lines
+from gemini.capture.torch_flags import prefer_deterministic
+from gemini.capture.trace_diff import CaptureSubject, Trace, first_mismatch, mark_batch_dims, takes_other_branch, trace
+from gemini.capture.trace_state import TraceRefused
+from gemini.capture.verify.graph_check import BackwardFailed, BatchRejected, GraphChecker
 from gemini.capture.verify.step_observation import Differences, tensor_difference
-from gemini.capture.warmup import Settling, materialize
+from gemini.capture.warmup import Warmup, materialize
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call, bind, signature_of
+from gemini.ir.call_binding import ModelCall, bind, signature_of
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import MODULES, Guard, Node
 from gemini.ir.validity import Validity
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 _log = logging.getLogger(__name__)
 _SEEDS = (20_011, 7, 8, 9, 10, 11)
@@ -55,28 +55,28 @@ _TRIES = 2  # of them, for a way at another batch size
 _THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by gradients on every batch
 
 
-class Refinement:
+class CaptureDriver:
     """Captures one variant of a model for one call."""
 
-    def __init__(self, model: nn.Module, call: Call, granularity: Granularity, options: CaptureOptions) -> None:
+    def __init__(self, model: nn.Module, call: ModelCall, granularity: LeafPolicy, options: CaptureOptions) -> None:
         self.model, self.call, self.granularity, self.options = model, call, granularity, options
         held = (*call.tensors, *model.parameters(), *model.buffers())
         self.without_weights = any(tensor.device.type == "meta" for tensor in held)
-        self.plan: BatchPlan | None = None
+        self.plan: BatchLayout | None = None
         if not self.without_weights:
             materialize(model, self._first_call)
         self.thorough = True
         self.pinned = ""  # why the graph holds for one batch size only
         self.checked: dict[str, str] = {}
-        self.saved = Saved(model, watch=True)
-        self.settling = Settling(model, self.saved)
+        self.saved = ModelSnapshot(model, watch=True)
+        self.settling = Warmup(model, self.saved)
         self.settled = self.without_weights
-        self.subject = Subject(model, call, self.saved, find_caches(model))
-        self.checks = Checks(model, call, self.saved)
+        self.subject = CaptureSubject(model, call, self.saved, find_caches(model))
+        self.checks = GraphChecker(model, call, self.saved)
 
     def _first_call(self) -> None:
         """A call on few samples; the model's own error where even the whole batch is rejected."""
-        plan = self.plan or next(candidates(self.call.tensors), None)
+        plan = self.plan or next(candidate_layouts(self.call.tensors), None)
         few = self.call.tensors if plan is None else plan.take(self.call.tensors, 0, min(2, plan.size))
         for given in (few, self.call.tensors):
             args, kwargs = self.call.arguments(given)
@@ -99,13 +99,13 @@ class Refinement:
 
     def _refine(self) -> Graph:
         held = (*self.call.tensors, *self.model.parameters())
-        with self.saved.watching(), deterministic(held), refused_training():
-            self.plan = find_batch(self.model, self.call, self.settling, self.options.batch)
+        with self.saved.watching(), prefer_deterministic(held), refuse_training():
+            self.plan = find_batch_layout(self.model, self.call, self.settling, self.options.batch)
             self.settling.finish(self._first_call)
             while True:
                 try:
                     return self._attempt()
-                except Coarsen as found:
+                except TraceRefused as found:
                     reason = f"{found.reason} ({found.line})" if found.line else found.reason
                     _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
                     if found.released:
@@ -140,7 +140,7 @@ class Refinement:
         """Trace the batch. Where the trace changes attributes, that may be what a first call does: settle, repeat."""
         try:
             first = trace(self.subject, self.call.tensors, self.granularity)
-        except Coarsen:
+        except TraceRefused:
             if self.settled or not self.saved.attributes.changed():
                 raise
         else:
@@ -175,12 +175,12 @@ class Refinement:
         args, kwargs = self.call.arguments()
         whole = {node.target for node in first.nodes if node.kind in MODULES}
         glue = glue_modules(self.model, whole)
-        glue += reads_of(first.tracer.reads(), self.model)
+        glue += branch_reads(first.tracer.reads(), self.model)
         leaves = [node for node in first.nodes if node.kind in MODULES]
         glue += idle_rates(self.model, (node.target for node in leaves if not node.random))
-        glue += drawing_rates(self.model, (node.target for node in leaves if node.random))
+        glue += active_rates(self.model, (node.target for node in leaves if node.random))
         known = {*glue}
-        glue += [name for name in settings_of_layers(self.model, whole) if name not in known]
+        glue += [name for name in layer_settings(self.model, whole) if name not in known]
         validity = Validity(signature_of(bind(self.model, args, kwargs)), {}, Region.current(), glue)
         self.saved.restore()
         validity.fingerprint = fingerprint(self.model, glue)
@@ -194,7 +194,7 @@ class Refinement:
         if times := self.options.repeats:
             self._rolled(first, graph, self.plan, times)
             return None
-        given, size = self.plan.resized(self.call.tensors)
+        given, size = self.plan.resize(self.call.tensors)
         try:
             other = self._same_way(first, given)
         except Exception as error:
@@ -214,11 +214,11 @@ class Refinement:
                 reason = f"its Python code uses the batch size as a plain number: {guard.expr}"
                 self._depends_on_batch(guard.scope, reason, guard.line)
                 return None
-        mark_batch(graph.nodes, other.nodes, self.plan.size, size)
+        mark_batch_dims(graph.nodes, other.nodes, self.plan.size, size)
         self._marked(graph, self.plan)
         return given
 
-    def _rolled(self, first: Trace, graph: Graph, plan: BatchPlan, times: int) -> None:
+    def _rolled(self, first: Trace, graph: Graph, plan: BatchLayout, times: int) -> None:
         """Compare a micro-batch with a batch of so many, in which Python may loop over them."""
         try:
             whole = trace(self.subject, plan.times(self.call.tensors, times), self.granularity)
@@ -227,25 +227,25 @@ class Refinement:
             return
         whole.release()
         try:
-            rolled = roll(first, whole, times)
-        except Unlike as unlike:
+            rolled = match_loop(first, whole, times)
+        except LoopMismatch as unlike:
             self._keep_scaling(first, whole)
             self._depends_on_batch(unlike.node.scope, f"{unlike.reason} at {unlike.node.name}", unlike.node.line)
             return
         for node in graph.nodes:
             node.role = rolled.roles[node.id]
         others = [whole.nodes[rolled.images[node.id]] for node in graph.nodes]
-        mark_batch(graph.nodes, others, plan.size, times * plan.size)
-        graph.rolled, graph.wholes, graph.pins = times, rolled.wholes, rolled.pins
+        mark_batch_dims(graph.nodes, others, plan.size, times * plan.size)
+        graph.rolled, graph.whole_batch_guards, graph.pins = times, rolled.whole_batch_guards, rolled.pins
         self._marked(graph, plan)
         if graph.validity is not None:  # what only the Python of many samples reads
-            more = reads_of(whole.tracer.reads(), self.model)
+            more = branch_reads(whole.tracer.reads(), self.model)
             graph.validity.glue += [name for name in more if name not in graph.validity.glue]
             self.saved.restore()
             graph.validity.fingerprint = fingerprint(self.model, graph.validity.glue)
         self.checked["half batch"] = f"{times} times the batch repeats it"
 
-    def _marked(self, graph: Graph, plan: BatchPlan) -> None:
+    def _marked(self, graph: Graph, plan: BatchLayout) -> None:
         """The batch dimensions are known."""
         graph.batch_size = plan.size
         for node in graph.nodes:
@@ -263,7 +263,7 @@ class Refinement:
             other = trace(self.subject, given, self.granularity, seed)
             if seed is None:
                 self._keep_scaling(first, other)
-            if not other_way(first, other):
+            if not takes_other_branch(first, other):
                 self.checks.seeds["half batch"] = seed
                 self._reuse("half batch", other, gradients=True)
                 other.release()
@@ -272,21 +272,21 @@ class Refinement:
             return None
         other = trace(self.subject, given, self.granularity, chances=first.tracer.chances)
         other.release()
-        return None if other_way(first, other) else other
+        return None if takes_other_branch(first, other) else other
 
     def _keep_scaling(self, first: Trace, other: Trace) -> None:
         """Keep whole the functions of inputs alone whose Python reads more from more samples.
 
         Only where the caller splits batches: otherwise a graph per value read is finer.
         """
-        if self.options.sample_dims() and (lines := scaling_lines(first, other)):
-            trace(self.subject, self.call.tensors, self.granularity, lookout=Lookout(lines))
+        if self.options.sample_dims() and (lines := find_scaling_lines(first, other)):
+            trace(self.subject, self.call.tensors, self.granularity, scaling_reads=ScalingReadWatcher(lines))
 
     def _depends_on_batch(self, scope: tuple[str, ...], reason: str, line: str) -> None:
         """A small region that depends on the batch size is kept whole; for a large one the batch size is fixed."""
         module = self.model.get_submodule(scope[-1]) if scope and scope[-1] else self.model
         if _layers(module) * 2 <= _layers(self.model):
-            raise Coarsen(scope, reason, line)
+            raise TraceRefused(scope, reason, line)
         self.pinned = f"{reason} ({line})"
         self.checked["half batch"] = f"the graph holds for this batch size only: {self.pinned}"
 
@@ -295,7 +295,7 @@ class Refinement:
         for contents, given in second_batches(self.call, self.plan):
             what = f"second batch ({contents})"
             if not self.thorough and self.plan is not None and graph.batch_size is not None and not graph.rolled:
-                given, _ = self.plan.resized(given)  # a large model: half of it, for speed
+                given, _ = self.plan.resize(given)  # a large model: half of it, for speed
                 what = f"half of a second batch ({contents})"
             try:
                 for seed in _SEEDS:
@@ -303,7 +303,7 @@ class Refinement:
                     self.checks.forget(what)
                     if self._check(what, graph, given, gradients=self.thorough):
                         return
-            except Rejected:
+            except BatchRejected:
                 continue
         self.checked.setdefault("second batch", "the model rejects every other batch tried")
 
@@ -313,12 +313,12 @@ class Refinement:
             differences = self.checks.differences(what, graph, given, gradients)
         except GuardBroken as broken:
             if what == "batch":
-                raise Coarsen(("",), f"it does not repeat itself: {broken}", "") from None
+                raise TraceRefused(("",), f"it does not repeat itself: {broken}", "") from None
             self._refuse_numbers(broken.guard)
             self.checked[what] = f"takes another way: {broken}"
             return False
         except NodeFailed as failed:
-            raise Coarsen(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
+            raise TraceRefused(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
         except BackwardFailed as failed:
             differences = Differences([f"its backward fails: {failed!s:.80}"], forward=True)
         if differences:
@@ -338,7 +338,9 @@ class Refinement:
         name = guard.scope[-1] if guard.scope else ""
         module = self.model.get_submodule(name) if name else self.model
         if isinstance(guard.expected, float) or _layers(module) * 2 <= _layers(self.model):
-            raise Coarsen(guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line)
+            raise TraceRefused(
+                guard.scope or ("",), f"its Python code reads a number from data: {guard.expr}", guard.line
+            )
 
     def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
         """Raise Coarsen for the region that made the difference."""
@@ -351,9 +353,9 @@ class Refinement:
         if node is None:
             # A cache that grows with every call, say: the same tensors go in, and others are in it afterwards.
             what = "it changes objects that it is given" if line.startswith("input ") else "graph and model differ"
-            raise Coarsen(("",), f"{what}: {line}", "")
+            raise TraceRefused(("",), f"{what}: {line}", "")
         scope = (*node.scope, node.target) if node.kind == "block" else node.scope
-        raise Coarsen(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
+        raise TraceRefused(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
 
     def _first_difference(self, what: str, graph: Graph, again: Trace, given: Sequence[torch.Tensor]) -> Node | None:
         """The first node whose result differs from the one in a trace of the same batch."""

@@ -46,7 +46,7 @@ CASES: tuple[Resize, ...] = (_more, _fewer)
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class DynamicShape:
     """The sizes of a tensor, as they are and in the other cases, and the tensors whose contents decide them."""
 
     shape: Shape
@@ -64,7 +64,7 @@ class Dynamic:
 
 
 @dataclass(frozen=True)
-class Found:
+class DynamicResult:
     """A result whose sizes depend on contents, and the tensors by which they come to do so here."""
 
     tensor: torch.Tensor
@@ -92,8 +92,8 @@ def _is_mask(value: Any) -> bool:
 
 
 def dynamic_sizes(
-    name: str, args: Any, kwargs: Any, output: Any, known: Callable[[torch.Tensor], Dynamic | None]
-) -> Iterator[Found]:
+    name: str, args: Any, kwargs: Any, output: Any, known: Callable[[torch.Tensor], DynamicShape | None]
+) -> Iterator[DynamicResult]:
     """The new tensors in the result of an op whose sizes depend on contents; `known` tells of what it is given."""
     given = [tensor for _, tensor in tensors((args, kwargs))]
     sized = {id(tensor): found for tensor in given if (found := known(tensor)) is not None}
@@ -108,7 +108,7 @@ def dynamic_sizes(
     for at, tensor in enumerate(made):
         others = tuple(case[at] for case in cases)
         if all(tensor is not one for one in given) and any(shape != tuple(tensor.shape) for shape in others):
-            yield Found(tensor, others, causes)
+            yield DynamicResult(tensor, others, causes)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class _Op:
     kwargs: Any
     given: list[torch.Tensor]
     made: list[torch.Tensor]
-    sized: dict[int, Dynamic]
+    sized: dict[int, DynamicShape]
     asks: bool = False  # whether it failed for want of contents
 
     @property
@@ -197,7 +197,7 @@ class _Op:
             return self._empty(tensor, case)
 
         return self._attempt(
-            lambda: find_op(self.name)(*_mapped(self.args, stand_in), **_mapped(self.kwargs, stand_in))
+            lambda: find_op(self.name)(*_map_tensors(self.args, stand_in), **_map_tensors(self.kwargs, stand_in))
         )
 
     def _cases_of_numbers(self) -> list[list[Shape] | None]:
@@ -270,21 +270,21 @@ def _may_count(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """The same nest with other tensors, on the device that has no contents."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, slice):
-        return slice(*(_mapped(part, change) for part in (value.start, value.stop, value.step)))
+        return slice(*(_map_tensors(part, change) for part in (value.start, value.stop, value.step)))
     if type(value) in (list, tuple):
-        return type(value)(_mapped(part, change) for part in value)
+        return type(value)(_map_tensors(part, change) for part in value)
     if type(value) is dict:
-        return {key: "meta" if key == "device" and part else _mapped(part, change) for key, part in value.items()}
+        return {key: "meta" if key == "device" and part else _map_tensors(part, change) for key, part in value.items()}
     return value
 
 
-def resized(shape: Shape, dims: Callable[[int, int], bool]) -> tuple[Shape, ...]:
+def resize_cases(shape: Shape, dims: Callable[[int, int], bool]) -> tuple[Shape, ...]:
     """The other cases of sizes of which some dimensions, by place and size, depend on contents."""
     return tuple(tuple(one(size) if dims(dim, size) else size for dim, size in enumerate(shape)) for one in CASES)

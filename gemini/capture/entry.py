@@ -6,15 +6,15 @@ from typing import Any
 
 from torch import nn
 
-from gemini.capture.driver import Refinement
-from gemini.capture.leaf_policy import Granularity, make_granularity
+from gemini.capture.driver import CaptureDriver
+from gemini.capture.leaf_policy import LeafPolicy, make_leaf_policy
 from gemini.capture.options import DEFAULT_OPTIONS, CaptureOptions
 from gemini.capture.python_state import fingerprint
-from gemini.capture.specialize import Variants
+from gemini.capture.specialize import GraphVariants
 from gemini.errors import CaptureError
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.graph import Graph
-from gemini.ir.validity import differing, readable
+from gemini.ir.validity import describe_differences, describe_state
 
 
 def capture(
@@ -30,26 +30,26 @@ def capture(
     if not isinstance(model, nn.Module):
         raise CaptureError(f"capture needs an nn.Module, got {type(model).__name__}")
     names = [block if isinstance(block, str) else block.__name__ for block in _as_tuple(basic_blocks)]
-    graph = _capture_once(model, args, kwargs or {}, make_granularity(model, depth, basic_blocks), options)
+    graph = _capture_once(model, args, kwargs or {}, make_leaf_policy(model, depth, basic_blocks), options)
     graph.settings = {"depth": depth, "basic_blocks": names}
-    return with_variants(graph, model)
+    return add_variants(graph, model)
 
 
-def with_variants(graph: Graph, model: nn.Module) -> Graph:
+def add_variants(graph: Graph, model: nn.Module) -> Graph:
     """Let a graph capture further variants of its model with the same settings."""
     depth, blocks = graph.settings["depth"], tuple(graph.settings["basic_blocks"])
 
     def recapture(args: Any, kwargs: Any) -> Graph:
-        return _capture_once(model, args, kwargs, make_granularity(model, depth, blocks), DEFAULT_OPTIONS)
+        return _capture_once(model, args, kwargs, make_leaf_policy(model, depth, blocks), DEFAULT_OPTIONS)
 
-    graph.variants = Variants(model, recapture)
+    graph.variants = GraphVariants(model, recapture)
     graph.variants.graphs.append(graph)
     return graph
 
 
-def _capture_once(model: nn.Module, args: Any, kwargs: Any, granularity: Granularity, options: CaptureOptions) -> Graph:
+def _capture_once(model: nn.Module, args: Any, kwargs: Any, granularity: LeafPolicy, options: CaptureOptions) -> Graph:
     granularity.opens_leaves = options.opens_leaves
-    return Refinement(model, Call(tuple(args), dict(kwargs)), granularity, options).capture()
+    return CaptureDriver(model, ModelCall(tuple(args), dict(kwargs)), granularity, options).capture()
 
 
 def _as_tuple(blocks: Any) -> tuple[Any, ...]:
@@ -63,17 +63,17 @@ def attach_model(graph: Graph, model: nn.Module, *, any_state: bool = False) -> 
     graph then holds from the time on that the model is in the captured state.
     """
     faults = _missing_parts(graph, model)
-    if not faults and graph.validity is not None and graph.awaited is not None:
+    if not faults and graph.validity is not None and graph.awaited_state is not None:
         now = fingerprint(model, graph.validity.glue)
-        differences = list(differing(graph.awaited, readable(now)))
+        differences = list(describe_differences(graph.awaited_state, describe_state(now)))
         if not (differences and any_state):
-            graph.validity.fingerprint, graph.awaited = now, None
+            graph.validity.fingerprint, graph.awaited_state = now, None
             faults += differences
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults[:8])
         raise CaptureError(f"this graph does not fit the model:\n{listed}\n    → capture the model as it is now")
     graph.model = model
-    return with_variants(graph, model)
+    return add_variants(graph, model)
 
 
 def _missing_parts(graph: Graph, model: nn.Module) -> list[str]:

@@ -5,8 +5,8 @@ Three analyses of guards:
 - `early_guards`: guards that need a few ops and not the model (a test of a mask). They run first, on the side, and a
   call that breaks one goes to another variant before anything has run. Guards that follow from random numbers or from
   the results of modules are checked at their position.
-- `inputs_of`: the inputs whose contents decide a branch. While these are the captured ones, so is the branch.
-- `asked_of`: branches that only test whether all elements of a value are finite (`if not torch.isfinite(x).all()`).
+- `causing_inputs`: the inputs whose contents decide a branch. While these are the captured ones, so is the branch.
+- `finite_check_operand`: branches that only test whether all elements of a value are finite (`if not torch.isfinite(x).all()`).
   The answer is the same in every healthy step, so such a branch may be a guard though it reads results of the model:
   a step in which it differs runs in the model itself. The answer for a batch follows from those for its micro-batches.
 """
@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from gemini.capture.concretize import data_refs
-from gemini.capture.cse import memory_of
-from gemini.capture.scaling_reads import REASON
+from gemini.capture.cse import memory_makers
+from gemini.capture.scaling_reads import READS_SAMPLE_COUNTS
 from gemini.ir.autograd_modes import RegionSwitch
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import Node
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HEALTHY = {"isfinite": ("all", True), "isinf": ("any", False), "isnan": ("any", False)}
 
 
-class Foresight:
+class EarlyGuards:
     """The guards of a graph that can be checked first, and the nodes that takes."""
 
     def __init__(self, graph: Graph) -> None:
@@ -72,7 +72,7 @@ class Foresight:
             return False
         if node.kind == "op":
             return not node.after
-        kept = self.graph.calls.get(node.target, "").startswith(REASON)
+        kept = self.graph.calls.get(node.target, "").startswith(READS_SAMPLE_COUNTS)
         others = [self.graph.nodes[index] for index in node.after]
         return node.kind == "call" and kept and not node.uses and all(one.target == node.target for one in others)
 
@@ -83,12 +83,12 @@ class Foresight:
         """
         return None if self.graph.rolled else self._broken(Execution(self.graph, model, bound), self.guards, self.nodes)
 
-    def broken_in_pieces(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
+    def find_broken_in_microbatches(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
         """The first guard of a rolled graph that a batch breaks, in one of its micro-batches or, if need be, as one."""
-        wholes = {id(self.graph.guards[at]) for at in self.graph.wholes}
+        wholes = {id(self.graph.guards[at]) for at in self.graph.whole_batch_guards}
         found = self._broken(Execution(self.graph, model, bound), *self._needed(wholes))
         for number in range(self.graph.rolled):
-            found = found or self._broken(_OfPiece(self.graph, model, bound, number), *self._needed(None))
+            found = found or self._broken(_MicrobatchExecution(self.graph, model, bound, number), *self._needed(None))
         return found
 
     def _needed(self, wanted: set[int] | None) -> tuple[list[Guard], list[int]]:
@@ -99,7 +99,7 @@ class Foresight:
             guards, nodes = [], set()
             for guard in self.guards:
                 read = list(expr_refs(guard.expr))
-                causes = inputs_of(self.graph.nodes, read)
+                causes = causing_inputs(self.graph.nodes, read)
                 if (key or id(guard) in (wanted or ())) and (causes is None or not causes <= pinned):
                     guards.append(guard)
                     nodes |= self._ancestors({ref.node for ref in read}) or set()
@@ -124,7 +124,7 @@ class Foresight:
         return None
 
 
-class _OfPiece(Execution):
+class _MicrobatchExecution(Execution):
     """A run of one micro-batch of a batch."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any], number: int) -> None:
@@ -142,17 +142,17 @@ class _OfPiece(Execution):
         return found.narrow(meta.batch_dim, self.number * rows, rows)
 
 
-def early_guards(graph: Graph) -> Foresight:
+def early_guards(graph: Graph) -> EarlyGuards:
     """Return the guards on contents of a graph that can be checked before a run."""
-    return graph.derived(Foresight)
+    return graph.derived(EarlyGuards)
 
 
-def causes_of(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
+def content_causes(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
     """The nodes whose contents some values follow from, those that wrote to them included."""
     writers: dict[int, set[int]] = {}
     for node in nodes:
         for ref in node.mutates:
-            for root in memory_of(nodes, ref.node):
+            for root in memory_makers(nodes, ref.node):
                 writers.setdefault(root, set()).add(node.id)
     found: set[int] = set()
     waiting = [ref.node for ref in values]
@@ -161,14 +161,14 @@ def causes_of(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
         if node.id not in found:
             found.add(node.id)
             waiting += [ref.node for form in (node.args, node.kwargs) for ref in data_refs(form, {})]
-            waiting += [writer for root in memory_of(nodes, node.id) for writer in writers.get(root, ())]
+            waiting += [writer for root in memory_makers(nodes, node.id) for writer in writers.get(root, ())]
     return found
 
 
-def inputs_of(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | None:
+def causing_inputs(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | None:
     """The inputs that some values follow from, by ops and functions alone; None where more is needed: a buffer, say."""
-    causes = [nodes[index] for index in causes_of(nodes, values)]
-    written = {root for node in causes for ref in node.mutates for root in memory_of(nodes, ref.node)}
+    causes = [nodes[index] for index in content_causes(nodes, values)]
+    written = {root for node in causes for ref in node.mutates for root in memory_makers(nodes, ref.node)}
     if any(node.is_source and (node.kind != "input" or node.id in written) for node in causes):
         return None
     if not all(node.is_source or _computes(node) for node in causes):
@@ -183,7 +183,7 @@ def _computes(node: Node) -> bool:
     return node.kind == "op" or (node.kind == "call" and not node.uses)
 
 
-def asked_of(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref | None:
+def finite_check_operand(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref | None:
     """The value of which a branch asks whether it is finite, and finds that it is; None for any other branch."""
     while isinstance(expr, Expr) and expr.op in ("bool", "item") and len(expr.operands) == 1:
         expr = expr.operands[0]

@@ -30,7 +30,7 @@ _OPEN = (
 
 
 @dataclass
-class Granularity:
+class LeafPolicy:
     """The rules in force; `blocks` and `calls` grow during refinement, with the reason of each."""
 
     depth: int | None = None
@@ -84,7 +84,7 @@ class Granularity:
         return ("module", "") if is_layer else ("open", "")
 
 
-def make_granularity(model: nn.Module, depth: Any, basic_blocks: Any) -> Granularity:
+def make_leaf_policy(model: nn.Module, depth: Any, basic_blocks: Any) -> LeafPolicy:
     """Check what the caller asked for against the model; all faults at once."""
     faults: list[Fault] = []
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
@@ -110,4 +110,4 @@ def make_granularity(model: nn.Module, depth: Any, basic_blocks: Any) -> Granula
         )
     if faults:
         raise CaptureError("cannot capture:\n" + "\n".join(f"  - {fault}" for fault in faults))
-    return Granularity(depth, tuple(classes), frozenset(names))
+    return LeafPolicy(depth, tuple(classes), frozenset(names))

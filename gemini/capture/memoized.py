@@ -17,17 +17,10 @@ from typing import Any
 
 from torch import nn
 
+from gemini.capture.rng_use import names_rng
 from gemini.user_code import is_user_module
 
 _DEPTH = 3  # functions that call each other
-_DRAWING = frozenset(
-    [
-        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "random", "uniform",
-        "normal", "bernoulli", "multinomial", "exponential", "geometric", "cauchy", "log_normal", "poisson", "dropout",
-        "sample", "rsample", "shuffle", "choice", "choices", "gauss", "default_rng", "standard_normal", "trunc_normal",
-        "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal", "permutation",
-    ]
-)  # fmt: skip
 
 
 def find_caches(model: nn.Module) -> list[Any]:
@@ -35,16 +28,16 @@ def find_caches(model: nn.Module) -> list[Any]:
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if _may_cache(cls.__module__)}
     names = {cls.__module__ for cls in classes}
     found: dict[int, Any] = {}
-    for space in (*map(vars, classes), *map(_space, names)):
+    for space in (*map(vars, classes), *map(_namespace, names)):
         for value in list(space.values()):
             for cache in _caches(value):
                 found[id(cache)] = cache
     for other in {one for name in names for one in _imported_from(name)} - names:
-        found.update((id(value), value) for value in list(_space(other).values()) if _remembers_arguments(value))
-    return [cache for cache in found.values() if not draws(cache)]
+        found.update((id(value), value) for value in list(_namespace(other).values()) if _remembers_arguments(value))
+    return [cache for cache in found.values() if not uses_rng(cache)]
 
 
-def draws(cache: Any) -> bool:
+def uses_rng(cache: Any) -> bool:
     """Whether a memoized function of the program's may draw random numbers, by the names that its code uses.
 
     It is not asked: what it does besides, and how long it takes, is the program's affair.
@@ -60,7 +53,7 @@ def _may_draw(function: Any, depth: int) -> bool:
     if code is None:
         return False
     names = set(_names(code))
-    if not _DRAWING.isdisjoint(name.rstrip("_") for name in names):
+    if names_rng(names):
         return True
     called = [space[name] for name in names if isinstance(space.get(name), types.FunctionType)] if depth else []
     return any(_may_draw(one, depth - 1) for one in called if is_user_module(one.__module__))
@@ -81,7 +74,7 @@ def _remembers_arguments(value: Any) -> bool:
 
 def _imported_from(name: str) -> Iterator[str]:
     """The modules that define the functions in a module's namespace."""
-    for value in list(_space(name).values()):
+    for value in list(_namespace(name).values()):
         if isinstance(value, types.FunctionType) and _may_cache(value.__module__):
             yield value.__module__
 
@@ -90,7 +83,7 @@ def _may_cache(name: str | None) -> bool:
     return name is not None and name != "builtins" and name.partition(".")[0] != "torch"
 
 
-def _space(name: str) -> dict[str, Any]:
+def _namespace(name: str) -> dict[str, Any]:
     return vars(sys.modules[name]) if name in sys.modules else {}
 
 
@@ -116,19 +109,19 @@ def _is_cache(value: Any) -> bool:
     return all(name in own or hasattr(type(value), name) for name in ("cache_clear", "cache_info"))
 
 
-def clear(caches: list[Any]) -> None:
+def clear_caches(caches: list[Any]) -> None:
     """Empty them."""
     for cache in caches:
         cache.cache_clear()
 
 
-def filled(caches: Sequence[Any]) -> list[Any]:
+def miss_counts(caches: Sequence[Any]) -> list[Any]:
     """How often each has had to be filled so far."""
     return [getattr(info, "misses", info) for info in (cache.cache_info() for cache in caches)]
 
 
-def forget_since(caches: Sequence[Any], before: list[Any]) -> None:
+def clear_filled(caches: Sequence[Any], before: list[Any]) -> None:
     """Empty those that were filled since."""
-    for cache, then, now in zip(caches, before, filled(caches), strict=True):
+    for cache, then, now in zip(caches, before, miss_counts(caches), strict=True):
         if then != now:
             cache.cache_clear()

@@ -19,11 +19,11 @@ from gemini.ir.pytree import Number, Ref
 from gemini.ir.symint import evaluate
 
 
-class NoShadow(Exception):
+class NoMetaValue(Exception):
     """A tensor depends on what only a model with weights can compute."""
 
 
-def shadow(nodes: Sequence[Node], ref: Ref, made: dict[int, Any] | None = None) -> Any:
+def compute_on_cpu(nodes: Sequence[Node], ref: Ref, made: dict[int, Any] | None = None) -> Any:
     """The value that a tensor would have on the CPU."""
     made = {} if made is None else made
     if ref.node not in made:
@@ -36,14 +36,14 @@ def _compute(nodes: Sequence[Node], node: Node, made: dict[int, Any]) -> Any:
         meta = node.outputs["ret", ()]
         return torch.ones(meta.shape, dtype=getattr(torch, meta.dtype))
     if node.kind != "op":
-        raise NoShadow(node.name)
+        raise NoMetaValue(node.name)
 
     def read(form: Any) -> Any:
         if isinstance(form, Ref):
-            return shadow(nodes, form, made)
+            return compute_on_cpu(nodes, form, made)
         if isinstance(form, Number):
             return evaluate(form.expr, size)
-        raise NoShadow(node.name)
+        raise NoMetaValue(node.name)
 
     def size(expr: Any) -> Any:
         meta = nodes[expr.operands[0].node].outputs[expr.operands[0].source, expr.operands[0].path]
@@ -51,7 +51,7 @@ def _compute(nodes: Sequence[Node], node: Node, made: dict[int, Any]) -> Any:
             return meta.shape[expr.operands[1]]
         if expr.op == "numel":
             return meta.numel
-        raise NoShadow(node.name)
+        raise NoMetaValue(node.name)
 
     args, kwargs = _on_cpu(decode(node.args, read)), _on_cpu(decode(node.kwargs, read))
     with torch.device("cpu"):

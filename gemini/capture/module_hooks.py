@@ -21,7 +21,7 @@ from gemini.ir.hook_tables import has_hooks
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def with_hooks(
+def run_with_hooks(
     model: nn.Module,
     args: Any,
     kwargs: Any,
@@ -54,7 +54,7 @@ def with_hooks(
 
 
 @contextmanager
-def unhooked(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def without_tensor_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Inside, hooks that hang on these tensors now are not called."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
     held = [hooks for tensor in tensors for kind in kinds if (hooks := getattr(tensor, kind, None))]

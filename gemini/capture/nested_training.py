@@ -18,7 +18,7 @@ from gemini.errors import CaptureError
 
 
 @contextmanager
-def refused_training() -> Iterator[None]:
+def refuse_training() -> Iterator[None]:
     """Inside, `backward()` and steps of optimizers raise CaptureError, in this thread.
 
     A backward within another one is part of that: checkpoints and reversible layers run theirs so.

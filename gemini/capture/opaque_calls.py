@@ -17,34 +17,34 @@ import torch
 from torch import nn
 
 from gemini.capture import concretize
-from gemini.capture.attribute_writes import TARGET, Attributes, can_be_assigned
-from gemini.capture.dynamic_shapes import Dynamic, resized
-from gemini.capture.leaf_policy import Granularity
-from gemini.capture.memoized import filled, forget_since
+from gemini.capture.attribute_writes import ASSIGN, AttributeTracker, can_assign
+from gemini.capture.dynamic_shapes import DynamicShape, resize_cases
+from gemini.capture.leaf_policy import LeafPolicy
+from gemini.capture.memoized import clear_filled, miss_counts
 from gemini.capture.patches import ORIGINAL_APPLY, ORIGINAL_CALL, ORIGINAL_PARAMETER
-from gemini.capture.provenance import own_tensors
-from gemini.capture.scaling_reads import REASON
-from gemini.capture.trace_state import DRAWS, Coarsen, Recording, Smuggled
+from gemini.capture.provenance import module_tensors
+from gemini.capture.scaling_reads import READS_SAMPLE_COUNTS
+from gemini.capture.trace_state import USES_HOST_RNG, EscapedTensor, TraceRefused, TraceState
 from gemini.ir.encode import strip, tensors, walk
 from gemini.ir.import_paths import symbol_of
 from gemini.ir.node import EMPTY_KWARGS, Node
 from gemini.ir.op_targets import op_name
-from gemini.ir.out_spec import sketch
-from gemini.ir.pytree import Literal, Owned, Ref, Sequence
-from gemini.snapshot.changed_modules import changed, state_of
-from gemini.snapshot.model_state import python_randomness, torch_randomness
-from gemini.snapshot.tensor_writes import memory_of
+from gemini.ir.out_spec import structure_of
+from gemini.ir.pytree import Literal, ModelObject, Ref, SequenceForm
+from gemini.snapshot.changed_modules import find_changed, module_states
+from gemini.snapshot.rng_snapshot import host_rng_fingerprint, torch_rng_fingerprint
+from gemini.snapshot.tensor_writes import storage_id
 
 
 @dataclass
-class Leaf:
+class RunningLeaf:
     """A leaf that is running: the tensors it may touch, and what its inner modules returned."""
 
     allowed: set[int]
     own: dict[int, str]
     uses: set[str] = field(default_factory=set)
     calls: dict[str, int] = field(default_factory=dict)
-    made: list[Smuggled] = field(default_factory=list)
+    made: list[EscapedTensor] = field(default_factory=list)
     given: tuple[Ref, ...] = ()
     counts: bool = False  # whether contents decide sizes in it
     numbers: set[int] = field(default_factory=set)  # what its Python has read of contents, and of such sizes
@@ -52,7 +52,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Job:
+class OpaqueCall:
     """Something to run whole."""
 
     kind: str
@@ -63,19 +63,19 @@ class Job:
     reason: str = ""
 
 
-class WholeCalls(Recording):
+class OpaqueCallRecorder(TraceState):
     """The part of the tracer that modules and functions are routed to."""
 
-    leaf: Leaf | None = None
+    leaf: RunningLeaf | None = None
     busy = False
     checkpoint = ""
     saw_checkpoint = False
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
     caches: tuple[Any, ...] = ()  # memoized functions of the model's code
 
-    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
         super().__init__(model, granularity)
-        self.attributes = Attributes(model)
+        self.attributes = AttributeTracker(model)
         self.touched: set[tuple[int, str]] = set()  # attributes that the glue has read
         self.written: set[tuple[int, str]] = set()  # attributes that it has set
         self.assigned: dict[tuple[str, str], int] = {}  # the last node that sets an attribute of a module
@@ -90,7 +90,7 @@ class WholeCalls(Recording):
         kind, reason = self.granularity.kind(name, module, len(self.scope), self.checkpoint)
         if kind == "open" or (module is self.model and name not in self.granularity.blocks):
             return self.open(name, lambda: ORIGINAL_CALL(module, *args, **kwargs))
-        job = Job(kind, name or "model", name, lambda a, k: ORIGINAL_CALL(module, *a, **k), module, reason)
+        job = OpaqueCall(kind, name or "model", name, lambda a, k: ORIGINAL_CALL(module, *a, **k), module, reason)
         return self.whole(job, args, kwargs)
 
     def open(self, name: str, call: Callable[[], Any]) -> Any:
@@ -139,14 +139,14 @@ class WholeCalls(Recording):
         if symbol is None:
             self.refuse(f"the autograd function {cls.__qualname__} cannot be imported by name")
         target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.here()}{cls.__name__}"
-        return self.whole(Job("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs)
+        return self.whole(OpaqueCall("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs)
 
     def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A Python function that refinement keeps whole is one node."""
         if self.leaf is not None or self.busy or not self.active:
             return function(*args, **kwargs)
         stem = f"{self.here()}{target.rpartition('.')[2].rpartition(':')[2]}"
-        return self.whole(Job("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
+        return self.whole(OpaqueCall("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
 
     @contextmanager
     def checkpointed(self, kind: str) -> Iterator[None]:
@@ -158,7 +158,7 @@ class WholeCalls(Recording):
             self.checkpoint = outer
 
     # ── one whole call ─────────────────────────────────────────────────────────────────────────────────────────
-    def whole(self, job: Job, args: Any, kwargs: Any) -> Any:
+    def whole(self, job: OpaqueCall, args: Any, kwargs: Any) -> Any:
         """Run it, record it as one node."""
         self.busy = True
         self.check_draws()
@@ -171,36 +171,38 @@ class WholeCalls(Recording):
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
         self._check_swapped(job.module)
-        leaf = Leaf({id(tensor) for tensor in given}, own_tensors(job.module) if job.module is not None else {})
+        leaf = RunningLeaf(
+            {id(tensor) for tensor in given}, module_tensors(job.module) if job.module is not None else {}
+        )
         leaf.given = tuple(dict.fromkeys(self.origin(tensor) for tensor in given))
-        held, random, memory = sketch((args, kwargs)), torch_randomness(), filled(self.caches)
-        state = state_of(job.module) if job.module is not None else {}
+        held, random, memory = structure_of((args, kwargs)), torch_rng_fingerprint(), miss_counts(self.caches)
+        state = module_states(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
         try:
             output = job.call(args, kwargs)
         finally:
             self.leaf, self.recording = None, True
-            forget_since(self.caches, memory)
+            clear_filled(self.caches, memory)
         self.busy = True
         if job.kind == "call" and concretize.holds_number(output):
             self._release(job.target)
         if job.kind == "call" and concretize.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
-        node.random = random != torch_randomness() or self.drawn != python_randomness()
-        if self.drawn != python_randomness():  # for whatever reason it is kept whole
+        node.random = random != torch_rng_fingerprint() or self.drawn != host_rng_fingerprint()
+        if self.drawn != host_rng_fingerprint():  # for whatever reason it is kept whole
             kept = self.granularity.call_reasons if job.kind == "call" else self.granularity.drawing
-            kept[job.target] = DRAWS
-        self.drawn = python_randomness()
+            kept[job.target] = USES_HOST_RNG
+        self.drawn = host_rng_fingerprint()
         self.attributes.see(job.module)
         node.uses = tuple(sorted(leaf.uses))
         if job.module is not None:
-            names = changed(state, job.module, leaf.written)
+            names = find_changed(state, job.module, leaf.written)
             node.changes = tuple(".".join(filter(None, (job.target, name))) for name in names)
-        node.sketch = sketch(output)
-        if (after := sketch((args, kwargs))) != held:
-            node.sketch += f" | {after}"
+        node.out_spec = structure_of(output)
+        if (after := structure_of((args, kwargs))) != held:
+            node.out_spec += f" | {after}"
         node.after = self._earlier(job)
-        seen = [version - (memory_of(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
+        seen = [version - (storage_id(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
         self.effects(node, given, seen)
         self.last_call[job.target] = node.id
         self._note_results(leaf, given, [tensor for _, tensor in tensors(output)])
@@ -210,7 +212,7 @@ class WholeCalls(Recording):
         self.busy = False
         return output
 
-    def _note_results(self, leaf: Leaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+    def _note_results(self, leaf: RunningLeaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Sizes of results that may follow from numbers which Python has read inside, or were made out of sight."""
         sized = [found for tensor in given if (found := self.sized(tensor)) is not None]
         moving = {one.shape[dim] for one in sized for dim in one.dims}
@@ -219,30 +221,30 @@ class WholeCalls(Recording):
             before, shape = self.sized(tensor), tuple(tensor.shape)
             if tensor in self.known:
                 continue
-            read = leaf.numbers | (set() if tensor in self.smuggled else moving)
+            read = leaf.numbers | (set() if tensor in self.escaped else moving)
 
-            def depends(dim: int, size: int, before: Dynamic | None = before, read: set[int] = read) -> bool:
+            def depends(dim: int, size: int, before: DynamicShape | None = before, read: set[int] = read) -> bool:
                 others = leaf.counts and bool(leaf.numbers) and size not in fixed
                 return size in read or others or (before is not None and dim in before.dims)
 
             causes = dict.fromkeys(cause for one in sized for cause in one.causes)
             causes.update(dict.fromkeys((*(before.causes if before else ()), *(leaf.given if leaf.numbers else ()))))
-            self.unnamed.add(tensor, Dynamic(shape, resized(shape, depends), tuple(causes)))
+            self.leaf_shapes.add(tensor, DynamicShape(shape, resize_cases(shape, depends), tuple(causes)))
 
-    def _follows_from_weights(self, job: Job, node: Node) -> bool:
+    def _follows_from_weights(self, job: OpaqueCall, node: Node) -> bool:
         """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
         if job.module is not None:
             return any(True for _ in job.module.parameters())
-        return bool(node.uses) or not self.granularity.call_reasons.get(job.target, "").startswith(REASON)
+        return bool(node.uses) or not self.granularity.call_reasons.get(job.target, "").startswith(READS_SAMPLE_COUNTS)
 
     def _release(self, target: str) -> None:
         """A function that is kept whole for what it reads only, and tells its caller some of it, is followed again."""
-        if self.granularity.call_reasons.get(target, "").startswith(REASON):
-            found = Coarsen(tuple(self.scope), f"{target} tells what it reads", "")
+        if self.granularity.call_reasons.get(target, "").startswith(READS_SAMPLE_COUNTS):
+            found = TraceRefused(tuple(self.scope), f"{target} tells what it reads", "")
             found.released = target
             raise found
 
-    def _earlier(self, job: Job) -> tuple[int, ...]:
+    def _earlier(self, job: OpaqueCall) -> tuple[int, ...]:
         """Nodes that must come first: a module may keep state from call to call, and the glue may set some of it."""
         found = {self.last_call[job.target]} if job.target in self.last_call else set()
         if job.module is not None and self.assigned:
@@ -252,14 +254,14 @@ class WholeCalls(Recording):
 
     def assignments(self, module: nn.Module | None, final: bool) -> None:
         """Record which attributes of a module the glue has set; `final`: when the model has run."""
-        for name, key, value, other in self.attributes.set_since(module, not final) if module is not None else ():
-            if not can_be_assigned(value, other):
+        for name, key, value, other in self.attributes.assigned_since(module, not final) if module is not None else ():
+            if not can_assign(value, other):
                 if not final:
                     self.refuse(f"its Python code sets the attribute {key!r} of {name or 'the model'}")
                 continue  # whether that matters is judged when the trace is complete
-            form = Sequence(tuple, (Owned(name), Literal(key), self.encode(value)))
-            node = self.start("op", f"{name or 'model'}.{key}=", TARGET, form, EMPTY_KWARGS)
-            node.sketch, node.changes = sketch(None), (name,)
+            form = SequenceForm(tuple, (ModelObject(name), Literal(key), self.encode(value)))
+            node = self.start("op", f"{name or 'model'}.{key}=", ASSIGN, form, EMPTY_KWARGS)
+            node.out_spec, node.changes = structure_of(None), (name,)
             node.after = (self.last_call[name],) if name in self.last_call else ()
             self.append(node, [], heavy=False)
             self.assigned[name, key] = node.id
@@ -271,7 +273,7 @@ class WholeCalls(Recording):
                 if held is not None and held in self.known and self.origins.held(held) is None:
                     self.refuse("a module runs with parameters that other code put in their place")
 
-    def _side_results(self, node: Node, module: nn.Module | None, leaf: Leaf, arguments: Any) -> None:
+    def _side_results(self, node: Node, module: nn.Module | None, leaf: RunningLeaf, arguments: Any) -> None:
         """Tensors that come back otherwise than in the result."""
         for made in leaf.made:
             made.node = node.id
@@ -280,7 +282,7 @@ class WholeCalls(Recording):
                 self.register(node, "arg", path, tensor)
         if module is None:
             return
-        for key, attribute in own_tensors(module).items():
+        for key, attribute in module_tensors(module).items():
             if attribute and key not in leaf.own:
                 path = tuple(("a", part) for part in attribute.split("."))
                 found: Any = module
@@ -297,20 +299,20 @@ class WholeCalls(Recording):
                 self.kept.append(part)
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _inner_module(self, leaf: Leaf, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _inner_module(self, leaf: RunningLeaf, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module inside a leaf: remember what it returns, in case a hook carries that out."""
         output = ORIGINAL_CALL(module, *args, **kwargs)
         self.busy = True
         count = leaf.calls[name] = leaf.calls.get(name, 0) + 1
         for path, tensor in tensors(output):
-            made = self.smuggled.get(tensor)
+            made = self.escaped.get(tensor)
             if made is not None and not made.inner:
                 made.inner = (("m", name), ("c", count - 1), *path)
                 leaf.made.append(made)
         self.busy = False
         return output
 
-    def inside(self, leaf: Leaf, func: Any, args: Any, kwargs: Any) -> Any:
+    def inside(self, leaf: RunningLeaf, func: Any, args: Any, kwargs: Any) -> Any:
         """An op inside a leaf: not recorded, but it must not touch tensors that were not handed to the leaf."""
         self.busy = True
         try:
@@ -321,16 +323,16 @@ class WholeCalls(Recording):
             output = func(*args, **kwargs)
             self._note_inside(leaf, op_name(func), args, kwargs, output)
             after = self.storages.versions(given)
-            leaf.written |= {memory_of(one) for one, a, b in zip(given, versions, after, strict=True) if a != b}
+            leaf.written |= {storage_id(one) for one, a, b in zip(given, versions, after, strict=True) if a != b}
             for _, tensor in tensors(output):
                 if tensor not in self.known:
-                    self.smuggled.add(tensor, Smuggled(tuple(self.scope)))
+                    self.escaped.add(tensor, EscapedTensor(tuple(self.scope)))
                 leaf.allowed.add(id(tensor))
             return output
         finally:
             self.busy = False
 
-    def _note_inside(self, leaf: Leaf, name: str, args: Any, kwargs: Any, output: Any) -> None:
+    def _note_inside(self, leaf: RunningLeaf, name: str, args: Any, kwargs: Any, output: Any) -> None:
         """Note which sizes in a leaf depend on contents, and what its Python reads of contents and such sizes."""
         short = concretize.short_name(name)
         if short in concretize.SIZES:
@@ -341,7 +343,7 @@ class WholeCalls(Recording):
         elif name:
             leaf.counts = self.note_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
 
-    def _check_touch(self, leaf: Leaf, tensor: torch.Tensor) -> None:
+    def _check_touch(self, leaf: RunningLeaf, tensor: torch.Tensor) -> None:
         key = id(tensor)
         if key in leaf.allowed or key in leaf.own:
             return
@@ -351,5 +353,5 @@ class WholeCalls(Recording):
         elif (ref := self.known.get(tensor)) is not None:
             scope = self.nodes[ref.node].scope or ("",)
             self.refuse("a module reads a tensor that is not among its arguments", scope)
-        elif (made := self.smuggled.get(tensor)) is not None:
+        elif (made := self.escaped.get(tensor)) is not None:
             self.refuse("a module reads a tensor made inside another module", made.scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.batch_dim import BatchLayout
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class CaptureOptions:
     `opens_leaves`: modules without children are opened, except layers of torch.nn.
     """
 
-    batch: BatchPlan | None = None
+    batch: BatchLayout | None = None
     repeats: int = 0
     opens_leaves: bool = False
 

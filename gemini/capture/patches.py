@@ -58,7 +58,7 @@ ORIGINAL_PARAMETER = nn.Parameter.__new__
 ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
 
 
-class Watcher(Protocol):
+class TraceHandler(Protocol):
     """What the tracer does at each place."""
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -83,14 +83,14 @@ class Watcher(Protocol):
         """A context manager around what runs inside a checkpoint."""
 
 
-class _LikeRange(type):
+class _RangeType(type):
     """`isinstance(value, range)` keeps its meaning."""
 
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, ORIGINAL_RANGE)
 
 
-class TracedRange(metaclass=_LikeRange):
+class TracedRange(metaclass=_RangeType):
     """Stands in for `range`, which sees through traced numbers without asking: a loop bound is a fact to guard."""
 
     def __new__(cls, *bounds: Any) -> Any:
@@ -99,30 +99,30 @@ class TracedRange(metaclass=_LikeRange):
 
 
 @contextmanager
-def intercepted(watcher: Watcher, calls: tuple[str, ...] = ()) -> Iterator[None]:
+def intercept(watcher: TraceHandler, calls: tuple[str, ...] = ()) -> Iterator[None]:
     """Route these places to `watcher` until the block ends."""
     thread = threading.get_ident()
-    of_modules, of_torch = _of_modules(watcher, thread), _of_torch(watcher, thread)
+    of_modules, of_torch = _make_module_patches(watcher, thread), _make_torch_patches(watcher, thread)
     with PATCH_LOCK, ExitStack() as stack:
-        stack.callback(_tell_compiler)
-        _swap(stack, builtins, "len", _length(thread))
-        _swap(stack, builtins, "range", TracedRange)
-        _swap(stack, nn.Module, "__call__", of_modules.call)
-        _swap(stack, nn.Module, "__setattr__", of_modules.set)
+        stack.callback(_register_builtins)
+        _patch(stack, builtins, "len", _make_length(thread))
+        _patch(stack, builtins, "range", TracedRange)
+        _patch(stack, nn.Module, "__call__", of_modules.call)
+        _patch(stack, nn.Module, "__setattr__", of_modules.set)
         nn.Module.__getattribute__ = of_modules.get
         stack.callback(delattr, nn.Module, "__getattribute__")
-        _swap(stack, nn.Parameter, "__new__", staticmethod(of_torch.parameter))
-        _swap(stack, torch.autograd.Function, "apply", classmethod(of_torch.apply))
-        _swap(stack, checkpointing, "CheckpointFunction", of_torch.reentrant)
-        _swap(stack, checkpointing, "_checkpoint_without_reentrant_generator", of_torch.saved)
-        _swap(stack, torch.jit.ScriptFunction, "__call__", of_torch.script)
-        _swap(stack, Distribution, "_validate_args", False)
+        _patch(stack, nn.Parameter, "__new__", staticmethod(of_torch.parameter))
+        _patch(stack, torch.autograd.Function, "apply", classmethod(of_torch.apply))
+        _patch(stack, checkpointing, "CheckpointFunction", of_torch.reentrant)
+        _patch(stack, checkpointing, "_checkpoint_without_reentrant_generator", of_torch.saved)
+        _patch(stack, torch.jit.ScriptFunction, "__call__", of_torch.script)
+        _patch(stack, Distribution, "_validate_args", False)
         for target in calls:
             _wrap_call(stack, watcher, target)
         yield
 
 
-class _OfModules(NamedTuple):
+class _ModulePatches(NamedTuple):
     """What stands in for methods of `nn.Module`."""
 
     call: Any
@@ -130,7 +130,7 @@ class _OfModules(NamedTuple):
     get: Any
 
 
-def _of_modules(watcher: Watcher, thread: int) -> _OfModules:
+def _make_module_patches(watcher: TraceHandler, thread: int) -> _ModulePatches:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_CALL(module, *args, **kwargs)
@@ -146,10 +146,10 @@ def _of_modules(watcher: Watcher, thread: int) -> _OfModules:
             watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
         return object.__getattribute__(module, name)
 
-    return _OfModules(call, set_attribute, get_attribute)
+    return _ModulePatches(call, set_attribute, get_attribute)
 
 
-class _OfTorch(NamedTuple):
+class _TorchPatches(NamedTuple):
     """What stands in for functions of torch in Python."""
 
     parameter: Any
@@ -159,7 +159,7 @@ class _OfTorch(NamedTuple):
     saved: Any
 
 
-def _of_torch(watcher: Watcher, thread: int) -> _OfTorch:
+def _make_torch_patches(watcher: TraceHandler, thread: int) -> _TorchPatches:
     def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         frozen = cls is nn.Parameter and type(data) in (torch.Tensor, nn.Parameter) and requires_grad is False
         # torch makes parameters too, where it casts or moves a module: those stay, as no result does.
@@ -191,10 +191,10 @@ def _of_torch(watcher: Watcher, thread: int) -> _OfTorch:
         with watcher.checkpointed("saved"):
             yield
 
-    return _OfTorch(parameter, apply, script, Reentrant, saved)
+    return _TorchPatches(parameter, apply, script, Reentrant, saved)
 
 
-def _length(thread: int) -> Callable[[Any], int]:
+def _make_length(thread: int) -> Callable[[Any], int]:
     def length(value: Any) -> int:
         # The built-in turns every length into a plain number; that of a tensor must stay traced.
         if isinstance(value, torch.Tensor) and threading.get_ident() == thread:
@@ -204,13 +204,13 @@ def _length(thread: int) -> Callable[[Any], int]:
     return length
 
 
-def _swap(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
+def _patch(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
     original = vars(owner)[name]
     setattr(owner, name, replacement)
     stack.callback(setattr, owner, name, original)
 
 
-def _tell_compiler() -> None:
+def _register_builtins() -> None:
     """Have `torch.compile` know `len` and `range`, if it was loaded, and made its list of builtins, just now."""
     known: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
     if getattr(known, "function_ids", None) is not None:
@@ -225,11 +225,11 @@ def _script_target(function: Any) -> str:
     return f"{module}:{name}"
 
 
-def _wrap_call(stack: ExitStack, watcher: Watcher, target: str) -> None:
+def _wrap_call(stack: ExitStack, watcher: TraceHandler, target: str) -> None:
     owner, name = find_call(target)
     original = owner.__dict__[name]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return watcher.on_call(target, original, args, kwargs)
 
-    _swap(stack, owner, name, wrapper)
+    _patch(stack, owner, name, wrapper)

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from gemini.ir.encode import walk
-from gemini.ir.pytree import Owned
+from gemini.ir.pytree import ModelObject
 
 _PLAIN = (type(None), bool, int, float, str, bytes, torch.dtype, torch.device)
 
 
-class Origins:
+class ModelIndex:
     """The tensors and objects a model holds, by identity."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -27,7 +27,7 @@ class Origins:
         self.modules = {id(module): name for name, module in model.named_modules()}
         self.parameters = {id(p): name for name, p in model.named_parameters(remove_duplicate=True)}
         self.buffers = {id(b): name for name, b in model.named_buffers(remove_duplicate=True)}
-        self.objects: dict[int, Owned] = {}
+        self.objects: dict[int, ModelObject] = {}
         self.attributes: dict[int, str] = {}
         self._kept: list[Any] = []  # identities stay unique while these live
         for name, module in model.named_modules():
@@ -48,13 +48,13 @@ class Origins:
                     self.attributes.setdefault(id(leaf), prefix + steps)
                     self._kept.append(leaf)
         elif not isinstance(value, (*_PLAIN, nn.Module)):
-            self.objects.setdefault(id(value), Owned(module, key))
+            self.objects.setdefault(id(value), ModelObject(module, key))
 
-    def owner(self, value: Any) -> Owned | None:
+    def owner(self, value: Any) -> ModelObject | None:
         """How the model reaches an object, if it holds it."""
         if isinstance(value, nn.Module):
             name = self.modules.get(id(value))
-            return None if name is None else Owned(name)
+            return None if name is None else ModelObject(name)
         return self.objects.get(id(value))
 
     def held(self, tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -69,7 +69,7 @@ class Origins:
 _EMPTY = nn.Module()
 
 
-def own_tensors(module: nn.Module) -> dict[int, str]:
+def module_tensors(module: nn.Module) -> dict[int, str]:
     """The tensors that a module and its children hold, plain attributes included, by identity."""
     found: dict[int, str] = {}
     for name, part in module.named_modules():
@@ -87,7 +87,7 @@ def own_tensors(module: nn.Module) -> dict[int, str]:
 T = TypeVar("T")
 
 
-class KnownTensors(Generic[T]):
+class TensorTable(Generic[T]):
     """A mapping from living tensors, by identity."""
 
     def __init__(self) -> None:

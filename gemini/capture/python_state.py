@@ -26,9 +26,9 @@ from torch import nn
 
 from gemini.ir.encode import attributes
 from gemini.ir.hook_tables import has_hooks
-from gemini.snapshot.attribute_values import held_by
+from gemini.snapshot.attribute_values import callable_state
 
-_IDLE = "?"  # of an attribute, only whether it is 0 or 1
+_RATE_ONLY = "?"  # of an attribute, only whether it is 0 or 1
 _PLAIN = (bool, int, float, str, type(None))
 _SETTINGS = (bool, int, str, tuple, type(None))
 _LAYERS = "torch.nn.modules."
@@ -56,7 +56,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
     modules = dict(model.named_modules(remove_duplicate=False))
     for name in names:
         if "@" in name:
-            facts.append((name, *_read(modules, name)))
+            facts.append((name, *_read_attribute(modules, name)))
             continue
         module = modules.get(name)
         if module is None:
@@ -90,7 +90,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(facts)
 
 
-def reads_of(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
+def branch_reads(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
     """The attributes that glue has read, `attribute@module`, as far as they can decide a branch."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = set()
@@ -114,9 +114,9 @@ def idle_rates(model: nn.Module, quiet: Iterable[str]) -> list[str]:
     return [f"{key}@{name}" for key, name, value in _numbers_in(model, quiet) if value in (0, 1)]
 
 
-def drawing_rates(model: nn.Module, drawing: Iterable[str]) -> list[str]:
+def active_rates(model: nn.Module, drawing: Iterable[str]) -> list[str]:
     """The rates at which these modules, which run whole, draw: with others they do too, but not with 0 or 1."""
-    return [f"{key}{_IDLE}@{name}" for key, name, value in _numbers_in(model, drawing) if 0 < value < 1]
+    return [f"{key}{_RATE_ONLY}@{name}" for key, name, value in _numbers_in(model, drawing) if 0 < value < 1]
 
 
 def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, str, float]]:
@@ -130,7 +130,7 @@ def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, 
                         yield key, name, value
 
 
-def settings_of_layers(model: nn.Module, whole: Iterable[str]) -> list[str]:
+def layer_settings(model: nn.Module, whole: Iterable[str]) -> list[str]:
     """The settings, `attribute@module`, of torch's own layers among these modules, which run whole, and inside them.
 
     Not numbers with a fraction: at another rate, or with another epsilon, a layer treats samples as before.
@@ -161,13 +161,13 @@ def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 def read_facts(modules: dict[str, nn.Module], names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
     """What these reads of modules, by name, would give now."""
-    return [_read(modules, name) for name in names]
+    return [_read_attribute(modules, name) for name in names]
 
 
 def config_facts(config: Any, *, changeable: bool = False) -> tuple[tuple[str, str], ...]:
     """What a configuration holds; or only what may become other though the same object stays in its place."""
     values = vars(config).items()
-    return tuple((k, repr(_held(v, [], 1))) for k, v in values if not (changeable and isinstance(v, _PLAIN)))
+    return tuple((k, repr(_value_facts(v, [], 1))) for k, v in values if not (changeable and isinstance(v, _PLAIN)))
 
 
 def _attribute(module: nn.Module, key: str) -> Any:
@@ -179,19 +179,19 @@ def _attribute(module: nn.Module, key: str) -> Any:
 _GONE = "gone"
 
 
-def _read(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...]]:
+def _read_attribute(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...]]:
     """What an attribute holds: as text, and by identity where text does not tell."""
     key, _, owner = name.partition("@")
     if owner not in modules:
         return _GONE, ()
     found: list[int] = []
-    if key.endswith(_IDLE):
-        value = _attribute(modules[owner], key.removesuffix(_IDLE))
+    if key.endswith(_RATE_ONLY):
+        value = _attribute(modules[owner], key.removesuffix(_RATE_ONLY))
         return repr(isinstance(value, (int, float)) and value in (0, 1)), ()
-    return repr(_held(_attribute(modules[owner], key), found, 0)), tuple(found)
+    return repr(_value_facts(_attribute(modules[owner], key), found, 0)), tuple(found)
 
 
-def _held(value: Any, found: list[int], depth: int) -> Any:
+def _value_facts(value: Any, found: list[int], depth: int) -> Any:
     if isinstance(value, (*_PLAIN, complex, bytes, torch.dtype, torch.device, torch.Size)):
         return value
     if isinstance(value, (torch.Tensor, nn.Module)):
@@ -200,23 +200,23 @@ def _held(value: Any, found: list[int], depth: int) -> Any:
     if isinstance(value, np.ndarray):
         return str(value.dtype), value.shape, crc32(value.tobytes()) if value.nbytes <= _LARGE else 0
     if isinstance(value, functools.partial):
-        return "partial", [_held(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
+        return "partial", [_value_facts(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
     if callable(value):
         found.append(id(value))
         name = getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
         code = (_code(value.__code__),) if isinstance(value, types.FunctionType) else ()  # of two lambdas on a line
-        around = held_by(value) if depth <= _DEEP else []
-        return (*name, *code, *(_held(part, found, depth + 1) for part in around))
+        around = callable_state(value) if depth <= _DEEP else []
+        return (*name, *code, *(_value_facts(part, found, depth + 1) for part in around))
     if isinstance(value, (list, tuple, set, frozenset, dict, deque)):
         if depth > _DEEP or len(value) > _MANY:
             return type(value).__name__, len(value)
         items: Any = value.items() if isinstance(value, dict) else value
-        facts = [_held(part, found, depth + 1) for part in items]
+        facts = [_value_facts(part, found, depth + 1) for part in items]
         return type(value).__name__, facts if isinstance(value, (list, tuple, dict, deque)) else sorted(facts, key=repr)
     own = attributes(value)
     if depth > _DEEP or not own or len(own) > _MANY:
         return type(value).__name__
-    return type(value).__name__, [(key, _held(part, found, depth + 1)) for key, part in own.items()]
+    return type(value).__name__, [(key, _value_facts(part, found, depth + 1)) for key, part in own.items()]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from gemini.capture.source_location import is_model_code, name_of_call
+
+# Names by which Python code draws from torch's, Python's or NumPy's generators, without a trailing underscore.
+_RNG_NAMES = frozenset(
+    [
+        "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "random", "uniform",
+        "normal", "bernoulli", "multinomial", "exponential", "geometric", "cauchy", "log_normal", "poisson", "dropout",
+        "sample", "rsample", "shuffle", "choice", "choices", "gauss", "default_rng", "standard_normal", "trunc_normal",
+        "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", "orthogonal", "permutation",
+        "Generator", "gumbel_softmax", "alpha_dropout",
+    ]
+)  # fmt: skip
+
+
+def names_rng(names: Iterable[str]) -> bool:
+    """Return whether one of the names that code uses is that of a function that draws random numbers."""
+    return not _RNG_NAMES.isdisjoint(name.rstrip("_") for name in names)
 
 
 def _token() -> tuple[Any, ...]:
@@ -23,7 +39,7 @@ def _token() -> tuple[Any, ...]:
     return python[-1], python[0], numpy[2], int(numpy[1][0]), numpy[3]
 
 
-def drawing_functions(run: Callable[[], Any]) -> tuple[str, ...]:
+def find_rng_functions(run: Callable[[], Any]) -> tuple[str, ...]:
     """The interceptable functions that draw during `run()`, as `package.module:name`."""
     stack: list[tuple[FrameType, tuple[Any, ...]]] = []
     found: dict[str, None] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gemini.ir.pytree import Literal, Ref, Sequence, Slice
+from gemini.ir.pytree import Literal, Ref, SequenceForm, SliceForm
 from gemini.ir.symint import Expr
 
 
@@ -26,14 +26,14 @@ def is_shifted(one: Any, other: Any, place: tuple[int, int, int], times: int) ->
     return _is_behind(_parts(one)[at], _parts(other)[at], times * rows, rows)
 
 
-def without(subscript: Any, dim: int, rank: int) -> list[Any]:
+def other_parts(subscript: Any, dim: int, rank: int) -> list[Any]:
     """The other parts of a subscript."""
     places = list(_places(subscript, rank))
     return [part for part, place in zip(_parts(subscript), places, strict=True) if place != dim]
 
 
 def _parts(subscript: Any) -> tuple[Any, ...]:
-    if isinstance(subscript, Sequence) and subscript.cls is tuple:
+    if isinstance(subscript, SequenceForm) and subscript.cls is tuple:
         return subscript.items
     return (subscript,)
 
@@ -41,7 +41,7 @@ def _parts(subscript: Any) -> tuple[Any, ...]:
 def _places(subscript: Any, rank: int) -> Iterator[int]:
     """The dimension that each part of a subscript is about; -1 for one about none, or where that is not known."""
     parts = _parts(subscript)
-    counted = [isinstance(part, Slice) or _is_number(part) for part in parts]
+    counted = [isinstance(part, SliceForm) or _is_number(part) for part in parts]
     plain = [
         counts or (isinstance(part, Literal) and _is_plain(part.value))
         for part, counts in zip(parts, counted, strict=True)
@@ -71,7 +71,7 @@ def _is_number(part: Any) -> bool:
 def _is_behind(one: Any, other: Any, step: int, rows: int) -> bool:
     if _is_number(one) and _is_number(other):
         return 0 <= one.value < rows and bool(other.value == one.value + step)
-    if not isinstance(one, Slice) or not isinstance(other, Slice) or one.step != other.step:
+    if not isinstance(one, SliceForm) or not isinstance(other, SliceForm) or one.step != other.step:
         return False
     first = 0 if one.start == Literal(None) else _number(one.start)
     bounds = [first, *(_number(bound) for bound in (one.stop, other.start, other.stop))]

@@ -31,14 +31,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from gemini.capture.attribute_writes import TARGET as ASSIGN
+from gemini.capture.attribute_writes import ASSIGN
 from gemini.capture.concretize import PARTS, expr_data_refs, short_name
-from gemini.capture.cse import memory_of, representatives
-from gemini.capture.graph_guards import causes_of, inputs_of
-from gemini.capture.sample_indices import is_shifted, without
+from gemini.capture.cse import memory_makers, representatives
+from gemini.capture.graph_guards import causing_inputs, content_causes
+from gemini.capture.sample_indices import is_shifted, other_parts
 from gemini.capture.trace_diff import Trace
 from gemini.ir.node import Guard, Node
-from gemini.ir.pytree import Ref, Sequence, expr_refs
+from gemini.ir.pytree import Ref, SequenceForm, expr_refs
 
 _SUBSCRIPTS = ("__getitem__", "__setitem__")
 _COPIED = ("op", "module", "function")
@@ -46,7 +46,7 @@ _APART = ("each", "take", "parts")
 _SAME = ("kind", "target", "region", "checkpoint", "random")
 
 
-class Unlike(Exception):
+class LoopMismatch(Exception):
     """The recordings are not alike; `node` is one of the micro-batch, near the place."""
 
     def __init__(self, node: Node, reason: str) -> None:
@@ -55,7 +55,7 @@ class Unlike(Exception):
 
 
 @dataclass
-class Rolled:
+class LoopMatch:
     """What every node of a micro-batch is for the whole batch, and which node of its recording that is.
 
     Branches on contents go as recorded where all guards of the micro-batch hold in every micro-batch, those that are
@@ -64,21 +64,21 @@ class Rolled:
 
     roles: dict[int, str]
     images: dict[int, int]
-    wholes: tuple[int, ...]
+    whole_batch_guards: tuple[int, ...]
     pins: tuple[int, ...]
 
 
-def roll(few: Trace, many: Trace, times: int) -> Rolled:
+def match_loop(few: Trace, many: Trace, times: int) -> LoopMatch:
     """Compare the recording of a micro-batch with that of so many; raises Unlike."""
-    rolling = Rolling(few.nodes, many.nodes, times)
+    rolling = LoopMatcher(few.nodes, many.nodes, times)
     rolling.walk()
     if not rolling.alike(few.tracer.result, many.tracer.result, 0):
-        raise Unlike(few.nodes[-1], "the output depends on the batch size")
+        raise LoopMismatch(few.nodes[-1], "the output depends on the batch size")
     rolling.check_orders()
-    return Rolled(rolling.roles(), rolling.images(), *_branches(rolling, few, many))
+    return LoopMatch(rolling.roles(), rolling.images(), *_match_branches(rolling, few, many))
 
 
-def _branches(rolling: Rolling, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _match_branches(rolling: LoopMatcher, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The guards of the micro-batch that the whole batch has too, and the inputs that its other branches depend on."""
     own = {at: guard for at, guard in enumerate(few.tracer.guards.values()) if guard.data}
     roles = rolling.roles()
@@ -93,18 +93,18 @@ def _branches(rolling: Rolling, few: Trace, many: Trace) -> tuple[tuple[int, ...
             refs = list(expr_refs(own[found].expr))
             if all(roles[ref.node] in _APART for ref in refs):
                 continue  # every micro-batch asks for itself
-            if not any(roles[index] for index in causes_of(few.nodes, refs)):
+            if not any(roles[index] for index in content_causes(few.nodes, refs)):
                 wholes.add(found)
                 continue
-        causes = inputs_of(many.nodes, expr_data_refs(guard.expr, many.tracer.dynamic))
+        causes = causing_inputs(many.nodes, expr_data_refs(guard.expr, many.tracer.dynamic))
         if causes is None:
-            raise Unlike(few.nodes[-1], f"a branch depends on the whole batch ({guard.line})")
+            raise LoopMismatch(few.nodes[-1], f"a branch depends on the whole batch ({guard.line})")
         pins |= {inputs[many.nodes[index].target].id for index in causes}
     return tuple(sorted(wholes)), tuple(sorted(pins))
 
 
 @dataclass
-class Rolling:
+class LoopMatcher:
     """The comparison of two recordings, as far as it has come."""
 
     few: list[Node]
@@ -132,15 +132,19 @@ class Rolling:
                 at += 1
             elif not self._is_copy(node):
                 near = waiting[min(at, len(waiting) - 1)]
-                raise Unlike(self._owner(near), f"its steps depend on the batch size, at {node.name} ({node.line})")
+                raise LoopMismatch(
+                    self._owner(near), f"its steps depend on the batch size, at {node.name} ({node.line})"
+                )
         if at < len(waiting):
-            raise Unlike(self._owner(waiting[at]), "the number of its steps depends on the batch size")
+            raise LoopMismatch(self._owner(waiting[at]), "the number of its steps depends on the batch size")
         for index, found in self.copies.items():
             whole = index in self.joins or index in self.lists
             if len(found) not in (1, self.times) or (whole and len(found) > 1):
-                raise Unlike(self.few[index], "it runs for some of the samples")
-            if len(found) > 1 and _made(self.few[index]) != _made(self.many[found[0]]):
-                raise Unlike(self.few[index], "what it makes of a sample has a size that depends on the batch size")
+                raise LoopMismatch(self.few[index], "it runs for some of the samples")
+            if len(found) > 1 and _output_shapes(self.few[index]) != _output_shapes(self.many[found[0]]):
+                raise LoopMismatch(
+                    self.few[index], "what it makes of a sample has a size that depends on the batch size"
+                )
 
     def _owner(self, node: Node) -> Node:
         """The node itself, or the first computing one after a source."""
@@ -154,7 +158,7 @@ class Rolling:
         forms = (one.args, one.kwargs, one.mutates), (other.args, other.kwargs, other.mutates)
         if not self.alike(*forms, 0, repeated=one.kind == "op" and not one.mutates):
             return False
-        if one.sketch != other.sketch:
+        if one.out_spec != other.out_spec:
             if one.kind != "op" or short_name(one.target) not in PARTS or not self._is_list(one, other):
                 return False
             self.lists[one.id] = len(one.outputs)
@@ -176,9 +180,9 @@ class Rolling:
         return False
 
     def _is_copy_of(self, one: Node, other: Node, number: int) -> bool:
-        if not self._runs_the_same(one, other) or one.sketch != other.sketch or one.changes:
+        if not self._runs_the_same(one, other) or one.out_spec != other.out_spec or one.changes:
             return False
-        if _made(one) != _made(other) or not self.alike(one.mutates, other.mutates, number):
+        if _output_shapes(one) != _output_shapes(other) or not self.alike(one.mutates, other.mutates, number):
             return False
         shifted = self._is_shifted(one, other, number)
         if number > 1 and shifted != (one.id in self.subscripts):
@@ -213,7 +217,7 @@ class Rolling:
             return False
         if not is_shifted(given[1], found[1], place, number):
             return False
-        few, many = ([*without(args[1], *place[:2]), *args[2:]] for args in (given, found))
+        few, many = ([*other_parts(args[1], *place[:2]), *args[2:]] for args in (given, found))
         return self.alike(few, many, number)
 
     def _batch_of(self, ref: Ref) -> tuple[int, int, int] | None:
@@ -259,7 +263,7 @@ class Rolling:
             return len(one) == len(other) and all(
                 self.alike(a, b, number, repeated=repeated) for a, b in zip(one, other, strict=True)
             )
-        if isinstance(one, Sequence) and len(one.items) != len(other.items):
+        if isinstance(one, SequenceForm) and len(one.items) != len(other.items):
             if not repeated or one.cls is not other.cls or one.label != other.label:
                 return False
             self._repeated = True
@@ -309,14 +313,14 @@ class Rolling:
         touching: dict[int, set[int]] = {}
         for node in self.few:
             for ref in node.inputs():
-                for root in memory_of(self.few, ref.node):
+                for root in memory_makers(self.few, ref.node):
                     touching.setdefault(root, set()).add(node.id)
         for node in self.few:
-            roots = {root for ref in node.mutates for root in memory_of(self.few, ref.node)}
+            roots = {root for ref in node.mutates for root in memory_makers(self.few, ref.node)}
             role = self._role(self.first[node.id]) if roots else ""
             if role in ("each", "take"):
                 if any(self._role(self.first[root]) != "each" for root in roots):
-                    raise Unlike(node, "a part of it that runs for every sample writes to what all have")
+                    raise LoopMismatch(node, "a part of it that runs for every sample writes to what all have")
                 continue
             for other in sorted({one for root in roots for one in touching.get(root, ())} - {node.id}):
                 self._check_order(node, other, is_put=role == "put")
@@ -326,7 +330,7 @@ class Rolling:
         for number in range(1, self.times):
             places = [found[number] for _, found in sorted(self.copies.items()) if len(found) > 1]
             if places != sorted(places):
-                raise Unlike(self.few[-1], "what it does with a sample comes in another order for another")
+                raise LoopMismatch(self.few[-1], "what it does with a sample comes in another order for another")
 
     def _check_order(self, writer: Node, index: int, *, is_put: bool) -> None:
         other = self.first[index]
@@ -334,19 +338,19 @@ class Rolling:
             return
         before, after = sorted((writer.id, other))
         if max(self.copies[before]) > min(self.copies[after]):
-            raise Unlike(writer, "what it does with the samples one by one is mixed with what it does with all")
+            raise LoopMismatch(writer, "what it does with the samples one by one is mixed with what it does with all")
 
 
 def _place(node: Node) -> tuple[Any, ...]:
     return node.kind, node.target, node.scope, node.line
 
 
-def _made(node: Node) -> list[Any]:
+def _output_shapes(node: Node) -> list[Any]:
     return [(key, meta.shape, meta.dtype) for key, meta in node.outputs.items()]
 
 
 def _arguments(node: Node) -> tuple[Any, ...]:
-    return node.args.items if isinstance(node.args, Sequence) else ()
+    return node.args.items if isinstance(node.args, SequenceForm) else ()
 
 
 def _is_same(one: Any, other: Any) -> bool:

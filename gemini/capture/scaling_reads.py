@@ -19,12 +19,12 @@ from gemini.ir.encode import tensors
 
 if TYPE_CHECKING:
     from gemini.capture.trace_diff import Trace
-    from gemini.capture.trace_state import Recording
+    from gemini.capture.trace_state import TraceState
 
-REASON = "its Python code reads numbers that count samples"
+READS_SAMPLE_COUNTS = "its Python code reads numbers that count samples"
 
 
-def scaling_lines(one: Trace, other: Trace) -> frozenset[str]:
+def find_scaling_lines(one: Trace, other: Trace) -> frozenset[str]:
     """The lines at which a trace of more or fewer samples reads other numbers from contents."""
     read: list[dict[str, set[str]]] = []
     for trace in (one, other):
@@ -36,7 +36,7 @@ def scaling_lines(one: Trace, other: Trace) -> frozenset[str]:
     return frozenset(line for line in read[0].keys() & read[1].keys() if read[0][line] != read[1][line])
 
 
-class Lookout:
+class ScalingReadWatcher:
     """Watches a trace for reads at some lines, and names the functions around one that may be kept whole."""
 
     def __init__(self, lines: frozenset[str]) -> None:
@@ -51,18 +51,18 @@ class Lookout:
                 self.busy.append(frame)
             frame = frame.f_back
 
-    def calls(self, recording: Recording, expr: Any, line: str) -> tuple[str, ...]:
+    def calls(self, recording: TraceState, expr: Any, line: str) -> tuple[str, ...]:
         """The functions of inputs alone that run where contents are read, innermost first."""
-        if line not in self.lines or _by_chance(recording, expr):
+        if line not in self.lines or _is_random(recording, expr):
             return ()
         name = recording.scope[-1] if recording.scope else ""
         module = recording.model.get_submodule(name) if name else recording.model
-        found = call_candidates(module, lambda frame: frame not in self.busy and not _is_given(recording, frame))
+        found = call_candidates(module, lambda frame: frame not in self.busy and not _takes_weights(recording, frame))
         tried = {*recording.granularity.released, *recording.granularity.call_reasons}
         return tuple(call for call in found if call not in tried)
 
 
-def _is_given(recording: Recording, frame: FrameType) -> bool:
+def _takes_weights(recording: TraceState, frame: FrameType) -> bool:
     """Whether a function is given something that follows from weights."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
@@ -72,7 +72,7 @@ def _is_given(recording: Recording, frame: FrameType) -> bool:
     return any(ref is not None and recording.heavy[ref.node] for ref in known)
 
 
-def _by_chance(recording: Recording, expr: Any) -> bool:
+def _is_random(recording: TraceState, expr: Any) -> bool:
     """Whether what is read follows from random numbers."""
     waiting, seen = [ref.node for ref in expr_data_refs(expr, recording.dynamic)], set()
     while waiting:

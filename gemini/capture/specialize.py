@@ -15,19 +15,20 @@ import torch
 from torch import nn
 
 from gemini.capture.graph_guards import early_guards
-from gemini.capture.module_hooks import with_hooks
+from gemini.capture.module_hooks import run_with_hooks
 from gemini.capture.python_state import fingerprint
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import bind, signature_of
 from gemini.ir.encode import follow, tensors
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
-from gemini.snapshot.model_state import Attributes, Generators
+from gemini.snapshot.model_state import AttributeSnapshot
+from gemini.snapshot.rng_snapshot import GeneratorStates
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
 
 
-class Variants:
+class GraphVariants:
     """All graphs of one model, the most recently used first."""
 
     def __init__(self, model: nn.Module, recapture: Callable[[Any, Any], Graph], limit: int = 32) -> None:
@@ -40,7 +41,7 @@ class Variants:
         """Run a call by the graph that fits it; capture one if none does; else run the model itself."""
         for attempt in range(2):
             try:
-                return with_hooks(self.model, args, kwargs, lambda _, a, k: self._run(a, k))
+                return run_with_hooks(self.model, args, kwargs, lambda _, a, k: self._run(a, k))
             except _NoVariant:
                 if attempt or len(self.graphs) >= self.limit:
                     break
@@ -73,7 +74,7 @@ class Variants:
 
     def _attempt(self, graph: Graph, bound: dict[str, Any]) -> tuple[bool, Any]:
         """(True, output), or (False, None) with everything as before."""
-        before = Before(graph, self.model, bound)
+        before = RunSnapshot(graph, self.model, bound)
         try:
             return True, Execution(graph, self.model, bound).run()
         except (GuardBroken, NodeFailed):
@@ -87,13 +88,13 @@ class _NoVariant(Exception):
     """No graph fits a call."""
 
 
-class Before:
+class RunSnapshot:
     """What a run of a graph may change, cheaply saved."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
-        self.generators = Generators()
+        self.generators = GeneratorStates()
         self.attributes = (
-            Attributes(model) if any(node.kind == "block" or node.changes for node in graph.nodes) else None
+            AttributeSnapshot(model) if any(node.kind == "block" or node.changes for node in graph.nodes) else None
         )
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         inputs = [tensor for _, tensor in tensors(bound)] if written & set(graph.inputs) else []

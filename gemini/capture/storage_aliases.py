@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 
-class Storages:
+class StorageTable:
     """Maker, last writer and later readers of every piece of memory seen so far."""
 
     def __init__(self) -> None:

@@ -16,9 +16,9 @@ import torch.utils.deterministic
 
 from gemini.quiet_warnings import muted
 
-Switches = tuple[Any, ...]
+TorchFlags = tuple[Any, ...]
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-_SWITCHES = (
+_GETTERS = (
     torch._C._get_deterministic_algorithms,  # without the functions in Python around them: every call asks
     torch._C._get_deterministic_algorithms_warn_only,
     torch._C._get_float32_matmul_precision,
@@ -38,12 +38,12 @@ _filters: tuple[list[Any], tuple[Any, ...]] = [], ()  # of warnings, as last see
 _LEAST = 5e-324  # a denormal number, which is none where these are flushed to zero
 
 
-def current() -> Switches:
+def current_flags() -> TorchFlags:
     """Those of this process."""
-    return (_NAMES[torch.get_default_dtype()], _LEAST * 1.0 == 0.0, *[switch() for switch in _SWITCHES])
+    return (_NAMES[torch.get_default_dtype()], _LEAST * 1.0 == 0.0, *[switch() for switch in _GETTERS])
 
 
-def errors() -> tuple[Any, ...]:
+def error_filters() -> tuple[Any, ...]:
     """Which warnings are errors: a call that raised none says that others raise none only while this is the same."""
     global _filters  # noqa: PLW0603 - every op that is recorded asks
     filters = warnings.filters
@@ -52,14 +52,14 @@ def errors() -> tuple[Any, ...]:
     return _filters[1]
 
 
-def follow(switches: Any) -> None:
+def apply_flags(switches: Any) -> None:
     """Make them those of this process too."""
-    if switches == current():
+    if switches == current_flags():
         return
-    dtype, flushes, deterministic, warn_only, precision, flash, efficient, plain, own, *others = switches
+    dtype, flushes, prefer_deterministic, warn_only, precision, flash, efficient, plain, own, *others = switches
     *cudnn, mkldnn, anomaly, checks = others
     torch.set_default_dtype(getattr(torch, dtype))
-    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+    torch.use_deterministic_algorithms(prefer_deterministic, warn_only=warn_only)
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.enable_flash_sdp(flash)
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
@@ -73,22 +73,22 @@ def follow(switches: Any) -> None:
 
 
 @contextmanager
-def of_then(switches: Switches) -> Iterator[None]:
+def use_flags(switches: TorchFlags) -> Iterator[None]:
     """With those of the time of a call, and those of now for its backward."""
-    now = current()
+    now = current_flags()
     wanted = (*switches[:-_OF_BACKWARD], *now[-_OF_BACKWARD:])
     if wanted == now:
         yield
         return
     try:
-        follow(wanted)
+        apply_flags(wanted)
         yield
     finally:
-        follow(now)
+        apply_flags(now)
 
 
 @contextmanager
-def deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def prefer_deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """Prefer deterministic kernels if one of the tensors lives on an accelerator."""
     if all(tensor.device.type in ("cpu", "meta") for tensor in tensors):
         yield

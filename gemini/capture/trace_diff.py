@@ -15,27 +15,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.leaf_policy import Granularity
-from gemini.capture.memoized import clear
-from gemini.capture.module_hooks import with_hooks
+from gemini.capture.leaf_policy import LeafPolicy
+from gemini.capture.memoized import clear_caches
+from gemini.capture.module_hooks import run_with_hooks
 from gemini.capture.python_state import glue_modules
-from gemini.capture.rng_use import drawing_functions
-from gemini.capture.scaling_reads import Lookout
-from gemini.capture.trace_state import DRAWS, Coarsen
+from gemini.capture.rng_use import find_rng_functions
+from gemini.capture.scaling_reads import ScalingReadWatcher
+from gemini.capture.trace_state import USES_HOST_RNG, TraceRefused
 from gemini.capture.tracer import Tracer
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.node import MODULES, Node, TensorMeta
 from gemini.ir.pytree import Literal, Number, leaves
-from gemini.snapshot.model_state import Saved, seed_all
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import seed_all
 
 
 @dataclass
-class Subject:
+class CaptureSubject:
     """What is captured: a model, a call of it, its state before, and its memoized functions."""
 
     model: nn.Module
-    call: Call
-    saved: Saved
+    call: ModelCall
+    saved: ModelSnapshot
     caches: list[Any]
 
 
@@ -53,13 +54,13 @@ class Trace:
 
 
 def trace(
-    subject: Subject,
+    subject: CaptureSubject,
     given: Sequence[torch.Tensor],
-    granularity: Granularity,
+    granularity: LeafPolicy,
     seed: int | None = None,
     *,
     keep: bool = False,
-    lookout: Lookout | None = None,
+    scaling_reads: ScalingReadWatcher | None = None,
     chances: dict[int, torch.Tensor] | None = None,
     make: Callable[..., Tracer] = Tracer,
 ) -> Trace:
@@ -71,40 +72,40 @@ def trace(
     """
     model, call, saved, caches = subject.model, subject.call, subject.saved, subject.caches
     saved.restore()
-    clear(caches)
+    clear_caches(caches)
     args, kwargs = call.arguments(given)
     if seed is not None:
         seed_all(seed)
     tracer = make(model, granularity)
-    tracer.values, tracer.lookout, tracer.given = [] if keep else None, lookout, chances or {}
+    tracer.values, tracer.scaling_reads, tracer.given = [] if keep else None, scaling_reads, chances or {}
     tracer.caches = tuple(caches)
     begin = time.perf_counter()
     try:
-        output = with_hooks(model, args, kwargs, lambda forward, a, k: _traced(tracer, forward, a, k))
-    except Coarsen as found:
-        if found.reason == DRAWS:
+        output = run_with_hooks(model, args, kwargs, lambda forward, a, k: _run_traced(tracer, forward, a, k))
+    except TraceRefused as found:
+        if found.reason == USES_HOST_RNG:
             saved.restore()
-            found.calls = drawing_functions(lambda: model(*args, **kwargs))
+            found.calls = find_rng_functions(lambda: model(*args, **kwargs))
         raise
     except Exception as error:
         _rerun_eagerly(model, call, given, saved)
         reason = f"tracing it raised {type(error).__name__}: {error!s:.120}"
-        raise Coarsen(tracer.failed or ("",), reason, "") from error
+        raise TraceRefused(tracer.failed or ("",), reason, "") from error
     finally:
-        clear(caches)
+        clear_caches(caches)
     seconds = time.perf_counter() - begin
     _refuse_state(model, tracer, saved)
     return Trace(tracer, output, (args, kwargs), seconds)
 
 
-def _traced(tracer: Tracer, forward: Any, args: Any, kwargs: Any) -> Any:
+def _run_traced(tracer: Tracer, forward: Any, args: Any, kwargs: Any) -> Any:
     model = tracer.model
     if forward is model:
         return tracer.run(bind(model, args, kwargs), lambda: model(*args, **kwargs))
     return tracer.run(bind(model, args, kwargs), lambda: tracer.forward_only(forward, args, kwargs))
 
 
-def _refuse_state(model: nn.Module, tracer: Tracer, saved: Saved) -> None:
+def _refuse_state(model: nn.Module, tracer: Tracer, saved: ModelSnapshot) -> None:
     """Raise Coarsen for open modules whose Python changed attributes: a graph would not repeat that."""
     whole = {node.target for node in tracer.nodes if node.kind in MODULES}
     open_names = set(glue_modules(model, whole))
@@ -113,12 +114,12 @@ def _refuse_state(model: nn.Module, tracer: Tracer, saved: Saved) -> None:
         if name in open_names and attributes:
             scope = next((node.scope for node in tracer.nodes if name in node.scope), ("",))
             scope = scope[: scope.index(name) + 1] if name in scope else ("",)
-            raise Coarsen(
+            raise TraceRefused(
                 scope, f"its Python code changes the attribute {attributes[0]!r} of {name or 'the model'}", ""
             )
 
 
-def _rerun_eagerly(model: nn.Module, call: Call, given: Sequence[torch.Tensor], saved: Saved) -> None:
+def _rerun_eagerly(model: nn.Module, call: ModelCall, given: Sequence[torch.Tensor], saved: ModelSnapshot) -> None:
     """Raise the model's own error, if it has one."""
     saved.restore()
     args, kwargs = call.arguments(given)
@@ -128,7 +129,7 @@ def _rerun_eagerly(model: nn.Module, call: Call, given: Sequence[torch.Tensor], 
         saved.restore()
 
 
-def other_way(a: Trace, b: Trace) -> bool:
+def takes_other_branch(a: Trace, b: Trace) -> bool:
     """Whether contents or random numbers, not sizes, led two traces apart: a guard on data came out differently."""
     outcomes = {str(guard.expr): guard.expected for guard in b.tracer.guards.values() if guard.data}
     return any(
@@ -143,7 +144,7 @@ def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
         for field in ("kind", "target", "region", "sketch", "checkpoint", "mutates", "args", "kwargs"):
             left, right = getattr(one, field), getattr(two, field)
             if not _same(left, right):
-                return _owner(a, one), f"its {field} depend on the batch size: {_apart(left, right)}"
+                return _owner(a, one), f"its {field} depend on the batch size: {_first_difference(left, right)}"
     if len(a.nodes) != len(b.nodes):
         return _owner(
             a, a.nodes[min(len(a.nodes), len(b.nodes)) - 1]
@@ -158,7 +159,7 @@ def _owner(trace_: Trace, node: Node) -> Node:
     return next((later for later in trace_.nodes[node.id :] if not later.is_source), node)
 
 
-def _apart(left: Any, right: Any) -> str:
+def _first_difference(left: Any, right: Any) -> str:
     """Where two fields of a node are not the same, in a few words."""
     for one, two in zip(leaves(left), leaves(right), strict=False):
         if not _same(one, two):
@@ -180,15 +181,15 @@ def _same(left: Any, right: Any) -> bool:
     return repr(left) == repr(right)
 
 
-def mark_batch(nodes: Sequence[Node], others: Sequence[Node], size: int, other_size: int) -> None:
+def mark_batch_dims(nodes: Sequence[Node], others: Sequence[Node], size: int, other_size: int) -> None:
     """Write the batch dimension into every output of `nodes`, which ran `size` samples; `others` ran another number."""
     for node, other in zip(nodes, others, strict=True):
         for key, meta in node.outputs.items():
             if key in other.outputs:
-                node.outputs[key] = _marked(meta, other.outputs[key].shape, size, other_size)
+                node.outputs[key] = _mark_batch_dim(meta, other.outputs[key].shape, size, other_size)
 
 
-def _marked(meta: TensorMeta, other: tuple[int, ...], size: int, other_size: int) -> TensorMeta:
+def _mark_batch_dim(meta: TensorMeta, other: tuple[int, ...], size: int, other_size: int) -> TensorMeta:
     if len(other) != len(meta.shape):
         return replace(meta, batch_factor=0)
     dims = [dim for dim, (a, b) in enumerate(zip(meta.shape, other, strict=True)) if a != b]

@@ -1,6 +1,6 @@
 """The recording: nodes written so far, and the origin of every tensor the model's Python may hold.
 
-Tensors are known by identity. What cannot be traced back is refused by raising `Coarsen`.
+Tensors are known by identity. What cannot be traced back is refused by raising `TraceRefused`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from gemini.capture import concretize
-from gemini.capture.dynamic_shapes import Dynamic, dynamic_sizes, resized
-from gemini.capture.graph_guards import asked_of
-from gemini.capture.leaf_policy import Granularity
-from gemini.capture.provenance import KnownTensors, Origins
-from gemini.capture.scaling_reads import REASON, Lookout
+from gemini.capture.dynamic_shapes import DynamicShape, dynamic_sizes, resize_cases
+from gemini.capture.graph_guards import finite_check_operand
+from gemini.capture.leaf_policy import LeafPolicy
+from gemini.capture.provenance import ModelIndex, TensorTable
+from gemini.capture.scaling_reads import READS_SAMPLE_COUNTS, ScalingReadWatcher
 from gemini.capture.source_location import call_candidates, source_line
-from gemini.capture.storage_aliases import Storages
+from gemini.capture.storage_aliases import StorageTable
 from gemini.ir.autograd_modes import Region
 from gemini.ir.encode import Encoder, UnsupportedValueError, tensors
 from gemini.ir.node import Guard, Node, TensorMeta
 from gemini.ir.pytree import Form, Path, Ref
 from gemini.ir.symint import Expr
-from gemini.snapshot.model_state import python_randomness
+from gemini.snapshot.rng_snapshot import host_rng_fingerprint
 
-_FLOOD = 2000
+_MAX_OPS = 2000
 
 
-class Coarsen(BaseException):  # not an error: it must pass through the model's own `except Exception`
+class TraceRefused(BaseException):  # not an error: it must pass through the model's own `except Exception`
     """A region cannot be followed; `scope` lists the open modules, the innermost becomes a basic block."""
 
     def __init__(self, scope: tuple[str, ...], reason: str, line: str, calls: tuple[str, ...] = ()) -> None:
@@ -37,7 +37,7 @@ class Coarsen(BaseException):  # not an error: it must pass through the model's 
         self.released = ""  # a function that is better not kept whole, instead
 
 
-class Smuggled:
+class EscapedTensor:
     """A tensor made inside a leaf: where, and whether an inner module returned it."""
 
     def __init__(self, scope: tuple[str, ...]) -> None:
@@ -46,15 +46,15 @@ class Smuggled:
         self.inner: Path = ()
 
 
-class Recording:
+class TraceState:
     """Nodes, guards and origins of one traced run."""
 
-    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
         self.model, self.granularity = model, granularity
-        self.origins = Origins(model)
+        self.origins = ModelIndex(model)
         self.nodes: list[Node] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
-        self.known: KnownTensors[Ref] = KnownTensors()
+        self.known: TensorTable[Ref] = TensorTable()
         self.kept: list[Any] = []
         self.scope: list[str] = []
         self.active = False
@@ -64,23 +64,23 @@ class Recording:
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
         self.encoder = Encoder(self.origin, self.origins.owner, self.array)
-        self.dynamic: dict[Ref, Dynamic] = {}  # tensors whose sizes depend on contents
-        self.unnamed: KnownTensors[Dynamic] = KnownTensors()  # and those inside leaves
-        self.storages = Storages()
+        self.dynamic: dict[Ref, DynamicShape] = {}  # tensors whose sizes depend on contents
+        self.leaf_shapes: TensorTable[DynamicShape] = TensorTable()  # and those inside leaves
+        self.storages = StorageTable()
         self.last_call: dict[str, int] = {}
         self.names: dict[str, int] = {}
         self.arrays: dict[int, Ref] = {}
-        self.smuggled: KnownTensors[Smuggled] = KnownTensors()
-        self.drawn = python_randomness()
+        self.escaped: TensorTable[EscapedTensor] = TensorTable()
+        self.drawn = host_rng_fingerprint()
         self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
-        self.lookout: Lookout | None = None
+        self.scaling_reads: ScalingReadWatcher | None = None
 
     def release(self) -> None:
         """Let go of all tensors; the nodes remain."""
         self.values = None
         self.known.clear()
-        self.smuggled.clear()
-        self.unnamed.clear()
+        self.escaped.clear()
+        self.leaf_shapes.clear()
         self.arrays.clear()
         self.kept.clear()
 
@@ -93,7 +93,7 @@ class Recording:
         held = self.origins.held(tensor)
         if held is not None:
             return Ref(self.source(*held, tensor))
-        made = self.smuggled.get(tensor)
+        made = self.escaped.get(tensor)
         if made is None:
             self.refuse(f"a tensor of unknown origin, shape {tuple(tensor.shape)}")
         if not made.inner:
@@ -112,10 +112,10 @@ class Recording:
         if other is not None:
             common = [a for a, b in zip(scope, other, strict=False) if a == b]
             if len(common) < len(scope):
-                raise Coarsen(tuple(common) or ("",), reason, source_line())
+                raise TraceRefused(tuple(common) or ("",), reason, source_line())
         name = scope[-1] if scope else ""
         module = self.model.get_submodule(name) if name else self.model
-        raise Coarsen(scope, reason, source_line(), call_candidates(module))
+        raise TraceRefused(scope, reason, source_line(), call_candidates(module))
 
     def encode(self, value: Any) -> Form:
         """The form of a value; refuses what cannot be written down."""
@@ -151,9 +151,9 @@ class Recording:
         self.nodes.append(node)
         self._refuse_floods(node)
         read = (*concretize.data_refs(node.args, self.dynamic), *concretize.data_refs(node.kwargs, self.dynamic))
-        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in concretize.looked_at(node, read)))
-        if self.lookout is not None:
-            self.lookout.appended(self.heavy[-1])
+        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in concretize.content_inputs(node, read)))
+        if self.scaling_reads is not None:
+            self.scaling_reads.appended(self.heavy[-1])
         if self.values is not None:
             self.values.append([tensor for _, tensor in made])
         for path, tensor in made:
@@ -163,13 +163,13 @@ class Recording:
         """Keep whole a part whose Python loop would become thousands of nodes."""
         if node.kind == "op" and len(node.scope) > 1:
             count = self.floods[node.scope] = self.floods.get(node.scope, 0) + 1
-            if count > _FLOOD:
-                self.refuse(f"its Python code runs more than {_FLOOD} operations")
+            if count > _MAX_OPS:
+                self.refuse(f"its Python code runs more than {_MAX_OPS} operations")
 
-    def sized(self, tensor: torch.Tensor) -> Dynamic | None:
+    def sized(self, tensor: torch.Tensor) -> DynamicShape | None:
         """What of a tensor's sizes depends on contents."""
         ref = self.known.get(tensor)
-        return self.unnamed.get(tensor) if ref is None else self.dynamic.get(ref)
+        return self.leaf_shapes.get(tensor) if ref is None else self.dynamic.get(ref)
 
     def note_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
         """Note which sizes of an op's new results depend on contents; whether they come to do so by this op.
@@ -183,7 +183,7 @@ class Recording:
             own = map(self.origin, found.causes) if leaf is None else leaf if found.causes else ()
             causes = tuple(dict.fromkeys((*inherited, *own)))
             counts = counts or bool(found.causes)
-            self.unnamed.add(found.tensor, Dynamic(tuple(found.tensor.shape), found.others, causes))
+            self.leaf_shapes.add(found.tensor, DynamicShape(tuple(found.tensor.shape), found.others, causes))
         return counts
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
@@ -193,7 +193,9 @@ class Recording:
         if sizes is not None:
             shape = tuple(tensor.shape)
             changed = shape != sizes.shape  # in place: by `squeeze_`, say
-            self.dynamic[ref] = Dynamic(shape, resized(shape, lambda *_: True), sizes.causes) if changed else sizes
+            self.dynamic[ref] = (
+                DynamicShape(shape, resize_cases(shape, lambda *_: True), sizes.causes) if changed else sizes
+            )
         self.known.add(tensor, ref)
         node.outputs[source, path] = meta_of(tensor)
         maker = self.storages.made_by(node.id, tensor)
@@ -213,15 +215,15 @@ class Recording:
 
     def check_draws(self) -> None:
         """Refuse glue that drew from Python's or NumPy's generator since the last check."""
-        if self.drawn != python_randomness():
-            raise Coarsen(tuple(self.scope), DRAWS, source_line())
+        if self.drawn != host_rng_fingerprint():
+            raise TraceRefused(tuple(self.scope), USES_HOST_RNG, source_line())
 
     # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def compared(self, expr: Expr, outcome: bool) -> None:
+    def on_compare(self, expr: Expr, outcome: bool) -> None:
         """A branch of the glue was decided by traced numbers."""
         self.guard(expr, outcome)
 
-    def concretized(self, expr: Expr, value: int | float) -> None:
+    def on_concretize(self, expr: Expr, value: int | float) -> None:
         """A traced number became a plain one."""
         self.guard(expr, value, concrete=True)
 
@@ -230,18 +232,18 @@ class Recording:
         if not self.active or not self.recording:
             return
         read = list(concretize.expr_data_refs(expr, self.dynamic))
-        if any(self.heavy[ref.node] for ref in read) and asked_of(self.nodes, expr, expected) is None:
-            self.refuse(BRANCHES)
-        if self.lookout is not None and (calls := self.lookout.calls(self, expr, source_line())):
-            raise Coarsen(tuple(self.scope), REASON, source_line(), calls)
+        if any(self.heavy[ref.node] for ref in read) and finite_check_operand(self.nodes, expr, expected) is None:
+            self.refuse(BRANCHES_ON_RESULTS)
+        if self.scaling_reads is not None and (calls := self.scaling_reads.calls(self, expr, source_line())):
+            raise TraceRefused(tuple(self.scope), READS_SAMPLE_COUNTS, source_line(), calls)
         key = (expr, repr(expected))
         if key not in self.guards:
             where = len(self.nodes), tuple(self.scope), source_line()
             self.guards[key] = Guard(expr, expected, *where, bool(read), concrete)
 
 
-BRANCHES = "its Python code branches on values the model computes"
-DRAWS = "its Python code draws from Python's or NumPy's generator"
+BRANCHES_ON_RESULTS = "its Python code branches on values the model computes"
+USES_HOST_RNG = "its Python code draws from Python's or NumPy's generator"
 
 
 def meta_of(tensor: torch.Tensor) -> TensorMeta:

@@ -15,22 +15,22 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gemini.capture import concretize
-from gemini.capture.leaf_policy import Granularity
-from gemini.capture.opaque_calls import Job, WholeCalls
-from gemini.capture.patches import intercepted
+from gemini.capture.leaf_policy import LeafPolicy
+from gemini.capture.opaque_calls import OpaqueCall, OpaqueCallRecorder
+from gemini.capture.patches import intercept
 from gemini.ir.encode import strip, tensors
 from gemini.ir.op_targets import op_name
-from gemini.ir.out_spec import sketch
+from gemini.ir.out_spec import structure_of
 from gemini.ir.symint import Expr
-from gemini.snapshot.model_state import torch_randomness
+from gemini.snapshot.rng_snapshot import torch_rng_fingerprint
 
 
-class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
+class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
     """One traced run; afterwards `nodes`, `guards` and `result` hold the graph."""
 
-    def __init__(self, model: nn.Module, granularity: Granularity) -> None:
+    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
         TorchFunctionMode.__init__(self)
-        WholeCalls.__init__(self, model, granularity)
+        OpaqueCallRecorder.__init__(self, model, granularity)
         self.chances: dict[int, torch.Tensor] = {}  # single numbers that ops have drawn, by node: they may decide a way
         self.given: dict[int, torch.Tensor] = {}  # those that are to be drawn
 
@@ -39,7 +39,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         for path, tensor in tensors(bound):
             node = self.source("input", ".".join(str(step[1]) for step in path), tensor)
             self.inputs[node] = path
-        with intercepted(self, self.granularity.calls), self:
+        with intercept(self, self.granularity.calls), self:
             self.active = True
             try:
                 output = call()
@@ -54,7 +54,7 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
     def forward_only(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The model's forward, where its hooks already run around the trace."""
         if "" in self.granularity.blocks:
-            return self.whole(Job("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs)
+            return self.whole(OpaqueCall("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs)
         return self.open("", lambda: forward(*args, **kwargs))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,9 +97,9 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         before = self.storages.versions(given)
         for at in concretize.undeclared_writes(name, args, kwargs):
             before[at] -= 1
-        random = torch_randomness()
+        random = torch_rng_fingerprint()
         output = func(*strip(args), **strip(kwargs))
-        if random != torch_randomness():
+        if random != torch_rng_fingerprint():
             self._chance(output)
         made = list(tensors(output))
         if not made and output is not None:
@@ -107,8 +107,8 @@ class Tracer(TorchFunctionMode, WholeCalls):  # type: ignore[misc]
         if not made and not given:
             return None
         node = self.start("op", f"{self.here()}{concretize.short_name(name)}", name, form_args, form_kwargs)
-        node.sketch = sketch(output)
-        node.random = random != torch_randomness()
+        node.out_spec = structure_of(output)
+        node.random = random != torch_rng_fingerprint()
         self.effects(node, given, before)
         self.note_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, heavy=False)

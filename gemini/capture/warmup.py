@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.snapshot.model_state import Attributes, Generators, Saved
+from gemini.snapshot.model_state import AttributeSnapshot, ModelSnapshot
+from gemini.snapshot.rng_snapshot import GeneratorStates
 
 
-class Settling:
+class Warmup:
     """The state of a model, from the time on that it settled. Call `ran` after every run."""
 
-    def __init__(self, model: nn.Module, saved: Saved) -> None:
+    def __init__(self, model: nn.Module, saved: ModelSnapshot) -> None:
         self.model, self.saved = model, saved
-        self.between: Attributes | None = None  # after a first run that changed attributes
-        self.unsettled = False  # whether a run since this was last cleared did so
+        self.between: AttributeSnapshot | None = None  # after a first run that changed attributes
+        self.attributes_changed = False  # whether a run since this was last cleared did so
         self.written: set[str] = set()
 
     def ran(self) -> None:
@@ -34,17 +35,17 @@ class Settling:
             self.saved.restore_tensors()
             return
         if self.between is None:
-            self.between, self.unsettled = Attributes(self.model), True
-            self.written = _changed_contents(self.saved)
+            self.between, self.attributes_changed = AttributeSnapshot(self.model), True
+            self.written = _changed_parameters(self.saved)
             self.saved.restore_tensors()
             return
         always, first = self.between.changed(), self.saved.attributes.changed()
-        initialized = {name: keys for name, keys in first.items() if _owns(self.model, name, self.written)}
-        again = _other_names(self.model, first, self.saved.attributes)
-        self.saved.attributes.restore(only=_joined(_joined(always, initialized), again))
+        initialized = {name: keys for name, keys in first.items() if _owns_written(self.model, name, self.written)}
+        again = _registered_again(self.model, first, self.saved.attributes)
+        self.saved.attributes.restore(only=_join(_join(always, initialized), again))
         self.saved.restore_tensors()
-        self.saved.attributes = Attributes(self.model)
-        self.saved.watch_new()
+        self.saved.attributes = AttributeSnapshot(self.model)
+        self.saved.add_new_tensors()
         self.between = None
 
     def failed(self) -> None:
@@ -69,12 +70,12 @@ class Settling:
 def materialize(model: nn.Module, run: Callable[[], Any]) -> None:
     """Let lazy layers find their sizes."""
     if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
-        generators = Generators()
+        generators = GeneratorStates()
         run()
         generators.restore()
 
 
-def _changed_contents(saved: Saved) -> set[str]:
+def _changed_parameters(saved: ModelSnapshot) -> set[str]:
     """The parameters that the last run changed. Buffers do not count: statistics change with every call."""
     parameters = {name for name, _ in saved.model.named_parameters()}
     return {
@@ -84,13 +85,15 @@ def _changed_contents(saved: Saved) -> set[str]:
     }
 
 
-def _owns(model: nn.Module, name: str, written: set[str]) -> bool:
+def _owns_written(model: nn.Module, name: str, written: set[str]) -> bool:
     """Whether one of these parameters hangs on a module itself."""
     prefix = f"{name}." if name else ""
     return any(f"{prefix}{key}" in written for key in model.get_submodule(name)._parameters)
 
 
-def _other_names(model: nn.Module, changed: dict[str, list[str]], before: Attributes) -> dict[str, list[str]]:
+def _registered_again(
+    model: nn.Module, changed: dict[str, list[str]], before: AttributeSnapshot
+) -> dict[str, list[str]]:
     """Where a run has registered a parameter that the model had already, under one more name.
 
     Dropout on weights does so in evaluation, where dropout returns what it is given; in training it could not set that
@@ -105,5 +108,5 @@ def _other_names(model: nn.Module, changed: dict[str, list[str]], before: Attrib
     return {name: keys for name, keys in found.items() if keys}
 
 
-def _joined(a: dict[str, list[str]], b: dict[str, list[str]]) -> dict[str, list[str]]:
+def _join(a: dict[str, list[str]], b: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: [*a.get(name, ()), *b.get(name, ())] for name in {**a, **b}}

@@ -1,1 +1,1 @@
-"""The graph all parts share: nodes, values as data, symbolic sizes, its interpreter and its files."""
+"""Intermediate representation: the captured graph, its nodes and values as data, its interpreter and its files."""

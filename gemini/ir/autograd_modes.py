@@ -1,9 +1,9 @@
-"""Regions: the modes of execution that surround an op (gradients, inference, autocast).
+"""Autograd modes: the gradient, inference and autocast modes that surround an op.
 
-They are Python context managers of the model's code, invisible in the ops themselves; a graph that forgets them
-is silently wrong (weights under `no_grad` get gradients, autocast runs in full precision). Each node stores the
-region it ran in, and the executor re-enters it. Neighbouring nodes of one region run inside one entry, so that
-the weight cache of autocast works as in the original.
+The model's code enters them by context managers, which no op shows; a graph without them is silently wrong (weights
+under `no_grad` get gradients, autocast runs in full precision). Each node stores the region it ran in, and the
+interpreter re-enters it. Consecutive nodes of one region run inside one entry, so that the weight cache of autocast
+works as in the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEVICE_TYPES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Region:
-    """Gradient mode, inference mode and, per device type, whether autocast is on and to what."""
+    """Gradient mode, inference mode and, per device type, the autocast dtype if autocast is on."""
 
     grad: bool
     inference: bool
@@ -27,7 +27,7 @@ class Region:
 
     @staticmethod
     def current() -> Region:
-        """The region that the calling code runs in."""
+        """Return the region that the calling code runs in."""
         if not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
             return _PLAIN[torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
         autocast = tuple(
@@ -38,7 +38,7 @@ class Region:
         return Region(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 
     def enter(self, stack: ExitStack, ambient: Region) -> None:
-        """Enter this region from the ambient one; what is equal is left alone."""
+        """Enter this region from the ambient one; modes that are equal are left alone."""
         if self.inference != ambient.inference:
             stack.enter_context(torch.inference_mode(self.inference))
         if self.grad != ambient.grad or self.inference != ambient.inference:
@@ -55,21 +55,21 @@ _PLAIN = {(grad, inference): Region(grad, inference, ()) for grad in (True, Fals
 
 
 class RegionSwitch:
-    """Moves between regions during a run; leaving it restores the ambient region."""
+    """Switches between regions during a run; leaving it restores the ambient region."""
 
     def __init__(self) -> None:
         self.ambient = Region.current()
-        self.now = self.ambient
+        self.active = self.ambient
         self.stack = ExitStack()
 
     def to(self, region: Region) -> None:
-        """Be in `region` from here on."""
-        if region == self.now:
+        """Switch to `region`."""
+        if region == self.active:
             return
         self.stack.close()
         self.stack = ExitStack()
         region.enter(self.stack, self.ambient)
-        self.now = region
+        self.active = region
 
     def __enter__(self) -> RegionSwitch:
         return self

@@ -1,8 +1,8 @@
-"""Binding: a call of the model in one canonical form, however its arguments were spelled.
+"""Call binding: a call of the model in one canonical form.
 
 `model(x, None, labels=y)`, `model(x, labels=y)` and `model(input=x, labels=y)` are one call. Arguments are named by
-the parameters of `forward`; an argument that equals its default `None` is left out. A `Call` also takes the
-nest of arguments apart, so that the same call can be made again with other tensors.
+the parameters of `forward`; an argument that equals its default `None` is dropped. A `ModelCall` also decomposes the
+nested arguments, so that the call can be repeated with other tensors.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import torch
 from torch import nn
 
 from gemini.ir.encode import Encoder, UnsupportedValueError, decode, tensors, walk
-from gemini.ir.pytree import Form, Literal, Ref, leaves, spelled
+from gemini.ir.pytree import Form, Literal, Ref, leaves, value_text
 
 
 def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name; as given, where the signature does not fit (the model will say so itself)."""
+    """Return the arguments by name; unchanged where they do not fit the signature (the model raises its own error)."""
     try:
         known = _signature(model.forward)
         shape = (len(args), *kwargs)
         order = known.orders.get(shape)
         if order is not None:
             values = (*args, *kwargs.values())
-            return {name: values[at] for name, at, is_left in order if not (is_left and values[at] is None)}
+            return {name: values[at] for name, at, is_optional in order if not (is_optional and values[at] is None)}
         bound = known.signature.bind(*args, **kwargs)
     except (TypeError, ValueError):
         return {**{str(index): value for index, value in enumerate(args)}, **kwargs}
@@ -49,30 +49,30 @@ def bind(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
 
 
 class _Signature:
-    """Of a function, what it follows from, and where the arguments of calls go that were seen before."""
+    """The signature of a function, the objects it was read from, and the argument order of call shapes seen before."""
 
     def __init__(self, forward: Any, facts: list[Any]) -> None:
         self.signature, self.facts = inspect.signature(forward), facts
-        # By number of arguments and names of the others, of each in the order of names: its name, its place among all
-        # arguments, and whether it is left out where it is None.
+        # Key: the number of positional arguments and the keyword names. Value, sorted by name: the name, its position
+        # among all arguments, and whether it is dropped if it is None.
         self.orders: dict[tuple[Any, ...], list[tuple[str, int, bool]]] = {}
 
     def learn(self, shape: tuple[Any, ...], named: Iterable[str]) -> None:
-        """Remember calls of a shape that was found to fit."""
+        """Cache the argument order of a call shape that fits the signature."""
         parameters = self.signature.parameters
-        if len(self.orders) >= _MOST or any(one.kind in _VARIABLE for one in parameters.values()):
+        if len(self.orders) >= _MAX_SHAPES or any(one.kind in _VARIABLE for one in parameters.values()):
             return
         names = [*[*parameters][: shape[0]], *named]
         self.orders[shape] = [(name, names.index(name), parameters[name].default is None) for name in sorted(names)]
 
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_MOST = 1024  # shapes of calls that are remembered
+_MAX_SHAPES = 1024  # cached call shapes
 _signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
 
 
 def _signature(forward: Any) -> _Signature:
-    """Of a forward method. To find one takes long: those of classes are remembered, with what they follow from."""
+    """Return the signature of a forward method; those of classes are cached, since inspecting one is slow."""
     function = forward.__func__ if type(forward) is types.MethodType else None
     facts = _facts(function)
     if not facts:
@@ -84,7 +84,7 @@ def _signature(forward: Any) -> _Signature:
 
 
 def _facts(function: Any) -> list[Any]:
-    """The objects that the signature of a function follows from; none where they are not known."""
+    """Return the objects that determine the signature of a function; empty where they are unknown."""
     found: list[Any] = []
     while type(function) is types.FunctionType and "__signature__" not in vars(function):
         found += (function.__code__, function.__defaults__, function.__kwdefaults__)
@@ -95,7 +95,7 @@ def _facts(function: Any) -> list[Any]:
 
 
 class _LenientEncoder(Encoder):
-    """Keeps what cannot be written down as it is: the call is repeated in this process only."""
+    """Keeps live objects that have no form: the call is repeated in this process only."""
 
     def _container(self, value: Any, depth: int) -> Form:
         try:
@@ -107,15 +107,15 @@ class _LenientEncoder(Encoder):
         return Literal(value)
 
 
-_plain_forms: dict[tuple[Any, ...], Form] = {}  # of calls with nothing but tensors
+_plain_forms: dict[tuple[Any, ...], Form] = {}  # of calls whose arguments are all tensors
 
 
-class Call:
+class ModelCall:
     """One call of the model, repeatable with other tensors."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors: list[torch.Tensor] = []
-        # Where all arguments are tensors: how many have no name, and the names of the others. It tells the form.
+        # Where all arguments are tensors: the number of positional ones and the keyword names, which fix the form.
         self.plain: tuple[Any, ...] | None = None
         if all(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values())):
             self.plain = (len(args), *kwargs)
@@ -125,12 +125,12 @@ class Call:
                 self.form = form
                 return
         self.form = _LenientEncoder(self._collect, lambda _: None)((tuple(args), dict(kwargs)))
-        if self.plain is not None and len(_plain_forms) < _MOST:
+        if self.plain is not None and len(_plain_forms) < _MAX_SHAPES:
             _plain_forms[self.plain] = self.form
 
     @cached_property
     def like(self) -> tuple[Any, ...] | None:
-        """What tells this call from others but for contents; None where there is more than tensors to it."""
+        """A key equal for calls that differ in contents only; None where an argument is not a tensor."""
         if self.plain is None:
             return None
         facts = tuple((one.dtype, one.device, one.requires_grad, one.shape) for one in self.tensors)
@@ -142,15 +142,15 @@ class Call:
 
     @property
     def kept(self) -> list[Any]:
-        """The objects in it that repeated calls are given themselves, and no copies."""
+        """The arguments that repeated calls share: live objects, not copies."""
         return [leaf.value for leaf in leaves(self.form) if isinstance(leaf, Literal)]
 
     def arguments(self, given: SequenceType[torch.Tensor] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with fresh copies of the tensors: writes of the model do not reach the originals."""
+        """Return (args, kwargs) with fresh copies of the tensors: writes of the model do not reach the originals."""
         return self.with_tensors([fresh_copy(tensor) for tensor in (self.tensors if given is None else given)])
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) with these in the place of its own."""
+        """Return (args, kwargs) with these tensors in place of the original ones."""
         if self.plain is not None:
             count, *names = self.plain
             return tuple(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
@@ -159,21 +159,21 @@ class Call:
 
 
 def fresh_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A leaf with the same contents, strides and gradient flag."""
+    """Return a leaf tensor with the same contents, strides and gradient flag."""
     copy = tensor.detach().clone()
     return copy.requires_grad_(tensor.requires_grad)
 
 
 def signature_of(bound: dict[str, Any]) -> tuple[tuple[Any, ...], ...]:
-    """What of a call a graph depends on: structure, plain values, and all of each tensor but its contents."""
+    """Return the part of a call that a graph depends on: structure, plain values, and tensor metadata."""
     facts: list[tuple[Any, ...]] = []
     for path, leaf in walk(bound):
         where = ".".join(str(step[1]) for step in path)
         if isinstance(leaf, torch.Tensor):
             facts.append((where, str(leaf.dtype), str(leaf.device), leaf.requires_grad, tuple(leaf.shape)))
         else:
-            facts.append((where, type(leaf).__name__, spelled(leaf)))
+            facts.append((where, type(leaf).__name__, value_text(leaf)))
     return tuple(facts)
 
 
-__all__ = ["Call", "bind", "fresh_copy", "signature_of", "tensors"]
+__all__ = ["ModelCall", "bind", "fresh_copy", "signature_of", "tensors"]

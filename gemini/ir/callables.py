@@ -1,7 +1,7 @@
-"""Callables as values: closures, partial applications and bound methods, taken apart and rebuilt.
+"""Callables as data: closures, partial applications and bound methods, decomposed and rebuilt.
 
 A mask function made by another function (`causal(window)` returning an inner function) is data plus code. The code
-is found again through the importable outer function, the data are the cells of the closure.
+is found through the importable outer function, the data are the cells of the closure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from gemini.ir.import_paths import Symbol, symbol_of
 
 
 @dataclass(frozen=True)
-class Closure:
-    """A function defined inside an importable one: where its code is, and the forms of cells and defaults."""
+class ClosureForm:
+    """A function defined inside an importable one: the path to its code, and the forms of its cells and defaults."""
 
     outer: Symbol
     indices: tuple[int, ...]  # positions among the constants of the enclosing code objects
@@ -26,7 +26,7 @@ class Closure:
 
 
 @dataclass(frozen=True)
-class Partial:
+class PartialForm:
     """`functools.partial(function, *args, **kwargs)`."""
 
     function: Any
@@ -35,15 +35,15 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodForm:
     """A method bound to an object."""
 
     owner: Any
     name: str
 
 
-def take_apart(value: Any) -> tuple[Any, ...] | None:
-    """(kind, …parts) of a callable that has parts; None for any other."""
+def decompose(value: Any) -> tuple[Any, ...] | None:
+    """Return (kind, …parts) of a callable that has parts; None for any other."""
     if isinstance(value, functools.partial):
         return ("partial", value.func, value.args, value.keywords)
     if isinstance(value, types.MethodType) and getattr(type(value.__self__), value.__name__, None) is not None:
@@ -57,7 +57,7 @@ def take_apart(value: Any) -> tuple[Any, ...] | None:
 
 
 def _find_code(function: types.FunctionType) -> tuple[Symbol, tuple[int, ...]] | None:
-    """The importable outermost function and the way down to the code."""
+    """Return the importable outermost function and the path from its code to that of `function`."""
     path, _, _ = function.__qualname__.partition(".<locals>")
     symbol = Symbol(function.__module__, path)
     try:
@@ -82,8 +82,8 @@ def _search(code: types.CodeType, wanted: types.CodeType) -> tuple[int, ...] | N
     return None
 
 
-def rebuild_closure(form: Closure, cells: list[Any], defaults: tuple[Any, ...]) -> types.FunctionType:
-    """The function again, with new cells."""
+def rebuild_closure(form: ClosureForm, cells: list[Any], defaults: tuple[Any, ...]) -> types.FunctionType:
+    """Rebuild a function with new cells."""
     outer = form.outer.resolve()
     while hasattr(outer, "__wrapped__"):
         outer = outer.__wrapped__
@@ -94,4 +94,4 @@ def rebuild_closure(form: Closure, cells: list[Any], defaults: tuple[Any, ...]) 
     return types.FunctionType(code, outer.__globals__, form.name, defaults or None, closure or None)
 
 
-__all__ = ["Closure", "Method", "Partial", "rebuild_closure", "symbol_of", "take_apart"]
+__all__ = ["ClosureForm", "MethodForm", "PartialForm", "decompose", "rebuild_closure", "symbol_of"]

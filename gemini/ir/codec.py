@@ -1,7 +1,7 @@
-"""The codec: forms and nodes as JSON, without pickle.
+"""Codec: forms and nodes as JSON, without pickle.
 
-A form becomes `[tag, …]`; plain strings, numbers in range, booleans and null stand for themselves. Classes and
-functions are written as import paths. Arrays are put aside into `arrays`, which go to a safetensors file.
+A form becomes `[tag, …]`; strings, finite numbers, booleans and null are written as they are. Classes and functions
+are written as import paths. Arrays are collected in `arrays`, which go to a safetensors file.
 """
 
 from __future__ import annotations
@@ -14,22 +14,32 @@ import numpy as np
 import torch
 
 from gemini.errors import CaptureError
-from gemini.ir.callables import Closure, Method, Partial
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm
 from gemini.ir.import_paths import Symbol, symbol_of
-from gemini.ir.pytree import Again, Literal, Mapping, Number, Owned, Record, Ref, Sequence, Slice
+from gemini.ir.pytree import (
+    BackReference,
+    Literal,
+    MappingForm,
+    ModelObject,
+    Number,
+    ObjectForm,
+    Ref,
+    SequenceForm,
+    SliceForm,
+)
 from gemini.ir.symint import Expr
 
 _TORCH = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "format"}
 
 
 class Writer:
-    """Values to JSON."""
+    """Encodes values as JSON."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """The JSON of a value."""
+        """Encode a value."""
         if value is None or isinstance(value, (bool, str)):
             return value
         if isinstance(value, (int, float)):
@@ -45,15 +55,15 @@ class Writer:
         raise CaptureError(f"a graph with a {type(value).__module__}.{type(value).__qualname__} cannot be saved")
 
     def all(self, values: Any) -> list[Any]:
-        """The JSON of several values."""
+        """Encode several values."""
         return [self(value) for value in values]
 
     def pairs(self, values: Any) -> list[Any]:
-        """The JSON of (key, value) pairs."""
+        """Encode (key, value) pairs."""
         return [[self(key), self(value)] for key, value in values]
 
     def cls(self, value: type) -> Any:
-        """The JSON of a class."""
+        """Encode a class."""
         symbol = symbol_of(value)
         if symbol is None:
             raise CaptureError(
@@ -63,7 +73,7 @@ class Writer:
         return ["class", symbol.module, symbol.qualname]
 
     def array(self, value: Any) -> Any:
-        """Put an array aside."""
+        """Collect an array and encode its name."""
         name = f"array.{len(self.arrays)}"
         self.arrays[name] = torch.from_numpy(np.ascontiguousarray(value)).clone()
         return ["array", name, list(value.shape)]
@@ -74,16 +84,16 @@ _WRITERS: dict[type, Callable[[Writer, Any], Any]] = {
     Number: lambda w, v: ["number", w(v.expr)],
     Expr: lambda w, v: ["expr", v.op, w.all(v.operands)],
     Ref: lambda w, v: ["ref", v.node, v.source, w(v.path)],
-    Sequence: lambda w, v: ["sequence", w.cls(v.cls), w.all(v.items), v.label],
-    Mapping: lambda w, v: ["mapping", w.cls(v.cls), w.pairs(v.items), w.pairs(v.state), v.label],
-    Record: lambda w, v: ["record", w.cls(v.cls), w.pairs(v.state), v.label],
-    Again: lambda _, v: ["again", v.label],
-    Slice: lambda w, v: ["slice", w(v.start), w(v.stop), w(v.step)],
-    Owned: lambda _, v: ["owned", v.module, v.attribute],
+    SequenceForm: lambda w, v: ["sequence", w.cls(v.cls), w.all(v.items), v.label],
+    MappingForm: lambda w, v: ["mapping", w.cls(v.cls), w.pairs(v.items), w.pairs(v.state), v.label],
+    ObjectForm: lambda w, v: ["record", w.cls(v.cls), w.pairs(v.state), v.label],
+    BackReference: lambda _, v: ["again", v.label],
+    SliceForm: lambda w, v: ["slice", w(v.start), w(v.stop), w(v.step)],
+    ModelObject: lambda _, v: ["owned", v.module, v.attribute],
     Symbol: lambda _, v: ["symbol", v.module, v.qualname],
-    Closure: lambda w, v: ["closure", w(v.outer), list(v.indices), v.name, w.all(v.cells), w.all(v.defaults)],
-    Partial: lambda w, v: ["partial", w(v.function), w.all(v.args), w.pairs(v.kwargs)],
-    Method: lambda w, v: ["method", w(v.owner), v.name],
+    ClosureForm: lambda w, v: ["closure", w(v.outer), list(v.indices), v.name, w.all(v.cells), w.all(v.defaults)],
+    PartialForm: lambda w, v: ["partial", w(v.function), w.all(v.args), w.pairs(v.kwargs)],
+    MethodForm: lambda w, v: ["method", w(v.owner), v.name],
     tuple: lambda w, v: ["tuple", w.all(v)],
     list: lambda w, v: ["list", w.all(v)],
     dict: lambda w, v: ["dict", w.pairs(v.items())],
@@ -100,13 +110,13 @@ _WRITERS: dict[type, Callable[[Writer, Any], Any]] = {
 
 
 class Reader:
-    """JSON to values."""
+    """Decodes values from JSON."""
 
     def __init__(self, arrays: dict[str, Any]) -> None:
         self.arrays = arrays
 
     def __call__(self, data: Any) -> Any:
-        """The value of a JSON."""
+        """Decode a value."""
         if not isinstance(data, list):
             return data
         reader = _READERS.get(data[0]) if data and isinstance(data[0], str) else None
@@ -115,11 +125,11 @@ class Reader:
         return reader(self, *data[1:])
 
     def all(self, data: list[Any]) -> tuple[Any, ...]:
-        """Several values."""
+        """Decode several values."""
         return tuple(self(part) for part in data)
 
     def pairs(self, data: list[Any]) -> tuple[tuple[Any, Any], ...]:
-        """(key, value) pairs."""
+        """Decode (key, value) pairs."""
         return tuple((self(key), self(value)) for key, value in data)
 
 
@@ -135,18 +145,18 @@ _READERS: dict[str, Callable[..., Any]] = {
     "number": lambda r, expr: Number(r(expr)),
     "expr": lambda r, op, operands: Expr(op, r.all(operands)),
     "ref": lambda r, node, source, path: Ref(node, source, r(path)),
-    "sequence": lambda r, cls, items, label: Sequence(r(cls), r.all(items), label),
-    "mapping": lambda r, cls, items, state, label: Mapping(r(cls), r.pairs(items), r.pairs(state), label),
-    "record": lambda r, cls, state, label: Record(r(cls), r.pairs(state), label),
-    "again": lambda _, label: Again(label),
-    "slice": lambda r, start, stop, step: Slice(r(start), r(stop), r(step)),
-    "owned": lambda _, module, attribute: Owned(module, attribute),
+    "sequence": lambda r, cls, items, label: SequenceForm(r(cls), r.all(items), label),
+    "mapping": lambda r, cls, items, state, label: MappingForm(r(cls), r.pairs(items), r.pairs(state), label),
+    "record": lambda r, cls, state, label: ObjectForm(r(cls), r.pairs(state), label),
+    "again": lambda _, label: BackReference(label),
+    "slice": lambda r, start, stop, step: SliceForm(r(start), r(stop), r(step)),
+    "owned": lambda _, module, attribute: ModelObject(module, attribute),
     "symbol": lambda _, module, qualname: Symbol(module, qualname),
-    "closure": lambda r, outer, indices, name, cells, defaults: Closure(
+    "closure": lambda r, outer, indices, name, cells, defaults: ClosureForm(
         r(outer), tuple(indices), name, r.all(cells), r.all(defaults)
     ),
-    "partial": lambda r, function, args, kwargs: Partial(r(function), r.all(args), r.pairs(kwargs)),
-    "method": lambda r, owner, name: Method(r(owner), name),
+    "partial": lambda r, function, args, kwargs: PartialForm(r(function), r.all(args), r.pairs(kwargs)),
+    "method": lambda r, owner, name: MethodForm(r(owner), name),
     "class": _class,
     "tuple": lambda r, parts: r.all(parts),
     "list": lambda r, parts: list(r.all(parts)),

@@ -1,9 +1,9 @@
-"""Values: how the arguments and results of a node are written down.
+"""Encoding of values: arguments and results of nodes as forms (`gemini.ir.pytree`), and back.
 
-A call's arguments are a nest of containers around tensors, numbers and plain Python values. `encode` turns the
-nest into a *form*, plain data in which every tensor is a `Ref` to the node that made it and every traced number
-its expression; `decode` builds the nest again from the values of a later run. Mutable objects (a key–value
-cache, a dataclass) are taken apart and rebuilt, never kept: a graph holds no live object of the captured call.
+The arguments of a call are nested containers of tensors, numbers and plain Python values. An `Encoder` turns them
+into a *form*, plain data in which every tensor is a `Ref` to the node that made it and every traced number its
+expression; `decode` rebuilds them from the values of a later run. Mutable objects (a key–value cache, a dataclass)
+are decomposed and rebuilt: a graph holds no live object of the captured call.
 
     (x, {"mask": None, "n": b * 2})   →   Sequence(tuple, [Ref(3), Mapping(dict, [("mask", Literal(None)), …])])
 """
@@ -22,10 +22,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from gemini.ir.callables import Closure, Method, Partial, rebuild_closure, take_apart
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm, decompose, rebuild_closure
 from gemini.ir.import_paths import Symbol, symbol_of
-from gemini.ir.pytree import Again, Form, Literal, Mapping, Number, Owned, Path, Record, Ref, Sequence, Slice, Step
-from gemini.ir.symint import TracedFloat, TracedInt, plain
+from gemini.ir.pytree import (
+    BackReference,
+    Form,
+    Literal,
+    MappingForm,
+    ModelObject,
+    Number,
+    ObjectForm,
+    Path,
+    Ref,
+    SequenceForm,
+    SliceForm,
+    Step,
+)
+from gemini.ir.symint import TracedFloat, TracedInt, to_plain
 
 LITERALS = (
     type(None),
@@ -46,11 +59,11 @@ _MAX_DEPTH = 24
 
 
 class UnsupportedValueError(Exception):
-    """A value that cannot be written down."""
+    """A value that has no form."""
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """The instance attributes of an object, with or without a `__dict__`."""
+    """Return the instance attributes of an object, with or without a `__dict__`."""
     found = dict(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
@@ -63,7 +76,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def _is_made_by_c(cls: type) -> bool:
-    """Whether objects of a class are more than their attributes: only its own constructor can make them."""
+    """Return whether instances hold state beyond their attributes: only the constructor can make them."""
     return any(isinstance(vars(base).get("__new__"), types.BuiltinFunctionType) for base in cls.__mro__[:-1])
 
 
@@ -77,7 +90,7 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def children(value: Any) -> list[tuple[Step, Any]] | None:
-    """The parts of a container and how to reach them; None for what has no parts."""
+    """Return the parts of a container with the step to each; None for a value without parts."""
     if isinstance(value, (list, tuple)):
         return [(("i", index), part) for index, part in enumerate(value)]
     if isinstance(value, dict):
@@ -95,7 +108,7 @@ def children(value: Any) -> list[tuple[Step, Any]] | None:
 
 
 def walk(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
-    """All leaves of a nest with their paths, depth first; an object met twice is entered once."""
+    """Yield all leaves of nested containers with their paths, depth first; each object is entered once."""
     seen = set() if seen is None else seen
     parts = children(value)
     if parts is None:
@@ -109,7 +122,7 @@ def walk(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[
 
 
 def tensors(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
-    """All tensors of a nest with their paths."""
+    """Yield all tensors in nested containers with their paths."""
     if isinstance(value, torch.Tensor):
         yield (), value
         return
@@ -119,16 +132,16 @@ def tensors(value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
 
 
 def follow(value: Any, path: Path) -> Any:
-    """The part of a nest that a path leads to."""
+    """Return the part of nested containers that a path leads to."""
     for kind, key in path:
         value = getattr(value, key) if kind == "a" else value[key]
     return value
 
 
 def strip(value: Any) -> Any:
-    """The same nest with plain numbers; unchanged parts keep their identity, so mutations still show."""
+    """Replace traced numbers by plain ones; unchanged parts keep their identity, so that mutations stay visible."""
     if isinstance(value, (TracedInt, TracedFloat)):
-        return plain(value)
+        return to_plain(value)
     if isinstance(value, slice):
         return slice(strip(value.start), strip(value.stop), strip(value.step))
     if isinstance(value, (list, tuple)):
@@ -143,19 +156,19 @@ def strip(value: Any) -> Any:
 
 
 class Encoder:
-    """Turns values into forms. `resolve` names the origin of a tensor, `owner` that of an object of the model."""
+    """Turns values into forms. `resolve` returns the origin of a tensor, `owner` that of an object of the model."""
 
     def __init__(
         self,
         resolve: Callable[[torch.Tensor], Ref],
-        owner: Callable[[Any], Owned | None],
+        owner: Callable[[Any], ModelObject | None],
         array: Callable[[Any], Ref | None] = lambda _: None,
     ) -> None:
         self.resolve, self.owner, self.array = resolve, owner, array
         self.labels: dict[int, int] = {}
 
     def __call__(self, value: Any) -> Form:
-        """The form of a value."""
+        """Return the form of a value."""
         self.labels = {}
         return self._form(value, 0)
 
@@ -171,7 +184,7 @@ class Encoder:
         if isinstance(value, np.generic):
             return Literal(value.item())
         if id(value) in self.labels:
-            return Again(self.labels[id(value)])
+            return BackReference(self.labels[id(value)])
         if depth > _MAX_DEPTH:
             raise UnsupportedValueError(f"a {type(value).__name__} nested more than {_MAX_DEPTH} deep")
         return self._container(value, depth + 1)
@@ -180,26 +193,26 @@ class Encoder:
         known = self.owner(value) or symbol_of(value)
         if known is not None:
             return known
-        parts = take_apart(value)
+        parts = decompose(value)
         if parts is None or depth > _MAX_DEPTH:
             raise UnsupportedValueError(f"a {type(value).__name__} that cannot be imported: {value!r:.80}")
         kind, *rest = parts
         if kind == "method":
-            return Method(self._form(rest[0], depth + 1), rest[1])
+            return MethodForm(self._form(rest[0], depth + 1), rest[1])
         if kind == "partial":
             function, args, kwargs = rest
             keywords = tuple((key, self._form(part, depth + 1)) for key, part in kwargs.items())
-            return Partial(self._form(function, depth + 1), self._forms(args, depth + 1), keywords)
+            return PartialForm(self._form(function, depth + 1), self._forms(args, depth + 1), keywords)
         outer, indices, cells, defaults = rest
         forms = self._forms(cells, depth + 1), self._forms(defaults, depth + 1)
-        return Closure(outer, indices, value.__name__, *forms)
+        return ClosureForm(outer, indices, value.__name__, *forms)
 
     def _forms(self, parts: Any, depth: int) -> tuple[Form, ...]:
         return tuple(self._form(part, depth) for part in parts)
 
     def _container(self, value: Any, depth: int) -> Form:
         if isinstance(value, slice):
-            return Slice(*(self._form(part, depth) for part in (value.start, value.stop, value.step)))
+            return SliceForm(*(self._form(part, depth) for part in (value.start, value.stop, value.step)))
         if isinstance(value, tuple):
             return self._sequence(value, depth)
         owned = self.owner(value)
@@ -215,10 +228,10 @@ class Encoder:
         if isinstance(value, dict):
             items = tuple((key, self._form(part, depth)) for key, part in value.items())
             state = () if type(value) is dict else self._state(value, depth)
-            return Mapping(type(value), items, state, label)
+            return MappingForm(type(value), items, state, label)
         is_record = (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_plain_object(value)
         if is_record and not _is_made_by_c(type(value)):
-            return Record(type(value), self._state(value, depth), label)
+            return ObjectForm(type(value), self._state(value, depth), label)
         raise UnsupportedValueError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
     def _array(self, value: Any) -> Form:
@@ -226,9 +239,9 @@ class Encoder:
             raise UnsupportedValueError("an array of Python objects")
         return self.array(value) or Literal(value)
 
-    def _sequence(self, value: Any, depth: int) -> Sequence:
+    def _sequence(self, value: Any, depth: int) -> SequenceForm:
         label = self.labels[id(value)] = len(self.labels)
-        return Sequence(type(value), tuple(self._form(part, depth) for part in value), label)
+        return SequenceForm(type(value), tuple(self._form(part, depth) for part in value), label)
 
     def _state(self, value: Any, depth: int) -> tuple[tuple[str, Form], ...]:
         return tuple((key, self._form(part, depth)) for key, part in attributes(value).items())
@@ -251,26 +264,26 @@ def _make_sequence(cls: type, parts: list[Any]) -> Any:
 
 
 def decode(form: Any, read: Callable[[Any], Any], made: dict[int, Any] | None = None) -> Any:
-    """The value of a form; `read` answers for `Ref`, `Number` and `Owned`."""
+    """Return the value of a form; `read` returns that of a `Ref`, `Number` or `ModelObject`."""
     kind = type(form)
     if kind is Literal:
         return form.value
-    if kind is Ref or kind is Number or kind is Owned:
+    if kind is Ref or kind is Number or kind is ModelObject:
         return read(form)
     made = {} if made is None else made
-    if kind is Sequence:
+    if kind is SequenceForm:
         sequence = _make_sequence(form.cls, [decode(part, read, made) for part in form.items])
         made[form.label] = sequence
         return sequence
-    if kind is Mapping:
+    if kind is MappingForm:
         return _decode_mapping(form, read, made)
-    if kind is Slice:
+    if kind is SliceForm:
         return slice(*(decode(part, read, made) for part in (form.start, form.stop, form.step)))
     if kind is Symbol:
         return form.resolve()
-    if kind is Again:
+    if kind is BackReference:
         return made[form.label]
-    if kind is Closure or kind is Partial or kind is Method:
+    if kind is ClosureForm or kind is PartialForm or kind is MethodForm:
         return _decode_callable(form, read, made)
     record = made[form.label] = object.__new__(form.cls)
     for key, part in form.state:
@@ -279,9 +292,9 @@ def decode(form: Any, read: Callable[[Any], Any], made: dict[int, Any] | None = 
 
 
 def _decode_callable(form: Any, read: Callable[[Any], Any], made: dict[int, Any]) -> Any:
-    if isinstance(form, Method):
+    if isinstance(form, MethodForm):
         return getattr(decode(form.owner, read, made), form.name)
-    if isinstance(form, Partial):
+    if isinstance(form, PartialForm):
         args = [decode(part, read, made) for part in form.args]
         kwargs = {key: decode(part, read, made) for key, part in form.kwargs}
         return functools.partial(decode(form.function, read, made), *args, **kwargs)
@@ -289,7 +302,7 @@ def _decode_callable(form: Any, read: Callable[[Any], Any], made: dict[int, Any]
     return rebuild_closure(form, [decode(part, read, made) for part in form.cells], defaults)
 
 
-def _decode_mapping(form: Mapping, read: Callable[[Any], Any], made: dict[int, Any]) -> Any:
+def _decode_mapping(form: MappingForm, read: Callable[[Any], Any], made: dict[int, Any]) -> Any:
     if form.cls is dict:
         plain_dict = made[form.label] = {}
         plain_dict.update((key, decode(part, read, made)) for key, part in form.items)

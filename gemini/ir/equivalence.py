@@ -1,8 +1,8 @@
-"""Structure: which nodes and layers of a graph are alike.
+"""Equivalence: classes of equivalent nodes and layers of a graph.
 
-Alike nodes (see `signatures`) are profiled once. A *layer* is an open module or a block; layers whose nodes are alike
-one by one and read each other in the same way are one class of layer; that its input needs no gradient, or lies
-otherwise in memory, sets a first layer not apart.
+Equivalent nodes (`gemini.ir.node_signature`) are profiled once. A *layer* is an open module or a block. Layers with
+pairwise equivalent nodes and the same dataflow between them form one class; gradient flags and strides of inputs do
+not count, so that a first layer belongs to the class of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["layer_classes", "node_classes", "node_signature"]
 
 
 def node_classes(graph: Graph) -> dict[str, list[int]]:
-    """Alike nodes together, in order of first appearance."""
+    """Return the classes of equivalent nodes, in order of first appearance."""
     found: dict[str, list[int]] = {}
     for node in graph.compute_nodes:
         found.setdefault(node_signature(graph, node), []).append(node.id)
@@ -27,7 +27,7 @@ def node_classes(graph: Graph) -> dict[str, list[int]]:
 
 
 def layer_classes(graph: Graph) -> list[list[str]]:
-    """Groups of two or more alike layers, the largest layers first; layers inside a grouped layer are left out."""
+    """Return groups of two or more equivalent layers, the largest first; layers inside a grouped one are left out."""
     signatures = {node.id: node_signature(graph, node, costs=False) for node in graph.compute_nodes}
     contents: dict[str, list[Node]] = {}
     for node in graph.compute_nodes:
@@ -35,20 +35,20 @@ def layer_classes(graph: Graph) -> list[list[str]]:
             contents.setdefault(scope, []).append(node)
     groups: dict[tuple[Any, ...], list[str]] = {}
     for scope, inside in contents.items():
-        groups.setdefault(_wired(inside, signatures), []).append(scope)
+        groups.setdefault(_layer_key(inside, signatures), []).append(scope)
     found = sorted((g for g in groups.items() if len(g[1]) > 1), key=lambda group: -len(group[0]) * len(group[1]))
     taken: list[str] = []
-    kept = []
+    chosen = []
     for _, scopes in found:
         if any(scope == one or scope.startswith(f"{one}.") for scope in scopes for one in taken):
             continue
         taken += scopes
-        kept.append(scopes)
-    return kept
+        chosen.append(scopes)
+    return chosen
 
 
-def _wired(inside: list[Node], signatures: dict[int, str]) -> tuple[Any, ...]:
-    """The nodes of a layer with what each reads: a node of the layer by its position, others by order of first use."""
+def _layer_key(inside: list[Node], signatures: dict[int, str]) -> tuple[Any, ...]:
+    """Return the nodes of a layer with their inputs: inner nodes by position, outer ones by order of first use."""
     position = {node.id: index for index, node in enumerate(inside)}
     outside: dict[Any, int] = {}
     return tuple(

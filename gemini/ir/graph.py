@@ -1,4 +1,4 @@
-"""The graph: a captured model as data, with the operations a user calls on it."""
+"""Graph: a captured model as data, with the operations a user calls on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Stages = MappingType[int, int] | SequenceType[int]  # the stage of each node
 _T = TypeVar("_T")
 
 
-class Variants(Protocol):
+class VariantDispatcher(Protocol):
     """The graphs of one model for its different calls (`gemini.capture.specialize`)."""
 
     graphs: list[Graph]
@@ -39,9 +39,9 @@ class Variants(Protocol):
 class Graph:
     """A model as nodes in execution order.
 
-    `blocks` and `calls` are the regions kept whole because they could not be followed, with the reason of each;
-    `checked` says on which batches the graph was compared with the model. `awaited` is the state, as texts, that a
-    loaded graph was captured in, while its model is not in it.
+    `blocks` and `calls` are the opaque regions, with the reason why each could not be traced; `checked` lists the
+    batches on which the graph was compared with the model. `awaited_state` describes the state in which a loaded graph was
+    captured, until its model is in that state.
     """
 
     model_name: str
@@ -53,14 +53,14 @@ class Graph:
     calls: dict[str, str] = field(default_factory=dict)
     checked: dict[str, str] = field(default_factory=dict)
     batch_size: int | None = None
-    rolled: int = 0  # of a micro-batch: how many of it make the batch that it was compared with (`rolling`)
-    wholes: tuple[int, ...] = ()  # the guards that must hold on that batch, too
-    pins: tuple[int, ...] = ()  # and the inputs whose contents must be the captured ones
+    rolled: int = 0  # for a graph of a micro-batch: the number of copies in the batch that it was compared with
+    whole_batch_guards: tuple[int, ...] = ()  # the guards that must hold on that whole batch, too
+    pins: tuple[int, ...] = ()  # the inputs whose contents must be the captured ones
     settings: dict[str, Any] = field(default_factory=dict)
     model: nn.Module | None = None
     validity: Validity | None = None
-    variants: Variants | None = None
-    awaited: list[str] | None = None
+    variants: VariantDispatcher | None = None
+    awaited_state: list[str] | None = None
     reassigned: tuple[str, ...] = ()  # tensors of the model whose memory its forward replaces (`tensor.data = …`)
 
     # Attaches a loaded graph to its model. `gemini.capture`, which can check the state of a model, sets it.
@@ -86,34 +86,34 @@ class Graph:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model could not be cut at all."""
+        """Whether the model is one opaque block, which cannot be partitioned."""
         return "" in self.blocks
 
     @property
     def compute_nodes(self) -> list[Node]:
-        """The nodes that do something: all but inputs and tensors the model holds."""
+        """All nodes but inputs and tensors of the model."""
         return [node for node in self.nodes if not node.is_source]
 
     def meta(self, ref: Ref) -> TensorMeta:
-        """What is known about a value."""
+        """Return the metadata of a value."""
         return self.nodes[ref.node].outputs[ref.source, ref.path]
 
     def edges(self) -> Iterator[tuple[int, int, Ref]]:
-        """(producer, consumer, value) for every tensor a node reads."""
+        """Yield (producer, consumer, value) for every tensor a node reads."""
         for node in self.nodes:
             for ref in dict.fromkeys(node.inputs()):
                 yield ref.node, node.id, ref
 
     def outputs(self) -> list[Ref]:
-        """The tensors of the model's output, each once; not those of which it returns only a size."""
+        """Return the tensors of the model's output, each once; not those of which it returns only a size."""
         return list(dict.fromkeys(leaf for leaf in leaves(self.result) if isinstance(leaf, Ref)))
 
     def liveness(self) -> dict[int, list[int]]:
-        """For every node, the nodes whose results are dropped after it."""
+        """Return, for every node, the nodes whose results are freed after it."""
         return self.derived(last_uses)
 
     def guards_at(self) -> dict[int, list[Guard]]:
-        """The guards by position."""
+        """Return the guards by position."""
         return self.derived(_guards_by_position)
 
     def derived(self, compute: Callable[[Graph], _T]) -> _T:
@@ -125,12 +125,12 @@ class Graph:
 
     # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────
     def execute(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Run this very graph; raises where a guard breaks."""
+        """Run this graph, and no variant; raises GuardBroken where a guard does not hold."""
         model = self.bound_model()
         return Execution(self, model, bind(model, args, kwargs or {})).run()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run in place of the model: this graph, or the variant of it that fits the call; else one is captured."""
+        """Run in place of the model: by this graph or the variant that fits the call, captured if necessary."""
         if self.is_whole:
             return self.bound_model()(*args, **kwargs)
         if self.variants is None:
@@ -167,21 +167,21 @@ class Graph:
         draw_graph(self, path, stages, fold)
 
     def summary(self) -> str:
-        """What the graph holds, where it is coarse and why, what was checked."""
+        """Return a text: the nodes, the opaque regions with reasons, and the checks."""
         from gemini.ir.graph_summary import summarize
 
         return summarize(self)
 
     def classes(self) -> dict[str, list[int]]:
-        """Alike nodes together: signature → node ids."""
+        """Return the classes of equivalent nodes: signature → node ids."""
         return node_classes(self)
 
     def layers(self) -> list[list[str]]:
-        """Groups of alike layers, by scope."""
+        """Return groups of equivalent layers, by scope."""
         return layer_classes(self)
 
     def bound_model(self) -> nn.Module:
-        """The model whose weights and modules the graph uses."""
+        """Return the model whose weights and modules the graph uses; raises CaptureError where there is none."""
         if self.model is None:
             raise CaptureError(
                 f"this graph of {self.model_name} has no model to run with\n    → Graph.load(path, model=model)"

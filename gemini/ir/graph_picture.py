@@ -1,7 +1,8 @@
-"""Drawing: a graph as a picture, clustered by module scope, coloured by stage, folded where it is large.
+"""Graph picture: the graph drawn with Graphviz, clustered by module scope and coloured by stage.
 
-`fold` is the number of scope levels shown: everything deeper is one box that says how much it holds. Large graphs
-fold by themselves. With stages, a scope that is cut becomes a box for each stage in it, and what crosses is red.
+`fold` is the number of scope levels shown: each deeper scope is one box labelled with its number of nodes. Large
+graphs fold by default. With stages, a scope that several stages share has one box per stage, and edges between stages
+are red.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def draw_graph(
         if a != b and a in boxes and b in boxes:
             cut = stage_of.get(producer) != stage_of.get(consumer) and producer in stage_of
             style = {"color": _CUT, "penwidth": "1.6"} if cut else {}
-            meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))  # None: an object that is no tensor
+            meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))  # None: not a tensor
             picture.add_edge(a, b, tooltip="object" if meta is None else str(list(meta.shape)), **style)
     _legend(picture, sorted(set(stage_of.values())))
     with without_font_warnings():
@@ -77,7 +78,7 @@ def _legend(picture: Any, stages: list[Any]) -> None:
 
 
 def fold_for(graph: Graph, most: int = _MANY) -> int:
-    """The deepest fold that leaves a readable number of boxes."""
+    """Return the deepest fold with a readable number of boxes."""
     deepest = max((len(_levels(node)) for node in graph.nodes), default=1)
     for fold in range(deepest + 1, 1, -1):
         if len({_box(node, fold) for node in graph.compute_nodes}) <= most:
@@ -86,7 +87,7 @@ def fold_for(graph: Graph, most: int = _MANY) -> int:
 
 
 def _levels(node: Node) -> list[str]:
-    """The scopes of a node from the outside in, without the model itself."""
+    """Return the scopes of a node, outermost first, without the model itself."""
     return [scope for scope in node.scope if scope]
 
 
@@ -96,7 +97,7 @@ def _box(node: Node, fold: int) -> str:
 
 
 def _box_names(graph: Graph, fold: int, stage_of: dict[int, Any]) -> dict[int, str]:
-    """The box of each node; a scope that several stages share has one a stage."""
+    """Return the box of each node; a scope that several stages share has one per stage."""
     stages: dict[str, set[Any]] = {}
     for node in graph.nodes:
         stages.setdefault(_box(node, fold), set()).add(stage_of.get(node.id))
@@ -123,7 +124,7 @@ def _colour(nodes: list[Node], stage_of: dict[int, Any]) -> str:
 
 
 def _clusters(picture: Any, boxes: dict[str, list[Node]], fold: int) -> None:
-    """One nested cluster a scope that holds more than one box."""
+    """Add one nested cluster per scope with more than one box."""
     members: dict[tuple[str, ...], list[str]] = {}
     for name, nodes in boxes.items():
         levels = _levels(nodes[0])

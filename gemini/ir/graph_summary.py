@@ -1,4 +1,4 @@
-"""The summary: what a graph holds, where it is coarse and why, what was checked."""
+"""Graph summary: nodes, opaque regions with reasons, and checks, as text."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 def summarize(graph: Graph) -> str:
-    """A page of text."""
+    """Return the summary of a graph."""
     kinds = Counter(node.kind for node in graph.nodes)
     lines = [
         f"{graph.model_name}: {len(graph.compute_nodes)} nodes "
         f"({', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))})"
     ]
     if graph.is_whole:
-        lines.append(f"  cannot be cut: {graph.blocks['']}")
-    alike = node_classes(graph)
-    lines.append(f"  {len(alike)} classes of alike nodes")
+        lines.append(f"  cannot be partitioned: {graph.blocks['']}")
+    classes = node_classes(graph)
+    lines.append(f"  {len(classes)} classes of equivalent nodes")
     for scopes in layer_classes(graph)[:4]:
-        lines.append(f"  {len(scopes)} alike layers: {scopes[0]} … {scopes[-1]}")
+        lines.append(f"  {len(scopes)} equivalent layers: {scopes[0]} … {scopes[-1]}")
     lines.append(f"  batch: {_batch(graph)}")
-    lines += [f"  kept whole: {name or 'the model'} — {why}" for name, why in {**graph.blocks, **graph.calls}.items()]
+    lines += [f"  opaque: {name or 'the model'} — {why}" for name, why in {**graph.blocks, **graph.calls}.items()]
     data = [guard for guard in graph.guards if guard.data]
     if data:
         lines.append(f"  {len(data)} guards on contents, checked in every run:")

@@ -1,4 +1,4 @@
-"""Symbols: what can be imported is written down as its import path."""
+"""Import paths: importable objects as module and qualified name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Symbol:
-    """Something importable: a function, a class, a member of an enumeration."""
+    """The import path of a function, a class or an enumeration member."""
 
     module: str
     qualname: str
 
     def resolve(self) -> Any:
-        """Import it."""
+        """Import the object."""
         found: Any = importlib.import_module(self.module)
         for part in self.qualname.split("."):
             found = getattr(found, part)
@@ -24,7 +24,7 @@ class Symbol:
 
 
 def symbol_of(value: Any) -> Symbol | None:
-    """The import path of a function, class or enumeration member, if it leads back to the same object."""
+    """Return the import path of a function, class or enumeration member, if it resolves to the same object."""
     if isinstance(value, enum.Enum):
         kind = type(value)
         symbol = Symbol(kind.__module__, f"{kind.__qualname__}.{value.name}")

@@ -1,8 +1,7 @@
-"""The executor: runs a graph, node by node, in the order of capture.
+"""Interpreter: runs a graph node by node, in the order of capture.
 
-It is the reference for everything built on a graph: what the parts of a partitioned model compute together must
-equal it. Guards are checked where the model's Python would have branched; a broken one stops the run before the
-next node.
+It is the reference for everything built on a graph: the stages of a partitioned model must compute the same. Guards
+are checked where the model's Python would branch; a broken guard stops the run before the next node.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gemini.ir.encode import decode, follow
 from gemini.ir.import_paths import Symbol
 from gemini.ir.node import Guard, Node
 from gemini.ir.op_targets import find_call, find_op
-from gemini.ir.out_spec import sketch
-from gemini.ir.pytree import Number, Owned, Ref, expr_refs, refs
+from gemini.ir.out_spec import structure_of
+from gemini.ir.pytree import ModelObject, Number, Ref, expr_refs, refs
 from gemini.ir.symint import Expr, evaluate
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class GuardBroken(Exception):
-    """The call took another way through the model's Python than the captured one."""
+    """A call takes another branch of the model's Python than the captured one."""
 
     def __init__(self, text: str, guard: Guard | None = None) -> None:
         super().__init__(text)
@@ -37,7 +36,7 @@ class GuardBroken(Exception):
 
 
 class NodeFailed(Exception):
-    """A node raised; carries it and what it raised."""
+    """A node raised; holds the node and its exception."""
 
     def __init__(self, node: Node, cause: Exception) -> None:
         super().__init__(f"{node.kind} {node.name}: {type(cause).__name__}: {cause}")
@@ -54,7 +53,7 @@ class Execution:
         self.inner: dict[int, dict[str, list[Any]]] = {}
 
     def run(self, observe: Callable[[Node, Any], None] | None = None) -> Any:
-        """Run all nodes and return the model's output; `observe` sees every node's result."""
+        """Run all nodes and return the model's output; `observe` is called with every node and its result."""
         last_use, guards = self.graph.liveness(), self.graph.guards_at()
         with RegionSwitch() as regions:
             for node in self.graph.nodes:
@@ -72,7 +71,7 @@ class Execution:
         return decode(self.graph.result, self.read)
 
     def check(self, guards: tuple[Guard, ...] | list[Guard]) -> None:
-        """Raise GuardBroken where a guard does not hold."""
+        """Raise GuardBroken for the first guard that does not hold."""
         for guard in guards:
             try:
                 value = evaluate(guard.expr, self.read_number)
@@ -88,17 +87,17 @@ class Execution:
             return
         try:
             args, kwargs = decode(node.args, self.read), decode(node.kwargs, self.read)
-            held = sketch((args, kwargs)) if node.kind != "op" else ""
+            before = structure_of((args, kwargs)) if node.kind != "op" else ""
             result = self._call(node, args, kwargs)
         except (GuardBroken, NodeFailed):
             raise
         except Exception as error:
             raise NodeFailed(node, error) from error
-        found = sketch(result)
-        if node.kind != "op" and (after := sketch((args, kwargs))) != held:
+        found = structure_of(result)
+        if node.kind != "op" and (after := structure_of((args, kwargs))) != before:
             found += f" | {after}"
-        if found != node.sketch and node.target:  # a model that runs whole may return what it likes
-            raise GuardBroken(f"{node.name} returned {found}, not {node.sketch} as when it was captured")
+        if found != node.out_spec and node.target:  # a model that is one block may return any structure
+            raise GuardBroken(f"{node.name} returned {found}, not {node.out_spec} as when it was captured")
         self.results[node.id] = result
         if any(source == "arg" for source, _ in node.outputs):
             self.arguments[node.id] = (args, kwargs)
@@ -106,7 +105,7 @@ class Execution:
     def _source(self, node: Node) -> torch.Tensor:
         if node.kind == "input":
             return follow(self.bound, self.graph.inputs[node.id])
-        return get_held(self.model, node.target)
+        return find_model_tensor(self.model, node.target)
 
     def _call(self, node: Node, args: Any, kwargs: Any) -> Any:
         if node.kind == "op":
@@ -119,7 +118,7 @@ class Execution:
             return getattr(owner, name)(*args, **kwargs)
         target = self.model.get_submodule(node.target) if node.target else self.model
         if any(source == "inner" for source, _ in node.outputs):
-            with self._collected(node):
+            with self._collect_inner(node):
                 return self._call_module(node, target, args, kwargs)
         return self._call_module(node, target, args, kwargs)
 
@@ -132,8 +131,8 @@ class Execution:
         return target(*args, **kwargs)
 
     @contextmanager
-    def _collected(self, node: Node) -> Iterator[None]:
-        """Collect what inner modules return while a block runs, as hooks of the model did when it was captured."""
+    def _collect_inner(self, node: Node) -> Iterator[None]:
+        """Collect the results of inner modules while a block runs, as hooks of the model did during capture."""
         collected: dict[str, list[Any]] = {}
         self.inner[node.id] = collected
         names = {path[0][1] for source, path in node.outputs if source == "inner"}
@@ -150,12 +149,12 @@ class Execution:
                 handle.remove()
 
     def read(self, form: Any) -> Any:
-        """The value of a reference, a number or an object of the model."""
+        """Return the value of a reference, a number or an object of the model."""
         if isinstance(form, Ref):
             return self._value(form)
         if isinstance(form, Number):
             return evaluate(form.expr, self.read_number)
-        owned: Owned = form
+        owned: ModelObject = form
         module = self.model.get_submodule(owned.module) if owned.module else self.model
         return getattr(module, owned.attribute) if owned.attribute else module
 
@@ -171,7 +170,7 @@ class Execution:
         return follow(self.model.get_submodule(target) if target else self.model, ref.path)
 
     def read_number(self, expr: Expr) -> Any:
-        """What an expression reads from a tensor."""
+        """Return the number that an expression reads from a tensor."""
         if expr.op == "call":
             name, args, kwargs = expr.operands
             return find_op(name)(*decode(args, self.read), **decode(kwargs, self.read))
@@ -186,7 +185,7 @@ class Execution:
 
 
 def last_uses(graph: Graph) -> dict[int, list[int]]:
-    """For every node, the nodes whose results are not needed after it."""
+    """Return, for every node, the nodes whose results are not needed after it."""
     last: dict[int, int] = {}
     for node in graph.nodes:
         for ref in node.inputs():
@@ -194,16 +193,16 @@ def last_uses(graph: Graph) -> dict[int, list[int]]:
     for guard in graph.guards:
         for ref in expr_refs(guard.expr):
             last[ref.node] = max(last.get(ref.node, 0), guard.position)
-    kept = {ref.node for ref in refs(graph.result)}
+    returned = {ref.node for ref in refs(graph.result)}
     dead: dict[int, list[int]] = {}
     for node in graph.nodes:
-        if node.id not in kept:
+        if node.id not in returned:
             dead.setdefault(last.get(node.id, node.id), []).append(node.id)
     return dead
 
 
-def get_held(model: nn.Module, name: str) -> torch.Tensor:
-    """The tensor of a parameter, buffer or attribute node."""
+def find_model_tensor(model: nn.Module, name: str) -> torch.Tensor:
+    """Return the tensor of a parameter, buffer or attribute node by its target name."""
     head, bracket, rest = name.partition("[")
     module_name, _, attribute = head.rpartition(".")
     found: Any = getattr(model.get_submodule(module_name) if module_name else model, attribute)

@@ -1,14 +1,16 @@
-"""Nodes and guards: the parts a graph is made of. Plain data; the executor gives them meaning.
+"""Nodes and guards: the parts of a graph, as plain data.
 
 | kind                            | target                | is                                                      |
 |---------------------------------|-----------------------|---------------------------------------------------------|
 | input                           | path in the call      | a tensor the caller passes                              |
-| parameter, buffer, attribute    | name in the model     | a tensor the model holds                                |
+| parameter, buffer, attribute    | name in the model     | a tensor of the model                                   |
 | op                              | `torch.Tensor.add`    | one torch function                                      |
 | function                        | `package.mod:Class`   | a custom autograd function                              |
-| call                            | `package.mod:name`    | a Python function of the model's glue, kept whole       |
+| call                            | `package.mod:name`    | an opaque Python function of the model's glue           |
 | module                          | `encoder.layer.0.fc`  | a leaf module                                           |
-| block                           | `encoder.layer.0`     | a basic block: a module kept whole, its Python runs     |
+| block                           | `encoder.layer.0`     | a basic block: an opaque module, whose Python runs      |
+
+*Glue* is the Python of the model between leaf modules.
 """
 
 from __future__ import annotations
@@ -18,30 +20,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemini.ir.autograd_modes import Region
-from gemini.ir.pytree import Form, Mapping, Path, Ref, Sequence, refs
+from gemini.ir.pytree import Form, MappingForm, Path, Ref, SequenceForm, refs
 from gemini.ir.symint import Expr
 
 SOURCES = ("input", "parameter", "buffer", "attribute")
 MODULES = ("module", "block")
-EMPTY_ARGS = Sequence(tuple, ())
-EMPTY_KWARGS = Mapping(dict, ())
+EMPTY_ARGS = SequenceForm(tuple, ())
+EMPTY_KWARGS = MappingForm(dict, ())
 
 
 @dataclass(frozen=True)
 class TensorMeta:
-    """What is known about a tensor value: its size on the captured batch and which dimension holds the batch."""
+    """Metadata of a tensor value: its size on the captured batch, its batch dimension, its layout."""
 
     shape: tuple[int, ...]
     dtype: str
     device: str
     requires_grad: bool
     batch_dim: int | None = None
-    batch_factor: int = 1  # elements of the batch dimension a sample: > 1 where the batch is flattened with another
-    strides: tuple[int, ...] | None = None  # where the elements lie, unless one after the other
+    batch_factor: int = 1  # entries per sample; > 1 where the batch dimension is flattened with another
+    strides: tuple[int, ...] | None = None  # None: contiguous
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         count = 1
         for size in self.shape:
             count *= size
@@ -50,7 +52,7 @@ class TensorMeta:
 
 @dataclass
 class Node:
-    """One step of a captured model."""
+    """One operation of a captured model."""
 
     id: int
     kind: str
@@ -62,31 +64,31 @@ class Node:
     scope: tuple[str, ...] = ()  # the open modules it ran in, outermost first
     line: str = ""
     cls: str = ""  # the class of a module node
-    sketch: str = "T"  # the structure of the result; another one in a later run breaks the graph
+    out_spec: str = "T"  # the structure of the result, which later runs must return too
     outputs: dict[tuple[str, Path], TensorMeta] = field(default_factory=dict)
     mutates: tuple[Ref, ...] = ()
-    after: tuple[int, ...] = ()  # nodes that must come first though no value flows: earlier writes, earlier calls
+    after: tuple[int, ...] = ()  # nodes that must run first without a dataflow edge: earlier writes, earlier calls
     uses: tuple[str, ...] = ()  # parameters of other modules that a module or block reads
-    shares: tuple[int, ...] = ()  # nodes that made the memory its results look at, where others did
-    changes: tuple[str, ...] = ()  # modules that keep something of its run: batch statistics, counters, caches
+    shares: tuple[int, ...] = ()  # nodes that allocated the memory of its results, if other than itself
+    changes: tuple[str, ...] = ()  # modules whose state its run changes: batch statistics, counters, caches
     random: bool = False
     checkpoint: str = ""  # "" | "reentrant" | "saved": how the original recomputes this node
     reason: str = ""  # why a block is a block
-    role: str = ""  # in a rolled graph: what it is for the whole batch (`gemini.capture.sample_loops`)
+    role: str = ""  # in a rolled graph: its role for the whole batch (`gemini.capture.sample_loops`)
 
     def inputs(self) -> Iterator[Ref]:
-        """The values it reads, those inside size expressions included."""
+        """Yield the values it reads, those in size expressions included."""
         yield from refs(self.args)
         yield from refs(self.kwargs)
 
     @property
     def dependencies(self) -> list[int]:
-        """The nodes it needs, each once, ascending."""
+        """The nodes that must run before it, ascending."""
         return sorted({ref.node for ref in self.inputs()} | set(self.after))
 
     @property
     def is_source(self) -> bool:
-        """Whether it only brings a tensor into the graph."""
+        """Whether it only brings an input or a tensor of the model into the graph."""
         return self.kind in SOURCES
 
 

@@ -1,8 +1,7 @@
-"""Targets: the names of the functions that op nodes call, and the way back from the name to the function.
+"""Op targets: the names of the functions that nodes call, and the functions of these names.
 
 An op is recorded by the public name under which torch offers it (`torch.Tensor.add`, `torch.Tensor.T.__get__`,
-`torch.nn.functional.linear`), so that a graph is plain data. A name is only used if it leads back to the very
-same function.
+`torch.nn.functional.linear`), so that a graph is plain data. A name is used only if it resolves to the same function.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gemini.quiet_warnings import unmarked
 
 @functools.lru_cache(maxsize=4096)
 def op_name(func: Callable[..., Any]) -> str:
-    """The name of a torch function; '' if it has none that leads back to it."""
+    """Return the name of a torch function; '' if no name resolves to it."""
     if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return f"torch.ops.{func!s}"
     with unmarked():
@@ -47,7 +46,7 @@ def op_name(func: Callable[..., Any]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def find_op(name: str) -> Callable[..., Any]:
-    """The function of a name made by `op_name`."""
+    """Return the function of a name made by `op_name`."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -64,7 +63,7 @@ def find_op(name: str) -> Callable[..., Any]:
 
 
 def find_call(target: str) -> tuple[Any, str]:
-    """(module or class, attribute) of a target `package.module:Class.name`."""
+    """Return (module or class, attribute) of a target `package.module:Class.name`."""
     module, _, qualname = target.partition(":")
     owner: Any = sys.modules[module]
     *outer, name = qualname.split(".")

@@ -1,7 +1,7 @@
-"""Sketches: the structure of a value as a short text.
+"""Output specification: the structure of a value as a short text.
 
-A graph is valid as long as every node returns what it returned when it was captured, up to the contents of
-tensors. A sketch is that structure: `T` a tensor, plain values spelled out (the caller's Python may branch on them).
+A graph holds as long as every node returns the captured structure: `T` for a tensor, plain values by their repr (the
+caller's Python may branch on them).
 
     (hidden, None, {"n": 3})   →   tuple(T,None,dict(n=3))
 """
@@ -15,8 +15,8 @@ import torch
 from gemini.ir.encode import LITERALS, children
 
 
-def sketch(value: Any, depth: int = 0) -> str:
-    """The structure of a value."""
+def structure_of(value: Any, depth: int = 0) -> str:
+    """Return the structure of a value."""
     if isinstance(value, torch.Tensor):
         return "T"
     if isinstance(value, LITERALS):
@@ -25,6 +25,7 @@ def sketch(value: Any, depth: int = 0) -> str:
     if parts is None or depth > 8:
         return type(value).__name__
     inner = ",".join(
-        sketch(part, depth + 1) if kind == "i" else f"{key}={sketch(part, depth + 1)}" for (kind, key), part in parts
+        structure_of(part, depth + 1) if kind == "i" else f"{key}={structure_of(part, depth + 1)}"
+        for (kind, key), part in parts
     )
     return f"{type(value).__name__}({inner})"

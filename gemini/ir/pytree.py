@@ -1,7 +1,4 @@
-"""Forms: how a value is written down, as plain immutable data.
-
-`gemini.ir.encode` turns values into forms and back.
-"""
+"""Forms: values as immutable plain data. `gemini.ir.encode` turns values into forms and back."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gemini.ir.callables import Closure, Method, Partial
+from gemini.ir.callables import ClosureForm, MethodForm, PartialForm
 from gemini.ir.import_paths import Symbol
 from gemini.ir.symint import Expr
 
@@ -22,8 +19,8 @@ Path = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor: result (`ret`), changed argument (`arg`), module attribute (`attr`) or inner module's result
-    (`inner`) of a node, at a path."""
+    """A tensor of a node, at a path: its result (`ret`), a changed argument (`arg`), a module attribute (`attr`) or the
+    result of an inner module (`inner`)."""
 
     node: int
     source: str = "ret"
@@ -33,8 +30,8 @@ class Ref:
         return f"%{self.node}" + "".join(f".{step[1]}" for step in self.path)
 
 
-def spelled(value: Any) -> str:
-    """A plain value as text that no other one has: NumPy leaves most of a large array out, and some digits."""
+def value_text(value: Any) -> str:
+    """Return a text unique to a plain value; the repr of a NumPy array drops elements and digits."""
     if not isinstance(value, np.ndarray):
         return repr(value)
     return f"array({value.shape}, {value.dtype}, {hashlib.sha256(value.tobytes()).hexdigest()[:32]})"
@@ -47,19 +44,19 @@ class Literal:
     value: Any
 
     def __repr__(self) -> str:
-        return f"Literal(value={spelled(self.value)})"
+        return f"Literal(value={value_text(self.value)})"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A traced number, computed anew in every run."""
+    """A traced number, recomputed in every run."""
 
     expr: Expr
 
 
 @dataclass(frozen=True)
-class Sequence:
-    """A list, tuple, named tuple or torch.Size. The label lets `Again` name it."""
+class SequenceForm:
+    """A list, tuple, named tuple or torch.Size. A `BackReference` refers to it by its label."""
 
     cls: type
     items: tuple[Any, ...]
@@ -67,7 +64,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Mapping:
+class MappingForm:
     """A dict or a subclass of dict, with the attributes of the latter."""
 
     cls: type
@@ -77,7 +74,7 @@ class Mapping:
 
 
 @dataclass(frozen=True)
-class Record:
+class ObjectForm:
     """An object of a Python class, rebuilt from its attributes."""
 
     cls: type
@@ -86,14 +83,14 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Again:
-    """A container that occurred before in the same value: the same object, not a copy."""
+class BackReference:
+    """A container that occurs earlier in the same value: the same object, not a copy."""
 
     label: int
 
 
 @dataclass(frozen=True)
-class Slice:
+class SliceForm:
     """A slice, whose bounds may be traced."""
 
     start: Any
@@ -102,43 +99,55 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Owned:
-    """An object the model holds: a module, or an attribute of one (a configuration)."""
+class ModelObject:
+    """An object of the model: a module, or an attribute of one (a configuration)."""
 
     module: str
     attribute: str = ""
 
 
 Form = (
-    Ref | Literal | Number | Sequence | Mapping | Record | Again | Slice | Owned | Symbol | Closure | Partial | Method
+    Ref
+    | Literal
+    | Number
+    | SequenceForm
+    | MappingForm
+    | ObjectForm
+    | BackReference
+    | SliceForm
+    | ModelObject
+    | Symbol
+    | ClosureForm
+    | PartialForm
+    | MethodForm
 )
 
 
 def leaves(form: Any) -> Iterator[Any]:
-    """All forms in a form that have no parts (references, numbers, literals …)."""
-    if isinstance(form, Sequence):
+    """Yield all forms in a form that have no parts (references, numbers, literals …)."""
+    if isinstance(form, SequenceForm):
         for part in form.items:
             yield from leaves(part)
-    elif isinstance(form, (Mapping, Record)):
+    elif isinstance(form, (MappingForm, ObjectForm)):
         for _, part in (*getattr(form, "items", ()), *form.state):
             yield from leaves(part)
-    elif isinstance(form, Slice):
+    elif isinstance(form, SliceForm):
         for part in (form.start, form.stop, form.step):
             yield from leaves(part)
-    elif isinstance(form, Closure):
+    elif isinstance(form, ClosureForm):
         for part in (*form.cells, *form.defaults):
             yield from leaves(part)
-    elif isinstance(form, Partial):
+    elif isinstance(form, PartialForm):
         for part in (form.function, *form.args, *(part for _, part in form.kwargs)):
             yield from leaves(part)
-    elif isinstance(form, Method):
+    elif isinstance(form, MethodForm):
         yield from leaves(form.owner)
     else:
         yield form
 
 
 def refs(form: Any) -> Iterator[Ref]:
-    """All references in a form, those inside expressions included."""
+    """Yield all references in a form, those in expressions included."""
     for leaf in leaves(form):
         if isinstance(leaf, Ref):
             yield leaf
@@ -147,7 +156,7 @@ def refs(form: Any) -> Iterator[Ref]:
 
 
 def expr_refs(expr: Any) -> Iterator[Ref]:
-    """All references in an expression."""
+    """Yield all references in an expression."""
     if isinstance(expr, Expr):
         for part in expr.operands:
             yield from expr_refs(part)

@@ -1,7 +1,7 @@
-"""Storage: a graph as a JSON file, with a safetensors file beside it where it holds arrays.
+"""Serialization: a graph as a JSON file, with a safetensors file beside it where it holds arrays.
 
-Weights are not stored: a graph runs with the modules of a model given on loading, which must be the model that was
-captured. A graph loaded without one can be looked at, cut and drawn.
+Weights are not stored: to run, a loaded graph is attached to the model that it was captured from. Without one it can
+be inspected, partitioned and drawn.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gemini.ir.autograd_modes import Region
 from gemini.ir.codec import Reader, Writer
 from gemini.ir.graph import Graph
 from gemini.ir.node import Guard, Node, TensorMeta
-from gemini.ir.validity import Validity, readable
+from gemini.ir.validity import Validity, describe_state
 
 VERSION = 3
-_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "sketch", "random", "checkpoint", "reason", "role")
+_PLAIN_FIELDS = ("id", "kind", "name", "target", "line", "cls", "random", "checkpoint", "reason", "role")
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, IndexError, ImportError, AttributeError, RecursionError,
                SafetensorError)  # fmt: skip
 
 
 def save_graph(graph: Graph, path: str | FilePath) -> None:
-    """Write a graph."""
+    """Write a graph to `path`."""
     path, writer = FilePath(path), Writer()
     regions: dict[Region, int] = {}
     for node in graph.nodes:
@@ -41,7 +41,7 @@ def save_graph(graph: Graph, path: str | FilePath) -> None:
         "model": graph.model_name,
         "batch_size": graph.batch_size,
         "rolled": graph.rolled,
-        "wholes": list(graph.wholes),
+        "wholes": list(graph.whole_batch_guards),
         "pins": list(graph.pins),
         "blocks": graph.blocks,
         "calls": graph.calls,
@@ -69,6 +69,7 @@ def save_graph(graph: Graph, path: str | FilePath) -> None:
 def _write_node(node: Node, writer: Writer, regions: dict[Region, int]) -> dict[str, Any]:
     data: dict[str, Any] = {field: getattr(node, field) for field in _PLAIN_FIELDS}
     data |= {
+        "sketch": node.out_spec,
         "args": writer(node.args),
         "kwargs": writer(node.kwargs),
         "region": None if node.region is None else regions[node.region],
@@ -92,7 +93,7 @@ def _write_validity(graph: Graph, writer: Writer) -> Any:
         "batch": {name: list(where) for name, where in validity.batch.items()},
         "region": asdict(validity.region),
         "glue": validity.glue,
-        "state": readable(validity.fingerprint) if graph.awaited is None else graph.awaited,
+        "state": describe_state(validity.fingerprint) if graph.awaited_state is None else graph.awaited_state,
     }
 
 
@@ -105,14 +106,14 @@ def load_graph(path: str | FilePath) -> Graph:
             raise ArtifactError(f"{path} is not a graph of version {VERSION}\n    → capture the model again")
         arrays = path.with_suffix(".safetensors")
         reader = Reader(load_file(str(arrays)) if arrays.exists() else {})
-        return _read(data, reader)
+        return _read_graph(data, reader)
     except _UNREADABLE as error:
         if isinstance(error, FileNotFoundError):
             raise ArtifactError(f"{path} does not exist") from None
         raise ArtifactError(f"{path} cannot be read as a graph: {type(error).__name__}: {error}") from error
 
 
-def _read(data: dict[str, Any], reader: Reader) -> Graph:
+def _read_graph(data: dict[str, Any], reader: Reader) -> Graph:
     regions = [_region(region) for region in data["regions"]]
     return Graph(
         model_name=data["model"],
@@ -128,11 +129,11 @@ def _read(data: dict[str, Any], reader: Reader) -> Graph:
         checked=data["checked"],
         batch_size=data["batch_size"],
         rolled=data["rolled"],
-        wholes=tuple(data["wholes"]),
+        whole_batch_guards=tuple(data["wholes"]),
         pins=tuple(data["pins"]),
         settings=data["settings"],
         validity=_read_validity(data["validity"], reader),
-        awaited=None if data["validity"] is None else data["validity"]["state"],
+        awaited_state=None if data["validity"] is None else data["validity"]["state"],
     )
 
 
@@ -141,7 +142,7 @@ def _region(data: dict[str, Any]) -> Region:
 
 
 def _read_node(data: dict[str, Any], reader: Reader, regions: list[Region]) -> Node:
-    node = Node(**{field: data[field] for field in _PLAIN_FIELDS})
+    node = Node(**{field: data[field] for field in _PLAIN_FIELDS}, out_spec=data["sketch"])
     node.args, node.kwargs = reader(data["args"]), reader(data["kwargs"])
     node.region = None if data["region"] is None else regions[data["region"]]
     node.scope, node.after, node.uses = tuple(data["scope"]), tuple(data["after"]), tuple(data["uses"])

@@ -1,16 +1,15 @@
-"""Traced numbers: Python ints and floats that remember where they came from.
+"""Traced numbers: Python ints and floats with the expression that they were computed by.
 
-A size read from a tensor (`x.shape[0]`), an element count or an `.item()` is ordinary Python data to the
-model, and would be baked into a graph as a constant, right on the captured batch and wrong on every other.
-So the tracer hands out subclasses of `int` and `float` that carry an expression:
+A size read from a tensor (`x.shape[0]`), an element count or an `.item()` is ordinary Python data to the model, and
+would become a constant of the graph, right on the captured batch and wrong on every other. So the tracer returns
+subclasses of `int` and `float` that carry an expression:
 
     b, t = x.shape              TracedInt(8, size(x, 0)), TracedInt(10, size(x, 1))
     y.view(b * t, -1)           recorded as view(y, mul(size(x, 0), size(x, 1)), -1)
 
-Arithmetic builds expressions. A comparison decides a branch of the model's Python, so its outcome is logged as
-a guard. Whatever turns the number into a plain one (`int()`, `math.sqrt`, indexing) logs a guard on its value.
-What C code can see through without asking (`math.cos(f)`, `items[:n]`) is caught later, by comparing the
-traces of two batch sizes.
+Arithmetic builds expressions. A comparison decides a branch of the model's Python, so its outcome is recorded as a
+guard. Each conversion to a plain number (`int()`, `math.sqrt`, indexing) records a guard on its value. Reads by C code
+that bypass these methods (`math.cos(f)`, `items[:n]`) are detected by comparing the traces of two batch sizes.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Expr:
 
 
 class GuardLog(Protocol):
-    """Who is told that the model's Python depended on a traced number."""
+    """Receives the facts about traced numbers that the model's Python depends on."""
 
-    def compared(self, expr: Expr, outcome: bool) -> None:
+    def on_compare(self, expr: Expr, outcome: bool) -> None:
         """Record a comparison that the model's Python branched on."""
 
-    def concretized(self, expr: Expr, value: int | float) -> None:
+    def on_concretize(self, expr: Expr, value: int | float) -> None:
         """Record that a traced number became a plain one."""
 
 
@@ -72,8 +71,8 @@ _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _OPAQUE_BINARY = ("and", "or", "xor", "lshift", "rshift", "divmod")
 
 
-def plain(value: Any) -> Any:
-    """The untraced number behind a traced one; anything else as it is."""
+def to_plain(value: Any) -> Any:
+    """Return the plain number of a traced one; any other value unchanged."""
     if isinstance(value, TracedInt):
         return int.__int__(value)
     if isinstance(value, TracedFloat):
@@ -81,21 +80,21 @@ def plain(value: Any) -> Any:
     return value
 
 
-def traced(value: int | float, expr: Expr, log: GuardLog) -> Any:
-    """A traced number of the right class; booleans cannot be subclassed and stay plain."""
+def make_traced(value: int | float, expr: Expr, log: GuardLog) -> Any:
+    """Return a traced number; booleans cannot be subclassed and stay plain."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return TracedInt(value, expr, log) if isinstance(value, int) else TracedFloat(value, expr, log)
 
 
 class TracedInt(int):
-    """An int with provenance."""
+    """An int with its expression."""
 
     expr: Expr
     log: GuardLog
 
     def __new__(cls, value: int, expr: Expr, log: GuardLog) -> TracedInt:
-        """Make the number and attach its provenance."""
+        """Make the number and attach its expression."""
         number = int.__new__(cls, value)
         number.expr, number.log = expr, log
         return number
@@ -116,13 +115,13 @@ class TracedInt(int):
 
 
 class TracedFloat(float):
-    """A float with provenance."""
+    """A float with its expression."""
 
     expr: Expr
     log: GuardLog
 
     def __new__(cls, value: float, expr: Expr, log: GuardLog) -> TracedFloat:
-        """Make the number and attach its provenance."""
+        """Make the number and attach its expression."""
         number = float.__new__(cls, value)
         number.expr, number.log = expr, log
         return number
@@ -140,7 +139,7 @@ class TracedFloat(float):
 
 
 def operand(value: Any) -> Any:
-    """How a number appears inside an expression."""
+    """Return the operand for a number in an expression."""
     return value.expr if isinstance(value, (TracedInt, TracedFloat)) else value
 
 
@@ -151,8 +150,8 @@ def _binary(op: str, reflected: bool) -> Callable[[Any, Any], Any]:
         if not isinstance(other, (int, float)):
             return NotImplemented
         left, right = (other, self) if reflected else (self, other)
-        value = compute(plain(left), plain(right))
-        return traced(value, Expr(op, (operand(left), operand(right))), self.log)
+        value = compute(to_plain(left), to_plain(right))
+        return make_traced(value, Expr(op, (operand(left), operand(right))), self.log)
 
     return method
 
@@ -161,7 +160,7 @@ def _unary(op: str) -> Callable[[Any], Any]:
     compute = ARITHMETIC[op]
 
     def method(self: Any) -> Any:
-        return traced(compute(plain(self)), Expr(op, (self.expr,)), self.log)
+        return make_traced(compute(to_plain(self)), Expr(op, (self.expr,)), self.log)
 
     return method
 
@@ -172,8 +171,8 @@ def _compare(op: str) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        outcome = bool(compute(plain(self), plain(other)))
-        self.log.compared(Expr(op, (self.expr, operand(other))), outcome)
+        outcome = bool(compute(to_plain(self), to_plain(other)))
+        self.log.on_compare(Expr(op, (self.expr, operand(other))), outcome)
         return outcome
 
     return method
@@ -181,8 +180,8 @@ def _compare(op: str) -> Callable[[Any, Any], Any]:
 
 def _concretize(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def method(self: Any) -> Any:
-        self.log.concretized(self.expr, plain(self))
-        return convert(plain(self))
+        self.log.on_concretize(self.expr, to_plain(self))
+        return convert(to_plain(self))
 
     return method
 
@@ -191,22 +190,22 @@ def _opaque_binary(op: str, reflected: bool) -> Callable[[Any, Any], Any]:
     name = f"__{'r' if reflected else ''}{op}__"
 
     def method(self: Any, other: Any) -> Any:
-        self.log.concretized(self.expr, plain(self))
-        return getattr(plain(self), name)(plain(other))
+        self.log.on_concretize(self.expr, to_plain(self))
+        return getattr(to_plain(self), name)(to_plain(other))
 
     return method
 
 
 def _round(self: Any, digits: int | None = None) -> Any:
     if digits is not None:
-        self.log.concretized(self.expr, plain(self))
-        return round(plain(self), digits)
-    return traced(round(plain(self)), Expr("round", (self.expr,)), self.log)
+        self.log.on_concretize(self.expr, to_plain(self))
+        return round(to_plain(self), digits)
+    return make_traced(round(to_plain(self)), Expr("round", (self.expr,)), self.log)
 
 
 def _truth(self: Any) -> bool:
-    self.log.compared(Expr("bool", (self.expr,)), bool(plain(self)))
-    return bool(plain(self))
+    self.log.on_compare(Expr("bool", (self.expr,)), bool(to_plain(self)))
+    return bool(to_plain(self))
 
 
 def _install(cls: type, concrete: type) -> None:
@@ -217,7 +216,7 @@ def _install(cls: type, concrete: type) -> None:
         setattr(cls, f"__{op}__", _unary(op))
     for op in _COMPARE:
         setattr(cls, f"__{op}__", _compare(op))
-    setattr(cls, "__hash__", lambda self: hash(plain(self)))  # noqa: B010 - defining __eq__ removed it
+    setattr(cls, "__hash__", lambda self: hash(to_plain(self)))  # noqa: B010 - defining __eq__ removed it
     setattr(cls, "__bool__", _truth)  # noqa: B010
     setattr(cls, "__round__", _round)  # noqa: B010
     setattr(cls, "__int__", _concretize(int))  # noqa: B010
@@ -234,7 +233,7 @@ setattr(TracedInt, "__index__", _concretize(int))  # noqa: B010
 
 
 def evaluate(expr: Any, read: Callable[[Expr], Any]) -> Any:
-    """The value of an expression; `read` answers for the operations that look at a tensor."""
+    """Return the value of an expression; `read` evaluates the operations that read a tensor."""
     if not isinstance(expr, Expr):
         return expr
     compute = ARITHMETIC.get(expr.op)

@@ -11,7 +11,11 @@ Signature = tuple[tuple[Any, ...], ...]
 
 
 class Validity:
-    """For which calls a graph holds."""
+    """The calls and the model state for which a graph holds.
+
+    `batch`: sample dimension and factor per input; `glue`: the modules and reads of which `fingerprint` is made
+    (`gemini.capture.python_state`).
+    """
 
     def __init__(
         self, signature: Signature, batch: dict[str, tuple[int, int]], region: Region, glue: list[str]
@@ -20,7 +24,7 @@ class Validity:
         self.fingerprint: tuple[Any, ...] = ()
 
     def fits(self, signature: Signature) -> bool:
-        """Equal up to the batch size, which must be one for all inputs."""
+        """Return whether a call signature equals the captured one up to the batch size, which all inputs must share."""
         if len(signature) != len(self.signature):
             return False
         sizes = set()
@@ -39,12 +43,12 @@ class Validity:
         return len(sizes) <= 1 and 0 not in sizes
 
 
-def readable(found: tuple[Any, ...]) -> list[str]:
-    """A fingerprint as texts, without identities: comparable between processes."""
+def describe_state(found: tuple[Any, ...]) -> list[str]:
+    """Return a fingerprint as texts without object identities, comparable between processes."""
     texts = []
     for fact in found:
         if fact and isinstance(fact[0], str) and ("@" in fact[0] or len(fact) == 2):
-            if not fact[0].startswith("_output_capturing"):  # what transformers installs on a first call
+            if not fact[0].startswith("_output_capturing"):  # transformers sets it on a first call
                 texts.append(f"{fact[0]}: {fact[1]}")
         elif fact and isinstance(fact[0], str):
             name, plain, children, buffers, parameters, forward, *_ = fact
@@ -55,8 +59,8 @@ def readable(found: tuple[Any, ...]) -> list[str]:
     return texts
 
 
-def differing(before: list[str], now: list[str]) -> Iterator[str]:
-    """How two fingerprints, as texts, differ: a line each place, with what is other there and nothing else."""
+def describe_differences(before: list[str], now: list[str]) -> Iterator[str]:
+    """Yield one line per fact in which two fingerprints, as texts, differ."""
     if len(before) != len(now):
         yield "the model has other modules"
         return
@@ -66,10 +70,10 @@ def differing(before: list[str], now: list[str]) -> Iterator[str]:
             was, became = (text[len(name) + 2 :].split("), (") for text in (one, other))
             old = [part for part in was if part not in became]
             new = [part for part in became if part not in was]
-            yield f"{name}: {_few(old)} is now {_few(new)}"
+            yield f"{name}: {_shorten(old)} is now {_shorten(new)}"
 
 
-def _few(parts: list[str]) -> str:
-    """The first of them, and how many more there are."""
+def _shorten(parts: list[str]) -> str:
+    """Return the first parts and the number of the remaining ones."""
     shown = "; ".join(part.strip("[()]") for part in parts[:2])
     return f"{shown} and {len(parts) - 2} more" if len(parts) > 2 else shown

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import decode
 
 VALUES = st.one_of(st.none(), st.integers(0, 3), st.just("text"))
@@ -65,10 +65,14 @@ def test_calls_of_tensors_have_the_form_of_the_first() -> None:
     calls = []
     for _ in range(2):
         args, kwargs = (torch.randn(2), torch.randn(3)), {"mask": torch.randn(1)}
-        call = Call(args, kwargs)
+        call = ModelCall(args, kwargs)
         assert decode(call.form, lambda ref, call=call: call.tensors[ref.node]) == (args, kwargs)
         calls.append(call)
     assert calls[0].form == calls[1].form
     assert calls[0].like == calls[1].like
-    assert Call((torch.randn(2), 1), {}).like is None
-    assert Call((torch.randn(2),), {}).like != Call((torch.randn(3),), {}).like != Call((torch.ones(3).int(),), {}).like
+    assert ModelCall((torch.randn(2), 1), {}).like is None
+    assert (
+        ModelCall((torch.randn(2),), {}).like
+        != ModelCall((torch.randn(3),), {}).like
+        != ModelCall((torch.ones(3).int(),), {}).like
+    )

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gemini.capture import capture
-from gemini.capture.verify.gradient_record import backward, digest, kept, way_back
-from gemini.capture.verify.graph_check import Checks
-from gemini.ir.call_binding import Call
-from gemini.snapshot.model_state import Saved
+from gemini.capture.verify.gradient_record import autograd_graph_text, backward, digest, keep_gradient
+from gemini.capture.verify.graph_check import GraphChecker
+from gemini.ir.call_binding import ModelCall
+from gemini.snapshot.model_state import ModelSnapshot
 
 RANDOM = np.random.default_rng(0)  # no generator of a model: nothing puts it back
 
@@ -50,8 +50,8 @@ def test_noise_that_drowns_everything_proves_nothing():
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
 def test_a_real_difference_is_seen_through_noise(noise):
     net, x = model(Noisy(noise)), torch.randn(6, 8)
-    graph, call = capture(net, (x,)), Call((x,), {})
-    checks = Checks(net, call, Saved(net))
+    graph, call = capture(net, (x,)), ModelCall((x,), {})
+    checks = GraphChecker(net, call, ModelSnapshot(net))
     assert not checks.differences("batch", graph, call.tensors, gradients=True)
     wrong = next(node for node in graph.nodes if node.target == "2")
     wrong.kind, wrong.target = "op", "torch.relu"
@@ -64,11 +64,11 @@ def test_a_real_difference_is_seen_through_noise(noise):
 @pytest.mark.parametrize("noise", [0.0, 1e-4])
 def test_a_wrong_gradient_is_seen_where_outputs_agree(noise):
     net, x = model(nn.Identity(), Noisy(noise)), torch.randn(6, 8)
-    graph, call = capture(net, (x,)), Call((x,), {})
+    graph, call = capture(net, (x,)), ModelCall((x,), {})
     identity = next(node for node in graph.nodes if node.target == "1")
     identity.kind, identity.target = "op", "torch.Tensor.detach"
     for gradients in (True, False):  # by digest, and by the way back
-        found = Checks(net, call, Saved(net)).differences("batch", graph, call.tensors, gradients)
+        found = GraphChecker(net, call, ModelSnapshot(net)).differences("batch", graph, call.tensors, gradients)
         assert not found.forward
         assert set(found.parameters) == {"0.weight", "0.bias"}
 
@@ -99,11 +99,11 @@ def test_gradients_are_handed_over_one_by_one_and_hooks_of_the_user_do_not_run()
     seen = []
     net[0].weight.register_hook(lambda grad: seen.append(grad) or grad * 3)
     output = net(x)
-    found = backward(net, [output], [x], kept)
+    found = backward(net, [output], [x], keep_gradient)
     assert set(found) == {*dict(net.named_parameters()), "input 0"}
     assert all(p.grad is None for p in net.parameters())
     plain = model()
-    same = backward(plain, [plain(x)], [x], kept)
+    same = backward(plain, [plain(x)], [x], keep_gradient)
     torch.testing.assert_close(found["0.weight"], same["0.weight"])
     torch.testing.assert_close(found["input 0"], same["input 0"])
     assert not seen
@@ -111,13 +111,13 @@ def test_gradients_are_handed_over_one_by_one_and_hooks_of_the_user_do_not_run()
 
 def test_the_way_back_names_functions_settings_and_parameters():
     net, x = model(nn.Softmax(-1)), torch.randn(4, 8)
-    text = way_back(net, [net(x)], [x])
-    assert text == way_back(net, [net(x)], [x])
+    text = autograd_graph_text(net, [net(x)], [x])
+    assert text == autograd_graph_text(net, [net(x)], [x])
     assert "0.weight" in text
     assert "SoftmaxBackward0" in text
-    assert text != way_back(net, [net[2](torch.softmax(net[0](x), 0))], [x])
-    assert text != way_back(net, [net[2](torch.softmax(net[0](x).detach(), -1))], [x])
-    assert text != way_back(net, [net[0](torch.softmax(net[2](x), -1))], [x])
+    assert text != autograd_graph_text(net, [net[2](torch.softmax(net[0](x), 0))], [x])
+    assert text != autograd_graph_text(net, [net[2](torch.softmax(net[0](x).detach(), -1))], [x])
+    assert text != autograd_graph_text(net, [net[0](torch.softmax(net[2](x), -1))], [x])
 
 
 def test_large_models_are_checked_by_gradients_on_the_half_batch(monkeypatch):
@@ -140,7 +140,7 @@ def test_custom_backwards_that_differ_by_a_setting_are_told_apart():
             return grad * ctx.factor, None
 
     net, x = model(), torch.randn(4, 8)
-    one, two = (way_back(net, [Scale.apply(net(x), factor)], [x]) for factor in (1.0, 2.0))
+    one, two = (autograd_graph_text(net, [Scale.apply(net(x), factor)], [x]) for factor in (1.0, 2.0))
     assert one != two
 
 
@@ -183,11 +183,11 @@ def test_gradients_that_are_rounding_are_judged_by_the_size_of_the_others() -> N
 @pytest.mark.parametrize("target", ["torch.cumsum", "torch.cumprod"])
 def test_a_gradient_that_should_cancel_and_does_not_is_a_difference(target: str) -> None:
     net, x = model(Cancelling()), torch.randn(6, 8)
-    graph, call = capture(net, (x,), depth=3), Call((x,), {})
-    assert not Checks(net, call, Saved(net)).differences("batch", graph, call.tensors, gradients=True)
+    graph, call = capture(net, (x,), depth=3), ModelCall((x,), {})
+    assert not GraphChecker(net, call, ModelSnapshot(net)).differences("batch", graph, call.tensors, gradients=True)
     wrong = next(node for node in graph.nodes if "softmax" in node.target)
     wrong.target = target
-    found = Checks(net, call, Saved(net)).differences("batch", graph, call.tensors, gradients=True)
+    found = GraphChecker(net, call, ModelSnapshot(net)).differences("batch", graph, call.tensors, gradients=True)
     assert found.forward
     assert "1.shift" in found.parameters
 

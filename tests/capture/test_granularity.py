@@ -76,7 +76,7 @@ def test_equal_layers_are_one_class():
     graph = capture(model, args, kwargs)
     assert graph.layers()[0] == [f"layers.{index}" for index in range(4)]
     assert max(len(ids) for ids in graph.classes().values()) >= 4
-    assert "4 alike layers" in graph.summary()
+    assert "4 equivalent layers" in graph.summary()
 
 
 def test_in_place_writes_order_the_readers_of_other_views():

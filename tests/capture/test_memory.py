@@ -11,7 +11,7 @@ from torch import nn
 from gemini.capture import capture
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_memory import LiveMemory
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 WIDTH = 640
 
@@ -121,7 +121,7 @@ def test_writes_are_seen_however_they_are_made():
 
     model = Writer()
     before = [t.detach().clone() for t in (*model.parameters(), *model.buffers(), model.plain, model.inside[0])]
-    saved = Saved(model, watch=True)
+    saved = ModelSnapshot(model, watch=True)
     with saved.watching():
         for _ in range(2):
             model(torch.ones(1))

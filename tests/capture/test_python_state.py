@@ -156,7 +156,7 @@ def test_functions_of_one_name_that_a_module_holds_are_told_apart():
         return lambda value: value * factor
 
     def facts(function):
-        return python_state._held(function, [], 0)
+        return python_state._value_facts(function, [], 0)
 
     one, other = (lambda value: value * 1.0), (lambda value: value.sin())
     assert facts(one) != facts(other)

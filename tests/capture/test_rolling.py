@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from gemini.capture import Graph, capture
-from gemini.capture.batch_dim import BatchPlan
+from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.options import CaptureOptions
 from gemini.capture.sample_indices import is_shifted
 from gemini.capture.specialize import accepts_call
-from gemini.ir.pytree import Literal, Ref, Sequence, Slice
+from gemini.ir.pytree import Literal, Ref, SequenceForm, SliceForm
 
 D = 6
 Body = Callable[["Looping", torch.Tensor], torch.Tensor]
@@ -47,7 +47,7 @@ class Looping(nn.Module):
 def rolled(body: Body, few: int = 2, times: int = 3) -> Graph:
     torch.manual_seed(0)
     model = Looping(body).double()
-    options = CaptureOptions(BatchPlan((0,), few), times)
+    options = CaptureOptions(BatchLayout((0,), few), times)
     return capture(model, (torch.randn(few, D, dtype=torch.float64),), options=options)
 
 
@@ -237,33 +237,53 @@ def test_what_branches_read_is_pinned() -> None:
             parts = torch.split(self.inner(x), lengths.tolist())
             return torch.cat([part.softmax(0) for part in parts])
 
-    options = CaptureOptions(BatchPlan((0, 0), 1, (3, 1)), 4)
+    options = CaptureOptions(BatchLayout((0, 0), 1, (3, 1)), 4)
     graph = capture(Lengths(), (torch.randn(3, D), torch.tensor([3])), options=options)
     assert graph.rolled == 4, graph.checked
     assert [graph.nodes[index].target for index in graph.pins] == ["lengths"]
 
 
 def _subscripts() -> Iterator[tuple[object, object, int, bool]]:
-    whole = Slice(Literal(None), Literal(None), Literal(None))
+    whole = SliceForm(Literal(None), Literal(None), Literal(None))
     yield Literal(0), Literal(3), 1, True
     yield Literal(2), Literal(8), 2, True
     yield Literal(3), Literal(6), 1, False  # not among the first micro-batch's
     yield Literal(0), Literal(4), 1, False
     yield Literal(-1), Literal(2), 1, False
-    rows = Slice(Literal(0), Literal(3), Literal(None))
-    yield rows, Slice(Literal(3), Literal(6), Literal(None)), 1, True
-    yield rows, Slice(Literal(3), Literal(7), Literal(None)), 1, False
-    yield Slice(Literal(1), Literal(4), Literal(None)), Slice(Literal(4), Literal(7), Literal(None)), 1, False
-    yield Slice(Literal(0), Literal(None), Literal(None)), Slice(Literal(3), Literal(None), Literal(None)), 1, False
-    yield Sequence(tuple, (Literal(1), whole)), Sequence(tuple, (Literal(4), whole)), 1, True
-    yield Sequence(tuple, (Literal(None), Literal(1))), Sequence(tuple, (Literal(None), Literal(4))), 1, True
-    yield Sequence(tuple, (whole, Literal(1))), Sequence(tuple, (whole, Literal(4))), 1, False  # another dimension
-    yield Sequence(tuple, (Literal(...), Literal(1))), Sequence(tuple, (Literal(...), Literal(4))), 1, False
+    rows = SliceForm(Literal(0), Literal(3), Literal(None))
+    yield rows, SliceForm(Literal(3), Literal(6), Literal(None)), 1, True
+    yield rows, SliceForm(Literal(3), Literal(7), Literal(None)), 1, False
+    yield SliceForm(Literal(1), Literal(4), Literal(None)), SliceForm(Literal(4), Literal(7), Literal(None)), 1, False
+    yield (
+        SliceForm(Literal(0), Literal(None), Literal(None)),
+        SliceForm(Literal(3), Literal(None), Literal(None)),
+        1,
+        False,
+    )
+    yield SequenceForm(tuple, (Literal(1), whole)), SequenceForm(tuple, (Literal(4), whole)), 1, True
+    yield SequenceForm(tuple, (Literal(None), Literal(1))), SequenceForm(tuple, (Literal(None), Literal(4))), 1, True
+    yield (
+        SequenceForm(tuple, (whole, Literal(1))),
+        SequenceForm(tuple, (whole, Literal(4))),
+        1,
+        False,
+    )  # another dimension
+    yield SequenceForm(tuple, (Literal(...), Literal(1))), SequenceForm(tuple, (Literal(...), Literal(4))), 1, False
     yield Literal(True), Literal(True), 1, False
     mask = Ref(7)
-    yield Sequence(tuple, (Literal(1), mask)), Sequence(tuple, (Literal(4), mask)), 1, True
-    yield Sequence(tuple, (mask, Literal(1))), Sequence(tuple, (mask, Literal(4))), 1, False  # of which dimension?
-    yield Sequence(tuple, (Literal(...), Literal(1), mask)), Sequence(tuple, (Literal(...), Literal(4), mask)), 1, False
+    yield SequenceForm(tuple, (Literal(1), mask)), SequenceForm(tuple, (Literal(4), mask)), 1, True
+    yield (
+        SequenceForm(tuple, (mask, Literal(1))),
+        SequenceForm(tuple, (mask, Literal(4))),
+        1,
+        False,
+    )  # of which dimension?
+    yield (
+        SequenceForm(tuple, (Literal(...), Literal(1), mask)),
+        SequenceForm(tuple, (Literal(...), Literal(4), mask)),
+        1,
+        False,
+    )
 
 
 @pytest.mark.parametrize(("one", "later", "times", "expected"), list(_subscripts()))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.snapshot.model_state import Attributes
+from gemini.snapshot.model_state import AttributeSnapshot
 
 
 class Meter:
@@ -49,7 +49,7 @@ class Counting(nn.Module):
 )
 def test_changes_are_seen_and_undone(where: str, name: str) -> None:
     model = Counting(where)
-    held, before = Attributes(model), model.traces()
+    held, before = AttributeSnapshot(model), model.traces()
     meter = model.meter
     model(torch.ones(1, 2))
     assert held.changed() == ({"": [name]} if name else {})

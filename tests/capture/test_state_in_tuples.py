@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.guards.globals_and_closures import Outside
-from gemini.snapshot.model_state import Attributes, Saved
+from gemini.guards.globals_and_closures import ExternalReads
+from gemini.snapshot.model_state import AttributeSnapshot, ModelSnapshot
 
 
 class Slotted:
@@ -86,7 +86,7 @@ class Holding(nn.Module):
 def test_changes_are_seen_and_undone(name: str) -> None:
     make, change, look = STATES[name]
     model = Holding(make(), change)
-    held, saved, before, live = Attributes(model), Saved(model), look(model.held), model.held
+    held, saved, before, live = AttributeSnapshot(model), ModelSnapshot(model), look(model.held), model.held
     assert not held.changed()
     model(torch.ones(1, 2))
     assert look(model.held) != before
@@ -102,8 +102,10 @@ def test_changes_are_seen_and_undone(name: str) -> None:
 
 @pytest.mark.parametrize("held", [itertools.count(), iter([1, 2]), (number for number in range(3))])
 def test_modules_with_iterators_are_not_tried_out(held: Any) -> None:
-    assert Outside(Holding((held,), lambda held: next(held[0]))).obstacle() == "it holds an iterator, Holding.held"
-    assert not Outside(Holding([1, 2], len)).obstacle()
+    assert (
+        ExternalReads(Holding((held,), lambda held: next(held[0]))).obstacle() == "it holds an iterator, Holding.held"
+    )
+    assert not ExternalReads(Holding([1, 2], len)).obstacle()
 
 
 class Batches:
@@ -122,8 +124,8 @@ class Batches:
 
 def test_iterators_of_the_program_can_be_put_back() -> None:
     model = Holding(Batches(), next)
-    assert not Outside(model).obstacle()
-    held = Attributes(model)
+    assert not ExternalReads(model).obstacle()
+    held = AttributeSnapshot(model)
     model(torch.ones(1, 2))
     held.restore()
     assert model.held.at == 0

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gemini.capture import capture
-from gemini.capture.module_hooks import unhooked
+from gemini.capture.module_hooks import without_tensor_hooks
 
 
 class Checkpointed(nn.Module):
@@ -25,7 +25,7 @@ def test_hooks_are_silent_inside_and_there_again_afterwards() -> None:
     first = weight.register_hook(lambda _: seen.append("first"))
     weight.register_hook(lambda _: seen.append("second"))
     weight.register_post_accumulate_grad_hook(lambda _: seen.append("accumulated"))
-    with unhooked([weight]):
+    with without_tensor_hooks([weight]):
         weight.sum().backward()
         weight.register_hook(lambda _: seen.append("third"))
     assert seen == []

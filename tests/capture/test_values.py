@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from gemini.ir.codec import Reader, Writer
 from gemini.ir.encode import Encoder, decode, tensors
-from gemini.ir.out_spec import sketch
+from gemini.ir.out_spec import structure_of
 from gemini.ir.pytree import Ref
-from gemini.ir.symint import Expr, TracedInt, evaluate, plain
+from gemini.ir.symint import Expr, TracedInt, evaluate, to_plain
 
 Pair = namedtuple("Pair", ["a", "b"])
 
@@ -60,7 +60,7 @@ def test_a_value_round_trips_through_form_and_json(value):
     again = Reader(writer.arrays)(writer(form))
     assert again == form
     rebuilt = decode(again, lambda ref: held[ref.node])
-    assert sketch(rebuilt) == sketch(value)
+    assert structure_of(rebuilt) == structure_of(value)
     assert [id(t) for _, t in tensors(rebuilt)] == [id(t) for _, t in tensors(value)]
 
 
@@ -105,8 +105,8 @@ def test_expressions_recompute_what_python_computed(size, steps, other):
     log = Log()
     number = TracedInt(size, Expr("size", (Ref(0), 0)), log)
     result = compute(number)
-    assert plain(result) == compute(size)
-    if not hasattr(result, "expr") or any(plain(fact) for _, fact in log.facts):
+    assert to_plain(result) == compute(size)
+    if not hasattr(result, "expr") or any(to_plain(fact) for _, fact in log.facts):
         return
     read = lambda _: other
     if all(evaluate(expr, read) == expected for expr, expected in log.facts):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import unhooked
+from gemini.capture.module_hooks import without_tensor_hooks
 
 Grads = dict[str, torch.Tensor | None]
 Sink = Callable[[str, torch.Tensor], Any]  # what to keep of a gradient
@@ -59,7 +59,7 @@ def backward(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
     found: Grads = dict.fromkeys(named)
     if total is None or not total.requires_grad or not named or total.device.type == "meta":
         return found
-    with unhooked(named.values()):
+    with without_tensor_hooks(named.values()):
         if any(node.name() == "CheckpointFunctionBackward" for node in autograd_nodes([total])):
             found.update((name, keep(name, grad)) for name, grad in _by_backward(total, named))
             return found
@@ -110,7 +110,7 @@ def autograd_nodes(outputs: Sequence[torch.Tensor]) -> list[Any]:
     return list(seen)
 
 
-def way_back(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
+def autograd_graph_text(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
     """Torch's own graph behind the outputs as text: which functions, with which settings, lead to which parameters.
 
     Two runs with equal values and equal ways back have equal gradients.
@@ -142,7 +142,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _SETTINGS: dict[type, list[str]] = {}
 
 
-def kept(_: str, grad: torch.Tensor) -> torch.Tensor:
+def keep_gradient(_: str, grad: torch.Tensor) -> torch.Tensor:
     """Keep a gradient as it is."""
     return grad.detach()
 

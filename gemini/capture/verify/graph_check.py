@@ -19,34 +19,35 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import with_hooks
+from gemini.capture.module_hooks import run_with_hooks
 from gemini.capture.trace_diff import Trace
-from gemini.capture.verify.gradient_record import Sink, digest, kept
+from gemini.capture.verify.gradient_record import Sink, digest, keep_gradient
 from gemini.capture.verify.step_observation import (
     Differences,
-    Observation,
+    StepObservation,
+    argument_difference,
     compare,
     contents,
     dense,
     distance,
-    given_difference,
-    look,
     observe,
+    observe_finished,
     scale_of,
     tensor_difference,
     tolerance,
 )
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution
-from gemini.snapshot.model_state import Saved, seed_all
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import seed_all
 
 _RERUNS = 3  # of the model, to see its noise; of the graph, to stay within it
 _PATIENT_RERUNS, _FAR = 12, 10  # of the model, where the graph is no further off than so many times the noise so far
 _LOUDEST, _LOUDEST_SHARE = 1000, 0.05  # noise above so many times the tolerance, or this share, proves nothing
 
 
-class Rejected(Exception):
+class BatchRejected(Exception):
     """The model itself rejects a batch that was made from the captured one."""
 
 
@@ -54,13 +55,13 @@ class BackwardFailed(Exception):
     """The backward of a graph fails where that of the model did not."""
 
 
-class Checks:
+class GraphChecker:
     """Compares graphs with one model; what the model showed is remembered for the next graph."""
 
-    def __init__(self, model: nn.Module, call: Call, saved: Saved) -> None:
+    def __init__(self, model: nn.Module, call: ModelCall, saved: ModelSnapshot) -> None:
         self.model, self.call, self.saved = model, call, saved
         self.seeds: dict[str, int | None] = {}  # per batch; None: the generators as they are
-        self.expected: dict[str, Observation | None] = {}
+        self.expected: dict[str, StepObservation | None] = {}
         self.noisy: dict[str, int] = {}  # per batch, the tensors that the model's own noise makes differ
 
     def begin(self, what: str) -> None:
@@ -74,7 +75,7 @@ class Checks:
         """Take a traced run for the run of the model that graphs are compared with."""
         if what not in self.expected:
             given = self.model, traced.output, traced.arguments
-            self.expected[what] = look(*given, gradients=gradients, keep=digest, saved=self.saved)
+            self.expected[what] = observe_finished(*given, gradients=gradients, keep=digest, saved=self.saved)
 
     def forget(self, what: str) -> None:
         """Run the model again for this batch."""
@@ -89,7 +90,7 @@ class Checks:
         except RuntimeError as error:
             raise BackwardFailed(str(error)) from error
         differences = compare(self._completed(expected), self._completed(found))
-        if not gradients and expected.way_back != found.way_back:
+        if not gradients and expected.autograd_text != found.autograd_text:
             self.forget(what)
             return self.differences(what, graph, given, gradients=True)
         if differences or not _equal_digests(expected, found):
@@ -109,7 +110,7 @@ class Checks:
         given: Sequence[torch.Tensor],
         gradients: bool,
         keep: Sink,
-    ) -> Observation:
+    ) -> StepObservation:
         self.begin(what)
         try:
             return observe(run, self.model, self.call, given, gradients=gradients, keep=keep, saved=self.saved)
@@ -117,14 +118,14 @@ class Checks:
             self.saved.restore()
 
     def _graph(self, graph: Graph) -> Callable[[Any, Any], Any]:
-        return lambda args, kwargs: with_hooks(
+        return lambda args, kwargs: run_with_hooks(
             self.model, args, kwargs, lambda _, a, k: Execution(graph, self.model, bind(self.model, a, k)).run()
         )
 
     def _model(self, args: Any, kwargs: Any) -> Any:
         return self.model(*args, **kwargs)
 
-    def _expected(self, what: str, given: Sequence[torch.Tensor], gradients: bool) -> Observation:
+    def _expected(self, what: str, given: Sequence[torch.Tensor], gradients: bool) -> StepObservation:
         known = self.expected.get(what)
         if what not in self.expected or (known is not None and (known.grads is not None) != gradients):
             try:
@@ -135,17 +136,17 @@ class Checks:
                 self.expected[what] = None
         seen = self.expected[what]
         if seen is None:
-            raise Rejected
+            raise BatchRejected
         return seen
 
-    def _completed(self, seen: Observation) -> Observation:
+    def _completed(self, seen: StepObservation) -> StepObservation:
         """With all tensors that any run has written: one that this run did not write is as before."""
         return replace(seen, buffers={copy.name: contents(copy.before) for copy in self.saved.written()} | seen.buffers)
 
     # ── a closer look ──────────────────────────────────────────────────────────────────────────────────────────
     def _closer(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> Differences:
         """The differences by element that the noise of the model does not explain, in several runs of the graph."""
-        reference = self._observe(what, self._model, given, gradients, kept)
+        reference = self._observe(what, self._model, given, gradients, keep_gradient)
         close = self._against(reference, what, self._graph(graph), given, gradients)
         if not close.lines:
             return Differences()
@@ -171,22 +172,22 @@ class Checks:
 
     def _against(
         self,
-        reference: Observation,
+        reference: StepObservation,
         what: str,
         run: Callable[[Any, Any], Any],
         given: Sequence[torch.Tensor],
         gradients: bool,
-    ) -> _Close:
-        close = _Close(reference)
+    ) -> _ElementComparison:
+        close = _ElementComparison(reference)
         seen = self._observe(what, run, given, gradients, close.gradient)
         close.rest(self._completed(reference), self._completed(seen))
         return close
 
 
-class _Close:
+class _ElementComparison:
     """A run compared with a reference, element by element: how far each tensor is off, and how far it may be."""
 
-    def __init__(self, reference: Observation) -> None:
+    def __init__(self, reference: StepObservation) -> None:
         self.reference = reference
         self.off: dict[str, float] = {}
         self.most: dict[str, float] = {}
@@ -198,11 +199,11 @@ class _Close:
         self._note(f"{_GRADIENT}{name}", (self.reference.grads or {}).get(name), grad.detach())
         return torch.zeros(())
 
-    def rest(self, reference: Observation, seen: Observation) -> None:
+    def rest(self, reference: StepObservation, seen: StepObservation) -> None:
         """Compare everything else."""
         if reference.structure != seen.structure:
             self.lines["structure"] = f"the output is {seen.structure:.200}, not {reference.structure:.200}"
-        if line := given_difference(reference, seen):
+        if line := argument_difference(reference, seen):
             self.lines["given"] = line
         one, two = _forward_tensors(reference), _forward_tensors(seen)
         for name in {**one, **two}:
@@ -255,7 +256,7 @@ class _Close:
             self.most[name] = min(_LOUDEST * tolerance(expected), _LOUDEST_SHARE) * scale_of(expected)
 
 
-def _forward_tensors(seen: Observation) -> dict[str, torch.Tensor]:
+def _forward_tensors(seen: StepObservation) -> dict[str, torch.Tensor]:
     return {
         **{f"output {index}": tensor for index, tensor in enumerate(seen.outputs)},
         **{f"buffer {name}": tensor for name, tensor in seen.buffers.items()},
@@ -266,7 +267,7 @@ def _forward_tensors(seen: Observation) -> dict[str, torch.Tensor]:
 _GRADIENT = "gradient of "
 
 
-def _equal_digests(expected: Observation, found: Observation) -> bool:
+def _equal_digests(expected: StepObservation, found: StepObservation) -> bool:
     """Whether all gradients are equal to the bit, as far as digests can tell: one that is not finite tells nothing."""
     one, two = expected.grads or {}, found.grads or {}
     return one.keys() == two.keys() and all(

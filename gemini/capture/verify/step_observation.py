@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.verify.gradient_record import Grads, Sink, backward, digest, kept, way_back
-from gemini.ir.call_binding import Call
+from gemini.capture.verify.gradient_record import Grads, Sink, autograd_graph_text, backward, digest, keep_gradient
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import LITERALS, tensors, walk
-from gemini.ir.out_spec import sketch
-from gemini.ir.symint import plain
-from gemini.snapshot.model_state import Saved
+from gemini.ir.out_spec import structure_of
+from gemini.ir.symint import to_plain
+from gemini.snapshot.model_state import ModelSnapshot
 
 _SMALL = 1 << 16  # elements
 _TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128": 1e-9}
 
 
 @dataclass
-class Observation:
+class StepObservation:
     """What one step showed; `grads` is None where only the forward ran."""
 
     structure: str
@@ -35,7 +35,7 @@ class Observation:
     inputs: list[torch.Tensor]
     given: dict[str, str] = field(default_factory=dict)  # what else there is in the arguments afterwards, by path
     grads: Grads | None = None
-    way_back: str = ""
+    autograd_text: str = ""
     finite: bool = True
 
 
@@ -54,24 +54,30 @@ class Differences:
 def observe(
     run: Callable[[Any, Any], Any],
     model: nn.Module,
-    call: Call,
+    call: ModelCall,
     given: Sequence[torch.Tensor],
     *,
     gradients: bool,
-    keep: Sink = kept,
-    saved: Saved | None = None,
-) -> Observation:
+    keep: Sink = keep_gradient,
+    saved: ModelSnapshot | None = None,
+) -> StepObservation:
     """Run one step. The caller sets the generators before and restores the model after.
 
     `keep` says what of each gradient; `saved` tells which of the model's tensors runs write (else all buffers count).
     """
     args, kwargs = call.arguments(given)
-    return look(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
+    return observe_finished(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
 
 
-def look(
-    model: nn.Module, output: Any, arguments: Any, *, gradients: bool, keep: Sink = kept, saved: Saved | None = None
-) -> Observation:
+def observe_finished(
+    model: nn.Module,
+    output: Any,
+    arguments: Any,
+    *,
+    gradients: bool,
+    keep: Sink = keep_gradient,
+    saved: ModelSnapshot | None = None,
+) -> StepObservation:
     """What a step that just ran shows."""
     given = [tensor for _, tensor in tensors(arguments)]
     made = [tensor for _, tensor in tensors(output)]
@@ -79,15 +85,15 @@ def look(
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
         state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
-    seen = Observation(
-        sketch(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given],
+    seen = StepObservation(
+        structure_of(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given],
         _plain_parts(arguments),
     )  # fmt: skip
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
     if gradients:
         seen.grads = backward(model, made, given, keep)
     else:
-        seen.way_back = way_back(model, made, given)
+        seen.autograd_text = autograd_graph_text(model, made, given)
     return seen
 
 
@@ -97,11 +103,11 @@ def _plain_parts(arguments: Any) -> dict[str, str]:
     for path, leaf in walk(arguments):
         if not isinstance(leaf, torch.Tensor):
             where = ".".join(str(step[1]) for step in path[1:])  # the first tells those with names from the others
-            found[where] = repr(plain(leaf)) if isinstance(leaf, LITERALS) else type(leaf).__name__
+            found[where] = repr(to_plain(leaf)) if isinstance(leaf, LITERALS) else type(leaf).__name__
     return found
 
 
-def given_difference(expected: Observation, found: Observation) -> str:
+def argument_difference(expected: StepObservation, found: StepObservation) -> str:
     """How two runs leave other plain values in the arguments; '' if they do not."""
     for where in dict.fromkeys([*expected.given, *found.given]):
         one, two = expected.given.get(where, "nothing"), found.given.get(where, "nothing")
@@ -110,7 +116,7 @@ def given_difference(expected: Observation, found: Observation) -> str:
     return ""
 
 
-def _attributes(saved: Saved) -> dict[str, torch.Tensor]:
+def _attributes(saved: ModelSnapshot) -> dict[str, torch.Tensor]:
     """The tensors in attributes that are others now."""
     found = {}
     for name, keys in saved.attributes.changed().items():
@@ -128,7 +134,7 @@ def _is_real(tensor: torch.Tensor) -> bool:
     return bool(tensor.is_floating_point() and not tensor.is_meta and tensor.layout == torch.strided)
 
 
-def compare(expected: Observation, found: Observation) -> Differences:
+def compare(expected: StepObservation, found: StepObservation) -> Differences:
     """Where `found` differs from `expected`."""
     differences = Differences()
     if expected.structure != found.structure:
@@ -139,7 +145,7 @@ def compare(expected: Observation, found: Observation) -> Differences:
         *_pairs("input", dict(enumerate(expected.inputs)), dict(enumerate(found.inputs))),
     ]
     differences.lines += [line for _, line in pairs]
-    differences.lines += filter(None, [given_difference(expected, found)])
+    differences.lines += filter(None, [argument_difference(expected, found)])
     differences.forward = bool(differences.lines)
     if expected.grads is not None and found.grads is not None:
         for name, line in _pairs("gradient of", expected.grads, found.grads):
