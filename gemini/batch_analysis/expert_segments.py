@@ -161,7 +161,7 @@ class _Match:
         """Whether a node does what another does."""
         if (node.kind, node.target, node.region) != (other.kind, other.target, other.region):
             return False
-        if node.sketch != other.sketch and node.id not in self.full.parts:
+        if node.out_spec != other.out_spec and node.id not in self.full.parts:
             return False
         written = tuple(self.ref(ref) for ref in node.mutates)
         forms = [rewrite_refs(form, self.ref) for form in (node.args, node.kwargs)]

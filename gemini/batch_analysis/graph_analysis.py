@@ -199,7 +199,7 @@ def statement_of(graph: Graph, node: Node, memo: dict[Any, Any]) -> Statement:
     pure = node.kind == "op" and not node.mutates
     made = Statement(node.id, short_name(node.target), forms, results, SAMPLES, True, where, pure, random=node.random)
     made.flaggable, made.writes, made.role = alone and not node.mutates, tuple(node.mutates), node.role
-    made.spread = node.kind == "call" and not node.mutates and node.sketch.startswith(("tuple(", "list("))
+    made.spread = node.kind == "call" and not node.mutates and node.out_spec.startswith(("tuple(", "list("))
     made.late = tuple(index for index in node.after if graph.nodes[index].mutates)
     if node.kind == "op" and not results and node.mutates:  # `x[i] = y`: x itself is the result
         ref = node.mutates[0]

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from gemini.batch_analysis.batch_kinds import Shard, SplittingError
-from gemini.ir.pytree import MappingForm as MappingForm
-from gemini.ir.pytree import SequenceForm as SequenceForm
+from gemini.ir.pytree import MappingForm, SequenceForm
 
 
 @dataclass(frozen=True)

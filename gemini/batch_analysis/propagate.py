@@ -45,7 +45,7 @@ from gemini.batch_analysis.op_call import (
     leaves,
     repeats,
 )
-from gemini.batch_analysis.precomputed_parts import handed_out, is_divisible
+from gemini.batch_analysis.precompute import handed_out, is_divisible
 from gemini.batch_analysis.rolled_graphs import kind_of_role, refuse_apart
 from gemini.batch_analysis.rules.expert_rows import arranged, concerns_order
 from gemini.batch_analysis.rules.registry import COUNTING, find_rule

@@ -32,8 +32,7 @@ from gemini.batch_analysis.assumptions import Condition
 from gemini.batch_analysis.batch_kinds import Kind, SplittingError
 from gemini.batch_analysis.loss_tape import Op
 from gemini.batch_analysis.microbatch_weights import Known, Share, with_part
-from gemini.ir.pytree import Literal
-from gemini.ir.pytree import SequenceForm as SequenceForm
+from gemini.ir.pytree import Literal, SequenceForm
 
 NUMBERS = -1  # in `Splitting.sizes`: not a number of samples, but the list of their numbers
 

@@ -11,22 +11,31 @@ samples, as on one device. What the program does with the model's outputs belong
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from gemini.batch_analysis.batch_counts import number_at, number_kind
 from gemini.batch_analysis.batch_kinds import Kind, Opaque, Partial, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.graph_analysis import GraphForms, settle_assignments, settle_guards
 from gemini.batch_analysis.loss_analysis import outputs_of
-from gemini.batch_analysis.loss_tape import Tape
+from gemini.batch_analysis.loss_tape import Meta, Tape
+from gemini.batch_analysis.microbatch_join import Joined
+from gemini.batch_analysis.numeric_check import check, near
 from gemini.batch_analysis.op_call import Count, Odd
 from gemini.batch_analysis.propagate import Interpreter
 from gemini.batch_analysis.split_result import Splitting
-from gemini.batch_analysis.tail_spec import Joined
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.def_use import tensor_reads
+from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
+from gemini.ir.interpreter import GuardBroken, NodeFailed
 from gemini.ir.node import Node
-from gemini.ir.pytree import Ref, expr_refs, refs
+from gemini.ir.pytree import Ref, SequenceForm, expr_refs, refs
+from gemini.snapshot.model_state import ModelSnapshot
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 
 class NoTail(Exception):
@@ -197,3 +206,48 @@ def _other_way(interpreter: Interpreter, graph: Graph, tail: set[int], samples: 
         if unclear or (found is not None and found != guard.expected):
             return f"a branch depends on the number of samples ({guard.line})"
     return ""
+
+
+# ── the numeric check ────────────────────────────────────────────────────────────────────────────────────────────────
+_CLOSE = 2e-3  # of the model's own type
+
+
+def check_tail(
+    forms: GraphForms, nodes: tuple[int, ...], splitting: Splitting, call: ModelCall, given: Mapping[int, Any] | None
+) -> str:
+    """Why a splitting is to be refused after all; '' if nothing speaks against it."""
+    graph, (args, kwargs) = forms.graph, call.arguments()
+    inside = set(nodes)
+    read = list(dict.fromkeys([*border(graph, inside), *(ref for ref in graph.outputs() if ref.node not in inside)]))
+    values = settled(forms, border(graph, inside)).values
+    read = [ref for ref in read if not graph.nodes[ref.node].is_source and ref in values]
+    seen = replace(graph, result=SequenceForm(tuple, tuple(read)))
+    metas = [Meta((), torch.float32, torch.device("cpu"), False)] * len(read)
+    kinds = tuple(values[ref].kind for ref in read)
+    found = check(
+        replace(forms, graph=seen), Tape(len(read), metas), 0, replace(splitting, outputs=kinds), args, kwargs, given,
+        inside,
+    )  # fmt: skip
+    return found or ("" if given else _differs(forms, call))
+
+
+def _differs(forms: GraphForms, call: ModelCall) -> str:
+    """Whether the graph does on all samples what the model does."""
+    model, outputs = forms.graph.bound_model(), []
+    saved = ModelSnapshot(model)
+    args, kwargs = call.arguments()
+    try:
+        for is_model in (True, False):
+            with preserve_rng_state(), torch.no_grad():
+                torch.manual_seed(0)
+                made = model(*args, **kwargs) if is_model else forms.graph.execute(args, kwargs)
+            outputs.append([tensor for _, tensor in tensors(made)])
+            saved.restore()
+    except (GuardBroken, NodeFailed, RuntimeError, ValueError, IndexError, TypeError) as error:
+        return f"the whole batch fails: {type(error).__name__}: {error!s:.120}"
+    finally:
+        saved.restore()
+    own, found = outputs  # the graph may return more: what the model leaves in attributes
+    if len(own) <= len(found) and all(near(a, b, _CLOSE) for a, b in zip(own, found, strict=False)):
+        return ""
+    return "its graph gives something else on the whole batch than the model"

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from gemini.codegen.block_headers import base_region, contexts, loop_header, turns
 from gemini.codegen.comments import Paragraph
 from gemini.codegen.liveness import STRIDE, Liveness
-from gemini.codegen.loop_header import loop_header, turns
-from gemini.codegen.mode_blocks import base_region, contexts
 from gemini.codegen.stage_statements import Item, Loop, Statement
 from gemini.codegen.statements import Statements
 from gemini.codegen.value_names import scope_word, unique

@@ -155,7 +155,7 @@ class Alike:
         facts = (node.kind, target, plain.node.args, plain.node.kwargs, node.region, node.checkpoint)
         made = [(source, path) for source, path in node.outputs if source != "inner"]
         inner = len(node.outputs) - len(made)
-        return repr((*facts, node.sketch, made, inner, len(node.mutates), is_watched(self.graph, node)))
+        return repr((*facts, node.out_spec, made, inner, len(node.mutates), is_watched(self.graph, node)))
 
     def _reached(self, target: str, unit: Unit, text: Callable[[str], str]) -> str:
         """How the code reaches something from a layer that it is part of: of one layer, the stage may hold all, of

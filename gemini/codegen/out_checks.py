@@ -31,7 +31,7 @@ def is_watched(graph: Graph, node: Node) -> bool:
         return False  # a model that runs whole may return what it likes
     if node.kind == "op":
         return _parts_vary(graph, node)
-    if node.sketch != "T" or _mutable(node.args) or _mutable(node.kwargs):
+    if node.out_spec != "T" or _mutable(node.args) or _mutable(node.kwargs):
         return node.kind not in ("module", "block") or not _is_layer(graph.bound_model().get_submodule(node.target))
     if node.kind == "function":
         module, _, name = node.target.partition(":")

@@ -209,7 +209,7 @@ class Statements:
         if self.shares and is_foreign(self.graph, node):  # whoever reads it gets what the whole batch drew
             function = f"{self.imports.name('gemini.random_numbers.host_rng', 'still')}({function})"
         if watched:
-            function = f"{self.imports.support('checked')}({function}, {string(node.sketch)})"
+            function = f"{self.imports.support('checked')}({function}, {string(node.out_spec)})"
         if not node.checkpoint:
             return Text(f"{function}({', '.join(self.write.arguments(args, kwargs))})")
         checkpoint = self.imports.name("torch.utils.checkpoint", "checkpoint")

@@ -109,7 +109,7 @@ class Bindings:
         """One value is read: `x = f()`, `x, _ = f()` or `x = f()[0]`."""
         variable = Variable(self.namer.only(ref))
         self.places[ref] = variable, ()
-        shape = parse_shape(node.sketch)
+        shape = parse_shape(node.out_spec)
         if isinstance(shape, list) and len(ref.path) == 1 and len(shape) <= _FEW:
             target.pattern = [variable if at == ref.path[0][1] else None for at in range(len(shape))]
         else:
@@ -124,7 +124,7 @@ class Bindings:
         return variable if not path else None
 
     def _unpack(self, node: Node, target: Target, returned: list[Ref]) -> None:
-        shape = parse_shape(node.sketch)
+        shape = parse_shape(node.out_spec)
         pattern = None if shape is None else self._pattern(node, shape, (), {ref.path for ref in returned})
         if isinstance(pattern, list):
             target.pattern = pattern

@@ -19,16 +19,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gemini.capture.rng_use import names_rng
 from gemini.guards.bytecode import globals_in, names_in, part_of
 from gemini.guards.value_watch import cells
 from gemini.user_code import is_user_module
-
-_DRAWING = frozenset((
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "normal_", "uniform",
-    "uniform_", "bernoulli", "bernoulli_", "multinomial", "poisson", "exponential_", "geometric_", "cauchy_",
-    "log_normal_", "random_", "dropout", "dropout_", "random", "gauss", "choice", "choices", "shuffle", "sample",
-    "standard_normal", "default_rng", "Generator", "permutation", "rsample", "gumbel_softmax", "alpha_dropout",
-))  # fmt: skip
 
 
 class ParameterHooks:
@@ -62,7 +56,7 @@ def _draws(hook: Any, depth: int = 0) -> bool:
     if not isinstance(function, types.FunctionType) or not is_user_module(function.__module__):
         return False
     code = function.__code__
-    if not names_in(code).isdisjoint(_DRAWING):
+    if names_rng(names_in(code)):
         return True
     named = [function.__globals__.get(name) for name in globals_in(code)]
     return depth < 3 and any(_draws(one, depth + 1) for one in (*named, *cells(function).values()) if callable(one))

@@ -67,9 +67,8 @@ class Branches:
     def broken(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Guard | None:
         """The first branch that a call, run now, takes another way; None: it goes the way of the graph."""
         execution = Execution(self.graph, model, bound)
-        before = torch.get_rng_state()
         try:
-            with torch.no_grad(), RegionSwitch() as regions:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), RegionSwitch() as regions:
                 for at in self.order:
                     node = self.graph.nodes[at]
                     if at in self.needed:
@@ -84,8 +83,6 @@ class Branches:
             return broken.guard or self.guards[0]
         except NodeFailed:
             return self.guards[0]
-        finally:
-            torch.set_rng_state(before)
         return None
 
     def _pass(self, node: int, samples: int) -> None:
@@ -101,12 +98,11 @@ def _is_light(pattern: Pattern, draw: Draw, samples: int) -> bool:
     """Whether any number of zeros and ones takes the generator equally far, as with some libraries."""
     if draw.function is not aten.bernoulli_.float or pattern.dim is None:
         return False
-    before, states = torch.get_rng_state(), []
+    states = []
     for count in (1, samples):
-        torch.set_rng_state(before)
-        _draw(pattern, draw, count)
-        states.append(torch.get_rng_state())
-    torch.set_rng_state(before)
+        with torch.random.fork_rng(devices=[]):
+            _draw(pattern, draw, count)
+            states.append(torch.get_rng_state())
     return bool(torch.equal(*states))
 
 

@@ -45,13 +45,41 @@ NEW = {
 NOISY = {aten.native_dropout.default}
 
 
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+# Python functions of torch that draw; for ops in C++ `is_random_op` answers.
+_PYTHON_FUNCTIONS = frozenset((
+    *_DROPOUTS, "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d",
+    "fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "multi_head_attention_forward",
+    "scaled_dot_product_attention", "rrelu", "svd_lowrank", "pca_lowrank", "uniform_", "normal_", "trunc_normal_",
+    "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "rnn_tanh",
+    "rnn_relu", "lstm", "gru",
+))  # fmt: skip
+TRAINING_ARGUMENT = {
+    **dict.fromkeys(_DROPOUTS, 2),
+    "rrelu": 3,
+}  # position of `training`, without which nothing is drawn
+# The functions that nearly all code of models draws through; `rng_patches` watches them.
+PATCHED: tuple[tuple[Any, str], ...] = (
+    *((torch.nn.functional, name) for name in (*_DROPOUTS, "scaled_dot_product_attention", "gumbel_softmax")),
+    *((torch, name) for name in ("dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like")),
+)
+
+
 class UnsliceableDraw(Exception):
     """Random numbers that cannot be drawn for the whole batch first."""
 
 
-def draws(function: Any) -> bool:
-    """Whether an op may draw random numbers."""
-    return torch.Tag.nondeterministic_seeded in function.tags
+def is_random_op(overload: Any) -> bool:
+    """Return whether an aten op may draw random numbers."""
+    return torch.Tag.nondeterministic_seeded in overload.tags
+
+
+def may_draw(name: str) -> bool:
+    """Return whether a function of torch, by its name, may draw random numbers."""
+    if name in _PYTHON_FUNCTIONS:
+        return True
+    packet = getattr(aten, name, None) if name.isidentifier() and not name.startswith("__") else None
+    return packet is not None and any(is_random_op(getattr(packet, one)) for one in packet.overloads())
 
 
 def is_fill(function: Any) -> bool:

@@ -12,19 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
-from torch.nn import functional
-
-DOORS: tuple[tuple[Any, str], ...] = (
-    *(
-        (functional, name)
-        for name in (
-            "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
-            "scaled_dot_product_attention", "gumbel_softmax",
-        )
-    ),
-    *((torch, name) for name in ("dropout", "rand", "randn", "randint", "rand_like", "randn_like", "randint_like")),
-)  # fmt: skip
+from gemini.random_numbers.random_ops import PATCHED
 
 Watch = Callable[[], AbstractContextManager[Any]]
 
@@ -52,7 +40,7 @@ def _door(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_originals = [getattr(owner, name) for owner, name in DOORS]
+_originals = [getattr(owner, name) for owner, name in PATCHED]
 _doors = [_door(original) for original in _originals]
 
 
@@ -60,11 +48,11 @@ _doors = [_door(original) for original in _originals]
 def at_doors(watch: Watch) -> Iterator[None]:
     """Run what this thread sends through a door inside `watch()`."""
     before, _watching.by = _watching.by, watch
-    for (owner, name), door in zip(DOORS, _doors, strict=True):
+    for (owner, name), door in zip(PATCHED, _doors, strict=True):
         setattr(owner, name, door)
     try:
         yield
     finally:
-        for (owner, name), original in zip(DOORS, _originals, strict=True):
+        for (owner, name), original in zip(PATCHED, _originals, strict=True):
             setattr(owner, name, original)
         _watching.by = before

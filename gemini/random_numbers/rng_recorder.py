@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemini.random_numbers.random_ops import UnsliceableDraw, draws, is_fill, order_of, shape_of
+from gemini.random_numbers.random_ops import UnsliceableDraw, is_fill, is_random_op, order_of, shape_of
 from gemini.random_numbers.rng_patches import at_doors
 
 
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; look at the generator where it may have drawn."""
-        if not draws(func):
+        if not is_random_op(func):
             return func(*args, **(kwargs or {}))
         if is_fill(func):
             given = tuple(one.new_empty(0) if isinstance(one, torch.Tensor) else one for one in args)

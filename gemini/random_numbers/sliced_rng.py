@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, draws, give, is_fill, shape_of
+from gemini.random_numbers.random_ops import IN_PLACE, aten, draw_whole, give, is_fill, is_random_op, shape_of
 from gemini.random_numbers.rng_patches import at_doors
 from gemini.random_numbers.rng_recorder import Pattern
 
@@ -139,6 +139,6 @@ class _Slicing(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op; a draw gets its part."""
         kwargs = kwargs or {}
-        if not draws(func) or not is_fill(func):
+        if not is_random_op(func) or not is_fill(func):
             return func(*args, **kwargs)
         return self.source.draw(func, args, kwargs)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gemini.batch_analysis.tail_spec import Tail
+from gemini.batch_analysis.microbatch_join import Tail
 from gemini.errors import InvalidPlanError
 from gemini.schedule.block import FORWARD, WEIGHT_GRADIENT, Action
 from gemini.step.worker_program import GRADIENTS, Loss, StepProgram

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gemini.batch_analysis.microbatch_join import Tail
 from gemini.batch_analysis.split_result import Splitting
-from gemini.batch_analysis.tail_spec import Tail
 from gemini.errors import Fault, InvalidPlanError
 from gemini.ir.node import MODULES
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Action

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gemini.random_numbers.random_ops import TRAINING_ARGUMENT, may_draw
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import memory_of
 
@@ -26,16 +27,6 @@ _T: Any = torch.Tensor
 _kinds: dict[Any, int] = {_T.requires_grad_: WRITES, _T.requires_grad.__set__: WRITES, _T.data.__set__: WRITES}
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
              "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__idiv__")  # fmt: skip
-# Those of torch in Python that draw; functions in C++ say so themselves.
-_DRAWING = (
-    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax",
-    "fractional_max_pool2d", "fractional_max_pool3d", "fractional_max_pool2d_with_indices",
-    "fractional_max_pool3d_with_indices", "multi_head_attention_forward", "scaled_dot_product_attention", "rrelu",
-    "svd_lowrank", "pca_lowrank", "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_",
-    "kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_", "rnn_tanh", "rnn_relu", "lstm", "gru",
-)  # fmt: skip
-_TRAINING = {"dropout": 2, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2, "alpha_dropout": 2,
-             "feature_alpha_dropout": 2, "rrelu": 3}  # where `training` stands  # fmt: skip
 
 
 class Watching(TorchFunctionMode):  # type: ignore[misc]
@@ -132,21 +123,14 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def _kind(func: Any) -> int:
     name = getattr(func, "__name__", "")
     writes = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    return (DRAWS if name in _DRAWING or _is_random(name) else 0) | (WRITES if writes else 0)
-
-
-def _is_random(name: str) -> bool:
-    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() and not name.startswith("__") else None
-    if packet is None:
-        return False
-    return any(torch.Tag.nondeterministic_seeded in getattr(packet, one).tags for one in packet.overloads())
+    return (DRAWS if may_draw(name) else 0) | (WRITES if writes else 0)
 
 
 def _does_draw(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether it does this time, as far as its arguments tell."""
     name = func.__name__
-    if name in _TRAINING:
-        at = _TRAINING[name]
+    at = TRAINING_ARGUMENT.get(name)
+    if at is not None:
         return bool(kwargs.get("training", args[at] if len(args) > at else True))
     if name == "multi_head_attention_forward":
         return bool(kwargs.get("training", True))

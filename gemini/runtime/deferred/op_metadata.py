@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.batch_analysis.loss_tape import Meta, Op
 from gemini.ir.pytree import Form
-from gemini.runtime.deferred.contract import taken_apart
+from gemini.random_numbers.random_ops import is_random_op
+from gemini.runtime.deferred.contract import flatten_output
 from gemini.runtime.deferred.recorded_warnings import collecting
 from gemini.runtime.grad_fn_names import grad_fn_name
 
@@ -85,7 +86,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
             returned = collecting(lambda: run(given), warned)
         writes = tuple(at for at, one in enumerate(before) if one in watch.written)
         after = tuple(Meta.of(given[at]) for at in writes)
-        form, found = taken_apart(returned)
+        form, found = flatten_output(returned)
         if not found:
             if not writes and not _is_plain(returned):
                 return None
@@ -150,7 +151,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.is_random |= torch.Tag.nondeterministic_seeded in func.tags
+        self.is_random |= is_random_op(func)
         # Its schema says nothing about the running averages.
         hidden = "batch_norm" in func.__name__ and "backward" not in func.__name__
         for at, argument in enumerate(func._schema.arguments):

@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Constant, Mean, Partial, Positions, Sample, SplittingError
+from gemini.batch_analysis.batch_kinds import Partial, Positions, Replicate, Shard, SplittingError, WeightedPartial
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import Known
 from gemini.batch_analysis.precompute import Foreseen
 from gemini.batch_analysis.split_result import Splitting
 from gemini.capture.module_hooks import without_hooks
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.planner.step_plan import StepPlan
 from gemini.quiet_warnings import muted
-from gemini.runtime.deferred.pending_call import Pending
+from gemini.runtime.deferred.pending_call import PendingCall
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.step_request import Output, StepRequest, Whole, inputs_of
-from gemini.snapshot.rng_snapshot import undrawn
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 from gemini.step.worker_program import Loss
 
 
@@ -58,20 +58,20 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     return _prepared(plan, tape, root, alive, splitting)
 
 
-def check_numerically(plan: StepPlan, prepared: Prepared, pending: Pending, tape: Tape, root: int) -> Prepared:
+def check_numerically(plan: StepPlan, prepared: Prepared, pending: PendingCall, tape: Tape, root: int) -> Prepared:
     """Compare the proof that a step splits with a numeric run, before the first step that relies on it.
 
     Returns `prepared`, or why it cannot be used; leaves model and generators unchanged. Raises SplittingError where
     this batch violates an assumption of the proof.
     """
     from gemini.batch_analysis.numeric_check import check
-    from gemini.batch_analysis.tail_check import check_tail
+    from gemini.batch_analysis.whole_batch_tail import check_tail
 
     args, kwargs = pending.call.with_tensors([one.detach() for one in pending.inputs])
     given = None if pending.work.foreign is None else pending.work.foreign.results
-    with run_locally(), without_hooks(pending.work.model), undrawn(), muted():
+    with run_locally(), without_hooks(pending.work.model), preserve_rng_state(), muted():
         if plan.tail is not None:
-            reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, Call(args, kwargs), given)
+            reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, ModelCall(args, kwargs), given)
         else:
             reason = check(plan.forms, tape, root, prepared.splitting, args, kwargs, given)
     return Prepared(f"the numeric check contradicts the proof: {reason}") if reason else prepared
@@ -79,7 +79,7 @@ def check_numerically(plan: StepPlan, prepared: Prepared, pending: Pending, tape
 
 def undivided(tape: Tape) -> Splitting:
     """One micro-batch: every value of it is that of the batch."""
-    return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Constant(),) * len(tape.metas))
+    return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Replicate(),) * len(tape.metas))
 
 
 def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], splitting: Splitting) -> Prepared:
@@ -115,12 +115,12 @@ def _wanted(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitt
 
 def fetchable(splitting: Splitting, number: int) -> bool:
     """Whether a value can be had from those of the micro-batches."""
-    return isinstance(splitting.outputs[number], (Partial, Constant, Sample))
+    return isinstance(splitting.outputs[number], (Partial, Replicate, Shard))
 
 
 def weighable(splitting: Splitting, number: int) -> bool:
     """The same of a step: means, too, which are put together by shares."""
-    return fetchable(splitting, number) or isinstance(splitting.outputs[number], Mean)
+    return fetchable(splitting, number) or isinstance(splitting.outputs[number], WeightedPartial)
 
 
 def port_names(plan: StepPlan) -> list[str]:
@@ -135,7 +135,7 @@ def fetched(splitting: Splitting, number: int, output: Output, weights: Sequence
 
 
 def request_of(
-    kind: Kind, prepared: Prepared, pending: Pending, bound: dict[str, Any], sizes: Sequence[int]
+    kind: CallKind, prepared: Prepared, pending: PendingCall, bound: dict[str, Any], sizes: Sequence[int]
 ) -> tuple[StepRequest, dict[int, list[float]]]:
     """The step as the executor takes it, and the weights of means among the values that stay in workers."""
 
@@ -174,11 +174,11 @@ def _means(prepared: Prepared, known: Known, sizes: Sequence[int]) -> dict[int, 
     found = {}
     for number in (*prepared.loss.keep, *ports):
         value = prepared.splitting.outputs[number]
-        if isinstance(value, Mean):
+        if isinstance(value, WeightedPartial):
             with suppress(SplittingError):  # no share of the loss: it is computed again where it is read
                 found[number] = value.share.weights(known, sizes)
     return found
 
 
-def _place(kind: Any) -> Sample | Positions | None:
-    return kind if isinstance(kind, (Sample, Positions)) else None
+def _place(kind: Any) -> Shard | Positions | None:
+    return kind if isinstance(kind, (Shard, Positions)) else None

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard
+from gemini.batch_analysis.microbatch_weights import weigh
 
 Joined = Shard | Replicate | Partial
 
@@ -59,3 +60,19 @@ def cut(kind: Joined, gradient: torch.Tensor | None, sizes: Sequence[int]) -> li
         parts.append(kind.take(gradient, start, size, total))
         start += size
     return list(parts)
+
+
+PARTS = ("parts",)  # as they are
+
+
+def combined(parts: Sequence[torch.Tensor], how: tuple[Any, ...]) -> torch.Tensor:
+    """All parts as one: ("join", kind), ("sum",), ("sum", weights) or ("first",)."""
+    if how[0] == "join" and len(parts) > 1:
+        whole: torch.Tensor = how[1].join(parts)
+        return whole
+    if how[0] == "sum" and len(how) > 1:
+        parts = [weigh(part, weight) for part, weight in zip(parts, how[1], strict=True)]
+    total = parts[0]
+    for part in parts[1:] if how[0] == "sum" else ():
+        total = total + part
+    return total

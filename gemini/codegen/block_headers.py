@@ -1,4 +1,4 @@
-"""Loops as text: the header of a `for` over alike layers, and what is set before it."""
+"""Block headers: the `for` statements of loops over equal layers, the `with` statements of autograd modes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from gemini.codegen.liveness import Liveness
 from gemini.codegen.stage_statements import Loop
 from gemini.codegen.statements import Statements
 from gemini.codegen.value_names import identifier, module_word, singular, unique
+from gemini.ir.autograd_modes import DEVICE_TYPES, Region
+from gemini.ir.graph import Graph
 
 
 def loop_header(loop: Loop, statements: Statements, liveness: Liveness) -> tuple[list[str], list[str], dict[str, str]]:
@@ -58,3 +60,27 @@ def _header(loop: Loop, paths: Paths, names: list[str], taken: set[str]) -> list
         item = f"{container}[{number}]" if whole and plain else f"{container}[str({number})]"
         lines.append(f"    {name} = " + (f"getattr({container}, str({number}))" if whole and not plain else item))
     return lines
+
+
+# ── autograd modes ───────────────────────────────────────────────────────────────────────────────────────────────────
+def base_region(graph: Graph) -> Region | None:
+    """The region that a call comes in."""
+    if graph.validity is not None:
+        return graph.validity.region
+    return next((node.region for node in graph.nodes if node.kind == "input"), None)
+
+
+def contexts(region: Region, base: Region) -> list[str]:
+    """The context managers that lead from the base region to another."""
+    found = []
+    if region.inference != base.inference:
+        found.append(f"torch.inference_mode({'' if region.inference else 'False'})")
+    if region.grad != base.grad or region.inference != base.inference:
+        found.append("torch.enable_grad()" if region.grad else "torch.no_grad()")
+    wanted = {kind: dtype for kind, _, dtype in region.autocast}
+    present = {kind: dtype for kind, _, dtype in base.autocast}
+    for kind in DEVICE_TYPES:
+        if wanted.get(kind) != present.get(kind):
+            how = f"dtype=torch.{wanted[kind]}" if kind in wanted else "enabled=False"
+            found.append(f'torch.autocast("{kind}", {how})')
+    return found
