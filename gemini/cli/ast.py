@@ -82,19 +82,19 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
-    """The source after the passes, and the nodes of its tree that they brought."""
-    from gemini.instrument.output.new_nodes import new_nodes
+    """Return the source after the passes, and the nodes of its tree that they brought."""
+    from gemini.instrument.output.new_nodes import find_new_nodes
     from gemini.instrument.pass_manager.manager import PassManager
     from gemini.instrument.pass_manager.registry import select
 
     passes = select() if chosen == _ALL else select([chosen])
     done = PassManager(passes, notice=lambda line: print(f"gemini ast: {line}", file=sys.stderr)).run(source)
     after = source.with_text(done.text)
-    return after, new_nodes(done, after.tree)
+    return after, find_new_nodes(done, after.tree)
 
 
 def _kinds(source: SourceFile) -> dict[tuple[Place, bool], str]:
-    """The kind of every recognised node, by its place; where there are several, the most telling one."""
+    """Return the kind of every recognised node, by its place; where there are several, the most telling one."""
     from gemini.instrument.inspect import KINDS, recognise
 
     order = list(KINDS)

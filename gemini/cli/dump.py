@@ -69,9 +69,9 @@ def show(
     manager = PassManager(select(passes, skip, notice=_notice), notice=_notice)
     manager.schedule()
     tree = read_program(script, module, packages)
-    made = dump_writer.make(tree.own(), manager, module=module or "", argv0=script or "")
+    made = dump_writer.build_dump(tree.own(), manager, module=module or "", argv0=script or "")
     if output is not None:
-        dump_writer.write(made, output)
+        dump_writer.write_dump(made, output)
         _say_what_was_written(made, output, to=sys.stderr if diff else sys.stdout)
     if diff:
         _print_patch(made)
@@ -79,12 +79,12 @@ def show(
 
 
 def _print_patch(made: Dump) -> None:
-    from gemini.instrument.output.source_diff import unified
+    from gemini.instrument.output.source_diff import unified_diff
 
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        for line in unified(made.patches(), colour=colour):
+        for line in unified_diff(made.patches(), colour=colour):
             print(line.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as `head` does; nothing more is to be said, or flushed

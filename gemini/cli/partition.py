@@ -78,7 +78,7 @@ class _Result:
 
 
 def _checked(args: argparse.Namespace) -> Options:
-    """All that can be found wrong before the model is built."""
+    """Return all that can be found wrong before the model is built."""
     from gemini.partition.analysis.analysis_picture import check_suffix
     from gemini.partition.registry import find_partitioner
     from gemini.partition.step_estimate import find_schedule
@@ -88,7 +88,7 @@ def _checked(args: argparse.Namespace) -> Options:
     if args.nparts < 1:
         raise PartitionError(f"{args.nparts} parts\n    → ask for 1 or more")
     options = partition_options(args)
-    options.of(args.nparts)
+    options.workers_for(args.nparts)
     find_schedule(options.schedule)
     if args.partitioner is not None:
         find_partitioner(args.partitioner)
@@ -134,7 +134,7 @@ def _one(args: argparse.Namespace, bar: Bar, graph: Graph, profile: Profile, opt
 
 
 def _compared(args: argparse.Namespace, bar: Bar, graph: Graph, profile: Profile, options: Options) -> _Result:
-    """The table of all; files are of the partitioner that was named, else of the best."""
+    """Return the table of all; files are of the partitioner that was named, else of the best."""
     from gemini.partition import compare
 
     found = compare(graph, profile, args.nparts, options=options, progress=bar.tell)

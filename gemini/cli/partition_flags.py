@@ -46,7 +46,7 @@ def add_partition_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def partition_options(args: argparse.Namespace) -> Options:
-    """The options that the arguments ask for; all faults at once."""
+    """Return the options that the arguments ask for; all faults at once."""
     from gemini.partition import Options
 
     faults: list[str] = []

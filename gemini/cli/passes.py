@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row_of(registered: Registered) -> Row:
-    """The row of one registered pass."""
+    """Return the row of one registered pass."""
     try:
         one = registered.load()
     except PassError as error:

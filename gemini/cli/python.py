@@ -16,7 +16,7 @@ USAGE_ERROR = 2
 
 
 def main() -> NoReturn:
-    """The console script."""
+    """Return the console script."""
     _look_in_the_library_first()
     from gemini.errors import GeminiError
 

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_placement(args: argparse.Namespace) -> SchedPlan:
-    """The placement named on the command line, or read from the file given there."""
+    """Return the placement named on the command line, or read from the file given there."""
     from gemini.schedule.link_costs import Links
     from gemini.schedule.placement_file import load_placement
     from gemini.schedule.placements import placement as named
@@ -126,7 +126,7 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
 
 
 def compose(placement: SchedPlan, args: argparse.Namespace) -> SchedPlan:
-    """The composed schedule."""
+    """Return the composed schedule."""
     from gemini.schedule.composer import Composer
 
     return Composer.compose(

@@ -20,7 +20,7 @@ MOST_PEAKS_LISTED = 8
 
 
 def as_text(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) -> str:
-    """The grid, the figures and the files, for a terminal."""
+    """Return the grid, the figures and the files, for a terminal."""
     figures = measure(plan)
     lines = [repr(plan), "", _phases_line(plan)]
     lines.append(f"makespan {format_time(figures.makespan)}, bubble rate {figures.bubble:.1%}")
@@ -32,7 +32,7 @@ def as_text(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) ->
 
 
 def as_json(plan: SchedPlan, written: Mapping[str, Path], with_library: bool) -> str:
-    """The same as a JSON document."""
+    """Return the same as a JSON document."""
     figures, phases, proof = measure(plan), find_phases(plan), plan.proof
     document: dict[str, object] = {
         "ndevs": plan.ndevs,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from gemini.errors import InstrumentError, UsageError
 from gemini.instrument.program.code_tree import CodeTree
-from gemini.instrument.program.search_path import added_folders
-from gemini.instrument.text.parser import parser_warnings_muted
+from gemini.instrument.program.search_path import find_added_folders
+from gemini.instrument.text.parser import mute_parser_warnings
 from gemini.instrument.text.source_file import SourceFile
 
 
 def read_source(path: str, module: str = "__main__") -> SourceFile:
-    """The Python file at `path`, which parses."""
+    """Return the Python file at `path`, which parses."""
     file = Path(path)
     if file.is_dir():
         main = file / "__main__.py"
@@ -35,7 +35,7 @@ def read_source(path: str, module: str = "__main__") -> SourceFile:
 def check_syntax(source: SourceFile) -> None:
     """Raise `InstrumentError`, in Python's words, where `source` is not Python."""
     try:
-        with parser_warnings_muted():
+        with mute_parser_warnings():
             _ = source.tree, source.text
     except SyntaxError as error:
         said = "".join(traceback.format_exception_only(error)).rstrip()
@@ -55,12 +55,12 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_program(script: str | None, module: str | None, packages: Sequence[str] = ()) -> CodeTree:
-    """The tree of the program that `python script` or `python -m module` would run."""
+    """Return the tree of the program that `python script` or `python -m module` would run."""
     if module is not None:
         return _read_module(module, packages)
     root = read_source(script or "")
     folder = os.path.dirname(os.path.realpath(root.path))
-    return CodeTree(root, [folder, *added_folders(root), *sys.path], packages)
+    return CodeTree(root, [folder, *find_added_folders(root), *sys.path], packages)
 
 
 def _read_module(module: str, packages: Sequence[str]) -> CodeTree:

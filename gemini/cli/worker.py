@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--threads {args.threads}: must be 1 or more\n    → leave it out to use all cores")
     if sys.platform != "linux":
         raise UsageError(f"workers need Linux, this is {sys.platform}")
-    known = shared_secret.read(args.secret_file)
+    known = shared_secret.read_secret(args.secret_file)
     from gemini.runtime.hosts.listener import Listener
 
     threads = args.threads or len(os.sched_getaffinity(0))

@@ -1,17 +1,14 @@
-"""Reads Python source and changes it on its own lines.
+"""Instrumentation: source-to-source passes over a program, on the lines of the original.
 
-In the order of the flow:
+    program/        the user's files: code tree of a program, ownership, module search
+    text/           one file: bytes → text → tree; edits on the same lines; the map to original positions
+    names/          qualified names: scopes, imports, aliases
+    passes/         the passes, and their declarative form (`Rewrite`)
+    pass_manager/   registry, order, run and verification of passes
+    inspect/        models, layers, losses and loops of PyTorch and TensorFlow source; pictures of syntax trees
+    output/         dumps, headers, patches
 
-    program/     the user's own files: the code tree, which files are theirs, instrumented when imported
-    text/        one file: bytes → text → tree; edits on the same lines, and the way back to the original positions
-    naming/      what its names mean
-    dsl/         what is recognised of PyTorch and TensorFlow
-    passes/      what is changed: the passes, and the declarative form (`Rewrite`)
-    applying/    passes found, put in order, run over a file, and verified
-    launch/      the program run as `python` would run it
-    output/      the result for people: dumps, patches
-
-Nothing here imports a framework.
+No module of this package imports a framework or the launcher.
 """
 
 from __future__ import annotations
@@ -27,19 +24,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Edit", "Pass", "PassManager", "Rewrite", "SourceFile", "Unit"]
 
-_HOMES = {
+_MODULES = {
     "Edit": "text.edits",
     "Pass": "passes.base",
     "PassManager": "pass_manager.manager",
     "Rewrite": "passes.pattern",
 }
-_HOMES |= {"SourceFile": "text.source_file", "Unit": "passes.pass_input"}
+_MODULES |= {"SourceFile": "text.source_file", "Unit": "passes.pass_input"}
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first asked for: the launcher pays for what it uses."""
-    if name not in _HOMES:
+    """Import a public name on first access, to keep the start of the launcher short."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'gemini.instrument' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"gemini.instrument.{_HOMES[name]}"), name)
+    return getattr(import_module(f"gemini.instrument.{_MODULES[name]}"), name)

@@ -10,7 +10,7 @@ import pytest
 from launching import PYTHON, Case, run
 
 from gemini.instrument.program.code_tree import CodeTree
-from gemini.instrument.program.import_names import absolute, imported_names
+from gemini.instrument.program.import_names import absolute, find_imported_names
 from gemini.instrument.program.ownership import Ownership
 
 PROJECT: dict[str, str | bytes] = {
@@ -136,7 +136,7 @@ def test_the_tree_holds_all_that_is_imported_when_the_program_runs(project: Path
     ],
 )
 def test_imports_as_written(text: str, package: str, names: list[str]) -> None:
-    assert list(imported_names(ast.parse(text), package)) == names
+    assert list(find_imported_names(ast.parse(text), package)) == names
 
 
 def test_absolute_names() -> None:

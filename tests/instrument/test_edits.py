@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemini.errors import EditError
-from gemini.instrument.text.edits import Edit, apply
+from gemini.instrument.text.edits import Edit, apply_edits
 from gemini.instrument.text.positions import restore
 from gemini.instrument.text.source_file import SourceFile
 
@@ -20,33 +20,33 @@ def parts(text: str, kind: type[ast.AST] = ast.Call) -> tuple[SourceFile, list[a
 
 def test_no_edits_give_the_text_itself() -> None:
     source, _ = parts("x = f(1)")
-    spliced = apply(source, [])
+    spliced = apply_edits(source, [])
     assert spliced.text is source.text
     assert not spliced.positions
 
 
 def test_replace_before_after_wrap() -> None:
     source, (call,) = parts("x = f(1)  # c\n")
-    assert apply(source, [Edit.replace(call, "g")]).text == "x = g  # c\n"
-    assert apply(source, [Edit.before(call, "not ")]).text == "x = not f(1)  # c\n"
-    assert apply(source, [Edit.after(call, ".y")]).text == "x = f(1).y  # c\n"
-    assert apply(source, [Edit.wrap(call, "g(", ", 2)")]).text == "x = g(f(1), 2)  # c\n"
-    assert apply(source, [Edit.insert(1, 0, "y = ")]).text == "y = x = f(1)  # c\n"
+    assert apply_edits(source, [Edit.replace(call, "g")]).text == "x = g  # c\n"
+    assert apply_edits(source, [Edit.before(call, "not ")]).text == "x = not f(1)  # c\n"
+    assert apply_edits(source, [Edit.after(call, ".y")]).text == "x = f(1).y  # c\n"
+    assert apply_edits(source, [Edit.wrap(call, "g(", ", 2)")]).text == "x = g(f(1), 2)  # c\n"
+    assert apply_edits(source, [Edit.insert(1, 0, "y = ")]).text == "y = x = f(1)  # c\n"
 
 
 def test_edits_nest_and_the_later_goes_around_the_earlier() -> None:
     source, (outer, inner) = parts("f(g(x))")
     edits = [Edit.wrap(inner, "A(", ")"), Edit.wrap(outer, "B(", ")"), Edit.wrap(inner, "C(", ")")]
-    assert apply(source, edits).text == "B(f(C(A(g(x)))))"
+    assert apply_edits(source, edits).text == "B(f(C(A(g(x)))))"
     edits = [Edit.wrap(inner, "A(", ")"), Edit.replace(inner, "y")]
-    assert apply(source, edits).text == "f(A(y))"
+    assert apply_edits(source, edits).text == "f(A(y))"
 
 
 def test_parts_are_kept_with_the_edits_in_them() -> None:
     source, (outer, inner) = parts("f(g(x), 2)")
     assert isinstance(outer, ast.Call)
     swap = Edit.rebuild(outer, ["h(", outer.args[1], ", ", inner, ", ", inner, ")"])
-    assert apply(source, [swap, Edit.wrap(inner, "A(", ")")]).text == "h(2, A(g(x)), A(g(x)))"
+    assert apply_edits(source, [swap, Edit.wrap(inner, "A(", ")")]).text == "h(2, A(g(x)), A(g(x)))"
 
 
 def test_expressions_that_need_brackets_get_them() -> None:
@@ -61,7 +61,7 @@ def test_expressions_that_need_brackets_get_them() -> None:
         ("sum((i for i in x), 1)", ast.GeneratorExp, "sum(W((i for i in x), 3), 1)"),
     ]:
         source, (node,) = parts(text, kind)
-        made = apply(source, [Edit.wrap(node, "W(", ", 3)")]).text
+        made = apply_edits(source, [Edit.wrap(node, "W(", ", 3)")]).text
         assert made == after
         ast.parse(made)
 
@@ -78,7 +78,7 @@ MULTILINE = {
 @pytest.mark.parametrize(("text", "new", "after"), MULTILINE.values(), ids=MULTILINE.keys())
 def test_line_ends_of_replaced_expressions_stay(text: str, new: str, after: str) -> None:
     source, (call,) = parts(text)
-    made = apply(source, [Edit.replace(call, new)])
+    made = apply_edits(source, [Edit.replace(call, new)])
     assert made.text == after
     ast.parse(made.text)
 
@@ -93,7 +93,7 @@ def test_line_ends_of_replaced_expressions_stay(text: str, new: str, after: str)
 )
 def test_line_ends_of_replaced_statements_stay(text: str, after: str) -> None:
     source, statements = parts(text, ast.Expr)
-    made = apply(source, [Edit.replace(statements[0], "pass")])
+    made = apply_edits(source, [Edit.replace(statements[0], "pass")])
     assert made.text == after
     ast.parse(made.text)
 
@@ -102,9 +102,9 @@ def test_kept_parts_stay_on_their_lines() -> None:
     source, (call,) = parts("x = old.name(  # c\n    1,\n    2)\n")
     assert isinstance(call, ast.Call)
     edit = Edit.rebuild(call, ["new(", call.args[0], ", ", call.args[1], ")"])
-    assert apply(source, [edit]).text == "x = new(\n1, \n2)\n"
+    assert apply_edits(source, [edit]).text == "x = new(\n1, \n2)\n"
     edit = Edit.rebuild(call, [call.args[0], " + ", call.args[1]])
-    assert apply(source, [edit]).text == "x = (\n1 + \n2)\n"
+    assert apply_edits(source, [edit]).text == "x = (\n1 + \n2)\n"
 
 
 def test_new_text_does_not_run_into_the_words_beside_it() -> None:
@@ -115,42 +115,42 @@ def test_new_text_does_not_run_into_the_words_beside_it() -> None:
         ("(a, b)if 1 else 2", "W((a, b))if 1 else 2", "name if 1 else 2"),
     ]:
         source, (node,) = parts(text, ast.Tuple)
-        assert apply(source, [Edit.wrap(node, "W", "")]).text.splitlines()[-1] == wrapped
-        made = apply(source, [Edit.replace(node, "name")])
+        assert apply_edits(source, [Edit.wrap(node, "W", "")]).text.splitlines()[-1] == wrapped
+        made = apply_edits(source, [Edit.replace(node, "name")])
         assert made.text.splitlines()[-1] == replaced
         ast.parse(made.text)
     source, (name,) = parts("x", ast.Name)
-    assert apply(source, [Edit.after(name, "_new")]).text == "x_new"
+    assert apply_edits(source, [Edit.after(name, "_new")]).text == "x_new"
 
 
 def test_overlapping_edits_name_both() -> None:
     source, (outer, inner) = parts("f(g(x))")
     with pytest.raises(EditError, match=r"(?s)two edits overlap.*'A'.*because a.*'B'.*because b.*→") as raised:
-        apply(source, [Edit.replace(outer, "A", "because a"), Edit.replace(inner, "B", "because b")])
+        apply_edits(source, [Edit.replace(outer, "A", "because a"), Edit.replace(inner, "B", "because b")])
     assert raised.value.line == 1
     with pytest.raises(EditError, match="overlap"):
-        apply(source, [Edit.replace(inner, "A"), Edit.replace(inner, "B")])
-    assert apply(source, [Edit.replace(inner, "A"), Edit.replace(inner, "A")]).text == "f(A)"
+        apply_edits(source, [Edit.replace(inner, "A"), Edit.replace(inner, "B")])
+    assert apply_edits(source, [Edit.replace(inner, "A"), Edit.replace(inner, "A")]).text == "f(A)"
 
 
 def test_impossible_edits_say_why() -> None:
     source, (call,) = parts("f(*x, k=1)")
     assert isinstance(call, ast.Call)
     with pytest.raises(EditError, match="more line end"):
-        apply(source, [Edit.replace(call, "a\nb")])
+        apply_edits(source, [Edit.replace(call, "a\nb")])
     with pytest.raises(EditError, match="outside of the file, which has 1 lines"):
-        apply(source, [Edit.insert(3, 0, "a")])
+        apply_edits(source, [Edit.insert(3, 0, "a")])
     with pytest.raises(EditError, match="Starred is not an expression"):
         Edit.wrap(call.args[0], "a(", ")")
     with pytest.raises(EditError, match="no position"):
         Edit.replace(ast.Load(), "a")
     with pytest.raises(EditError, match="outside of the edited span"):
-        apply(source, [Edit.rebuild(call.args[0], [call])])
+        apply_edits(source, [Edit.rebuild(call.args[0], [call])])
 
 
 def test_new_text_maps_to_the_span_it_stands_for() -> None:
     source, (call,) = parts("é = f(1) + g\n")
-    made = apply(source, [Edit.wrap(call, "__gemini__.mark(", ", 'é')")])
+    made = apply_edits(source, [Edit.wrap(call, "__gemini__.mark(", ", 'é')")])
     tree = ast.parse(made.text)
     restore(tree, made.positions)
     wrapped = tree.body[0].value.left  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def test_any_set_of_wraps_can_be_undone(text: str, data: st.DataObject) -> None:
     calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call | ast.Tuple | ast.GeneratorExp)]
     calls = [node for node in calls if not isinstance(getattr(node, "ctx", None), ast.Store)]
     chosen = data.draw(st.lists(st.sampled_from(calls), unique=True)) if calls else []
-    made = apply(source, [Edit.wrap(node, "W(", ", 0)") for node in chosen])
+    made = apply_edits(source, [Edit.wrap(node, "W(", ", 0)") for node in chosen])
     assert made.text.count("\n") == text.count("\n")
     assert made.text.count("\r") == text.count("\r")
     tree = ast.parse(made.text)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from gemini.instrument.names.module_exports import Modules
+from gemini.instrument.names.module_exports import ModuleExports
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.passes.pattern import Rewrite
 from gemini.instrument.text.source_file import SourceFile
@@ -63,7 +63,7 @@ def test_unreadable_neighbours_are_unknown(tmp_path: Path) -> None:
 
 def test_installed_modules_tell_their_star_names() -> None:
     loaded = set(sys.modules)
-    lookup = Modules().beside(SourceFile("/nowhere/a.py", b"", "a"))
+    lookup = ModuleExports().beside(SourceFile("/nowhere/a.py", b"", "a"))
     for module, name in [("math", "sqrt"), ("os.path", "join"), ("networkx.utils", "pairwise")]:
         known = lookup(module)
         assert known is not None

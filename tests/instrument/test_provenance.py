@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.instrument.output.dump_header import annotated, verbatim
+from gemini.instrument.output.dump_header import render_annotated, render_verbatim
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.text.source_file import SourceFile
 
@@ -29,7 +29,7 @@ def test_the_program_is_the_same(first, second, doc, future, body, path, newline
     data = text.encode("latin-1" if latin else "utf-8")
     source = SourceFile(path, b"\xef\xbb\xbf" + data if bom and "latin" not in text else data, "__main__")
     before = ast.dump(source.tree)
-    made = annotated(PassManager().run(source), file="/somewhere/é/train.py", argv0="train.py")
+    made = render_annotated(PassManager().run(source), file="/somewhere/é/train.py", argv0="train.py")
     after = SourceFile(path, made, "__main__")
     assert after.encoding == source.encoding
     assert made.count(b"# Instrumented by Gemini.") == 1
@@ -50,7 +50,7 @@ def test_files_of_the_library_keep_their_every_byte() -> None:
     folder = Path(os.__file__).parent
     for path in sorted(folder.glob("*.py"))[::4]:
         source = SourceFile.read(path, path.stem)
-        made = annotated(PassManager().run(source))
+        made = render_annotated(PassManager().run(source))
         head, _, rest = made.partition(b"#   no pass changed this file")
         kept = head[: head.index(b"# Instrumented by Gemini.")] + rest.lstrip(b"\r").removeprefix(b"\n")
         assert kept == source.data, path
@@ -58,6 +58,8 @@ def test_files_of_the_library_keep_their_every_byte() -> None:
 
 def test_what_cannot_be_read_is_copied() -> None:
     broken = SourceFile("b.py", b"def f(:\n", "b")
-    assert verbatim(broken, "not instrumented: SyntaxError").endswith(b"#   not instrumented: SyntaxError\ndef f(:\n")
+    assert render_verbatim(broken, "not instrumented: SyntaxError").endswith(
+        b"#   not instrumented: SyntaxError\ndef f(:\n"
+    )
     unknown = SourceFile("b.py", b"# coding: klingon\n\xff", "b")
-    assert verbatim(unknown, "no") == unknown.data
+    assert render_verbatim(unknown, "no") == unknown.data

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gemini.instrument.program.search_path import added_folders
+from gemini.instrument.program.search_path import find_added_folders
 from gemini.instrument.text.source_file import SourceFile
 
 HEAD = "import os, sys, pathlib, site\nfrom os.path import dirname, join as j\nfrom pathlib import Path\n"
@@ -15,7 +15,7 @@ HEAD = "import os, sys, pathlib, site\nfrom os.path import dirname, join as j\nf
 def folders(tmp_path: Path, line: str) -> list[str]:
     script = tmp_path / "script.py"
     script.write_text(HEAD + line + "\n")
-    return [str(Path(one).relative_to(tmp_path)) for one in added_folders(SourceFile.read(script, "__main__"))]
+    return [str(Path(one).relative_to(tmp_path)) for one in find_added_folders(SourceFile.read(script, "__main__"))]
 
 
 @pytest.mark.parametrize(

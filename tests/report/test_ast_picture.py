@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from gemini.instrument.inspect import KINDS, recognise
 from gemini.instrument.inspect.ast_folds import fold
-from gemini.instrument.inspect.ast_outline import Item, outline
-from gemini.instrument.inspect.ast_picture import SCREEN_WIDTH, columns_of, shortened, to_dot
-from gemini.instrument.output.new_nodes import new_nodes
+from gemini.instrument.inspect.ast_outline import OutlineItem, outline
+from gemini.instrument.inspect.ast_picture import SCREEN_WIDTH, columns_of, shorten, to_dot
+from gemini.instrument.output.new_nodes import find_new_nodes
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.pass_manager.registry import select
 from gemini.instrument.passes.pass_input import Unit
@@ -26,13 +26,13 @@ from gemini.instrument.text.source_file import SourceFile
 MNIST = Path(__file__).parents[2] / "samples" / "mnist" / "train.py"
 
 
-def items(text: str, *, full: bool = False, after: bool = False) -> Item:
+def items(text: str, *, full: bool = False, after: bool = False) -> OutlineItem:
     source = SourceFile.from_text(textwrap.dedent(text), "script.py", "__main__")
     changed: set[ast.AST] = set()
     if after:
         done = PassManager(select()).run(source)
         source = source.with_text(done.text)
-        changed = new_nodes(done, source.tree)
+        changed = find_new_nodes(done, source.tree)
     kinds = {
         ((one.line, one.column, one.end_line, one.end_column), one.is_statement): one.kind
         for one in recognise([source])
@@ -40,7 +40,7 @@ def items(text: str, *, full: bool = False, after: bool = False) -> Item:
     return outline(Unit(source), kinds, changed, title="script.py", full=full)
 
 
-def lines(item: Item, depth: int = 0) -> list[str]:
+def lines(item: OutlineItem, depth: int = 0) -> list[str]:
     mark = f"  [{item.kind}]" if item.kind else ""
     own = [f"{'  ' * depth}{item.type} {item.text}".rstrip() + mark + ("  *" if item.changed else "")]
     return own + [line for child in (*item.parts, *item.body) for line in lines(child, depth + 1)]
@@ -153,7 +153,7 @@ def test_any_file_of_the_library_draws(name: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=200), st.integers(2, 40))
 def test_shortened_is_one_line_of_at_most_that_many_characters(text: str, most: int) -> None:
-    short = shortened(text, most)
+    short = shorten(text, most)
     assert len(short) <= most
     assert "\n" not in short
 

@@ -10,12 +10,12 @@ import pytest
 
 from gemini.cli.main import main
 from gemini.runtime import run_journal as journals
-from gemini.runtime.run_journal import Journal
+from gemini.runtime.run_journal import RunJournal
 from tests.instrument.launching import GEMINI, run, script
 
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = Journal(tmp_path)
+    journal = RunJournal(tmp_path)
     story = journal.story("Net", 2)
     for _ in range(3):
         story.took("overlapped")
@@ -44,7 +44,7 @@ def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_program_that_is_killed_has_told_its_first_steps(tmp_path: Path) -> None:
-    story = Journal(tmp_path).story("Net", 2)
+    story = RunJournal(tmp_path).story("Net", 2)
     story.took("dispatched", "the first call")
     assert [found.steps for found in journals.read_newest(tmp_path)] == [{"dispatched": 1}]
 
@@ -52,7 +52,7 @@ def test_a_program_that_is_killed_has_told_its_first_steps(tmp_path: Path) -> No
 def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
     left: list[int] = []
     leave = journals._before_exit(left.append)
-    story = journals.journal_of(tmp_path).story("Net", 2)
+    story = journals.get_journal(tmp_path).story("Net", 2)
     for _ in range(5):
         story.took("overlapped")
     leave(3)
@@ -61,7 +61,7 @@ def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
 
 
 def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    journal = Journal(tmp_path)
+    journal = RunJournal(tmp_path)
     journal.stays("Net", "a step of 3 ms is too short to gain from workers")
     journal.write()
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
@@ -73,7 +73,7 @@ def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest
 
 def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    story = Journal(tmp_path / "file" / "folder").story("Net", 2)
+    story = RunJournal(tmp_path / "file" / "folder").story("Net", 2)
     for _ in range(5):
         story.took("overlapped")
     assert capsys.readouterr().err.count("gemini explain will not know this run") == 1
@@ -84,7 +84,7 @@ def test_the_last_run_is_reported_also_without_workers(tmp_path: Path, capsys: p
     run(GEMINI, idle, tmp_path / "run")
     folder = tmp_path / "run" / ".gemini"
     assert not folder.exists()  # nothing to correct
-    earlier = Journal(folder)
+    earlier = RunJournal(folder)
     earlier.stays("Net", "too short")
     os.utime(earlier.write(), (0, 0))
     run(GEMINI, idle, tmp_path / "run", fresh=False)

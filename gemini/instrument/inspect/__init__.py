@@ -1,12 +1,13 @@
-"""What a script says in the language of a deep-learning framework: models, layers, losses, loops and the rest.
+"""Recognition of deep-learning source: models, layers, losses, optimizers, loops; and pictures of syntax trees.
 
-    finding.py      Finding, one recognised piece of source, and the kinds there are
-    vocabulary.py   Vocabulary: how one framework's names map to kinds
-    pytorch.py, tensorflow.py    the tables, data only
-    evidence.py     what a file tells about its names: classes and their bases, what variables hold
-    calls.py        call by call: layers, ops, losses, optimizers, data, devices, checkpoints
-    loops.py        statement by statement: model functions, training and evaluation loops, steps
-    recognise.py    all of it over a list of files
+    finding               Finding, one recognised piece of source, and its kinds
+    vocabulary            Vocabulary: how the names of one framework map to kinds
+    *_vocabulary          the tables of PyTorch and TensorFlow, data only
+    name_evidence         classes and their bases, and the values of variables
+    call_findings         calls: layers, ops, losses, optimizers, data, devices, checkpoints
+    statement_findings    statements: model functions, training and evaluation loops, steps
+    recognise             all of them over a list of files
+    ast_outline, ast_folds, ast_picture    the syntax tree as an outline, folded, and drawn
 
 Recognition reads source only; neither PyTorch nor TensorFlow is imported.
 """

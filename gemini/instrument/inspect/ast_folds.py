@@ -1,7 +1,7 @@
-"""Folding of large outlines: what is hidden, in which order, and what stands in its place.
+"""Folding of large outlines.
 
-First go blocks in which nothing is recognised or changed, then runs of such statements, at last the bodies of long
-functions. A folded item says how many nodes it hides and what was recognised among them: `… 12 nodes (3 × layer)`.
+Blocks without recognised or changed nodes are folded first, then runs of such statements, then the bodies of long
+functions. A folded item shows how many nodes it hides and the recognised kinds among them: `… 12 nodes (3 × layer)`.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gemini.instrument.inspect.ast_outline import Item
+from gemini.instrument.inspect.ast_outline import OutlineItem
 
-_LONG = 40  # items of a function whose body may be hidden though something in it is recognised
+_LONG = 40  # items of a function whose body may be hidden although it has recognised nodes
 
 
-def fold(root: Item, *, depth: int | None = None, most: int | None = None) -> Item:
-    """Fold `root` in place: everything deeper than `depth`, then, while there are more items than `most`, the rest."""
+def fold(root: OutlineItem, *, depth: int | None = None, most: int | None = None) -> OutlineItem:
+    """Fold `root` in place: below `depth`, then, while it has more than `most` items, further."""
     if depth is not None:
         _fold_below(root, depth)
     if most is not None:
@@ -25,51 +25,51 @@ def fold(root: Item, *, depth: int | None = None, most: int | None = None) -> It
     return root
 
 
-def folded(items: Sequence[Item]) -> Item:
-    """The item that stands for hidden ones."""
+def fold_items(items: Sequence[OutlineItem]) -> OutlineItem:
+    """Return the item that replaces hidden ones."""
     hidden = sum(item.size for item in items)
     kinds = Counter(each.kind for item in items for each in item.walk() if each.kind)
     named = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common(4))
-    return Item("", f"… {hidden} node{'s' if hidden != 1 else ''}" + (f" ({named})" if named else ""), hidden)
+    return OutlineItem("", f"… {hidden} node{'s' if hidden != 1 else ''}" + (f" ({named})" if named else ""), hidden)
 
 
-def _fold_below(item: Item, depth: int) -> None:
+def _fold_below(item: OutlineItem, depth: int) -> None:
     for part in item.parts:
         _fold_below(part, depth - 1)
     if depth <= 0 and item.body:
-        item.body = [folded(item.body)]
+        item.body = [fold_items(item.body)]
     if depth <= 0 and item.parts:
-        item.parts = [folded(item.parts)]
+        item.parts = [fold_items(item.parts)]
     for child in item.body:
         _fold_below(child, depth - 1)
 
 
-def _fold_quiet_blocks(item: Item) -> None:
+def _fold_quiet_blocks(item: OutlineItem) -> None:
     for child in item.body:
         if child.body and not any(each.matters for each in child.body):
-            child.body = [folded(child.body)]
+            child.body = [fold_items(child.body)]
         else:
             _fold_quiet_blocks(child)
 
 
-def _fold_quiet_runs(item: Item) -> None:
-    kept: list[Item] = []
-    run: list[Item] = []
+def _fold_quiet_runs(item: OutlineItem) -> None:
+    shown: list[OutlineItem] = []
+    run: list[OutlineItem] = []
     for child in [*item.body, None]:
         if child is not None and not child.matters:
             run.append(child)
             continue
-        kept.extend([folded(run)] if len(run) > 1 else run)
+        shown.extend([fold_items(run)] if len(run) > 1 else run)
         run = []
         if child is not None:
             _fold_quiet_runs(child)
-            kept.append(child)
-    item.body = kept
+            shown.append(child)
+    item.body = shown
 
 
-def _fold_functions(item: Item) -> None:
+def _fold_functions(item: OutlineItem) -> None:
     for child in item.body:
         if child.type.endswith("FunctionDef") and child.count > _LONG:
-            child.body = [folded(child.body)]
+            child.body = [fold_items(child.body)]
         else:
             _fold_functions(child)

@@ -1,8 +1,8 @@
-"""A syntax tree as an outline that a person can read.
+"""Outline of a syntax tree.
 
-Every statement is an `Item`, named by its node type and its own line (`For  images, labels in loader`). Expressions
-that matter, because the framework's vocabulary knows them or a pass changed them, are items of their own, next to
-the item they belong to; the rest of an expression is text. `…` in a text stands for an item shown beside it.
+Every statement is an `OutlineItem`, with its node type and its headline (`For  images, labels in loader`). Expressions
+that are recognised, or that a pass changed, are items beside the item they belong to; the rest of an expression is
+text. `…` in a text stands for an item shown beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Place = tuple[int, int, int, int]  # line, column, end line, end column
 
 _BLOCKS = ("body", "orelse", "handlers", "finalbody", "cases")
 _ROLES = {"orelse": "else", "finalbody": "finally"}
-# Expressions worth an item when something recognised is inside of them; others are passed through.
+# Expressions that are items if they contain a recognised node; other expressions never are.
 _SHOWN = (
     ast.Call, ast.Lambda, ast.IfExp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
     ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr,
@@ -26,32 +26,32 @@ _SHOWN = (
 
 
 @dataclass
-class Item:
+class OutlineItem:
     """One node of the outline."""
 
     type: str
     text: str
-    size: int  # AST nodes in it, itself included
+    size: int  # AST nodes in it, including itself
     kind: str = ""  # of a finding
     changed: bool = False
-    line: int = 0  # where it stands in the file
-    parts: list[Item] = field(default_factory=list)  # expressions, shown beside
-    body: list[Item] = field(default_factory=list)  # statements, shown below
+    line: int = 0  # in the file
+    parts: list[OutlineItem] = field(default_factory=list)  # expressions, shown beside
+    body: list[OutlineItem] = field(default_factory=list)  # statements, shown below
 
-    def walk(self) -> Iterator[Item]:
-        """The item and all below it."""
+    def walk(self) -> Iterator[OutlineItem]:
+        """Yield the item and all below it."""
         yield self
         for child in (*self.parts, *self.body):
             yield from child.walk()
 
     @property
     def count(self) -> int:
-        """How many items this is, with all below."""
+        """The number of items, including all below."""
         return sum(1 for _ in self.walk())
 
     @property
     def matters(self) -> bool:
-        """Whether anything here is recognised or changed."""
+        """Whether the item, or one below it, is recognised or changed."""
         return any(item.kind or item.changed for item in self.walk())
 
 
@@ -62,11 +62,11 @@ def outline(
     *,
     title: str,
     full: bool = False,
-) -> Item:
-    """The outline of a file.
+) -> OutlineItem:
+    """Return the outline of a file.
 
     `kinds` maps the place of a recognised node, and whether it is a statement, to its kind; `changed` are the nodes
-    that a pass brought. With `full`, every expression is an item.
+    that a pass added. With `full`, every expression is an item.
     """
     return _Outliner(unit, kinds, changed, full).module(title)
 
@@ -79,44 +79,44 @@ class _Outliner:
         self.full = full
         self.notable = self._notable_nodes()
 
-    def module(self, title: str) -> Item:
+    def module(self, title: str) -> OutlineItem:
         tree = self.unit.tree
         body = [self.statement(node) for node in tree.body]
-        return Item("Module", title, _size(tree), body=body)
+        return OutlineItem("Module", title, _size(tree), body=body)
 
-    def statement(self, node: ast.AST) -> Item:
+    def statement(self, node: ast.AST) -> OutlineItem:
         if isinstance(node, ast.Expr):
             return self._expression_statement(node)
         parts = [self.expression(part) for part in self._parts(node)]
-        body: list[Item] = []
+        body: list[OutlineItem] = []
         for name in _BLOCKS:
             inner: list[ast.AST] = getattr(node, name, None) or []
             items = [self.statement(each) for each in inner] if isinstance(inner, list) else []
             if items and name in _ROLES:
-                items = [Item(_ROLES[name], "", sum(item.size for item in items), body=items)]
+                items = [OutlineItem(_ROLES[name], "", sum(item.size for item in items), body=items)]
             body.extend(items)
         text = self._text(node)
-        item = Item(type(node).__name__, text, _size(node), self._kind(node), parts=parts, body=body)
+        item = OutlineItem(type(node).__name__, text, _size(node), self._kind(node), parts=parts, body=body)
         item.changed = self._is_changed(node, [*self._parts(node), *_inner_statements(node)])
         item.line = getattr(node, "lineno", 0)
         return item
 
-    def expression(self, node: ast.expr) -> Item:
+    def expression(self, node: ast.expr) -> OutlineItem:
         inner = list(self._parts(node))
-        item = Item(type(node).__name__, self._text(node), _size(node), self._kind(node))
+        item = OutlineItem(type(node).__name__, self._text(node), _size(node), self._kind(node))
         item.parts = [self.expression(part) for part in inner]
         item.changed = self._is_changed(node, inner)
         item.line = node.lineno
         return item
 
-    def _expression_statement(self, node: ast.Expr) -> Item:
+    def _expression_statement(self, node: ast.Expr) -> OutlineItem:
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             text = " ".join(node.value.value.split())
-            return Item("Docstring", text, 2)
-        return self.expression(node.value)  # the statement adds nothing to its expression
+            return OutlineItem("Docstring", text, 2)
+        return self.expression(node.value)  # shown as its expression
 
     def _parts(self, node: ast.AST) -> list[ast.expr]:
-        """The expressions below `node` that are items of their own, without those inside of others."""
+        """Return the outermost expressions below `node` that are items."""
         found: list[ast.expr] = []
         waiting = [child for child in _children(node) if not isinstance(child, ast.stmt)]
         while waiting:
@@ -138,7 +138,7 @@ class _Outliner:
         return isinstance(node, _SHOWN) or bool(self._kind(node))
 
     def _notable_nodes(self) -> set[ast.AST]:
-        """Recognised and added nodes, and everything around them."""
+        """Return the recognised and added nodes, and their ancestors."""
         notable: set[ast.AST] = set()
         for node in ast.walk(self.unit.tree):
             if self._kind(node) or (isinstance(node, ast.Call) and node in self.changed):
@@ -147,7 +147,7 @@ class _Outliner:
         return notable
 
     def _is_changed(self, node: ast.AST, inner: Iterable[ast.AST]) -> bool:
-        """Whether a changed node lies in `node` and in none of the items inside of it."""
+        """Return whether a changed node lies in `node`, outside of the items in it."""
         if not self.changed:
             return False
         waiting, apart = [node], set(inner)
@@ -165,12 +165,12 @@ class _Outliner:
         return self.kinds.get((place, isinstance(node, ast.stmt)), "")
 
     def _text(self, node: ast.AST) -> str:
-        """The node's own line: items inside as `…`, the function of a call by its qualified name."""
+        """Return the headline of a node: items inside as `…`, the function of a call by its qualified name."""
         parts = {id(part) for part in self._parts(node)}
         name = self._function_name(node)
         if not parts and name is None:
             return _without_type(node, headline(node, self.unit.source))
-        return _without_type(node, headline(_rebuilt(node, parts, name)))
+        return _without_type(node, headline(_rebuild(node, parts, name)))
 
     def _function_name(self, node: ast.AST) -> str | None:
         if not isinstance(node, ast.Call) or self.full:
@@ -181,8 +181,8 @@ class _Outliner:
         return name.removeprefix("__main__.")
 
 
-def _rebuilt(node: ast.AST, parts: set[int], function: str | None = None) -> ast.AST:
-    """A copy of `node` with `parts` as `…` and blocks left out."""
+def _rebuild(node: ast.AST, parts: set[int], function: str | None = None) -> ast.AST:
+    """Return a copy of `node` with `parts` as `…` and without blocks."""
     fields: dict[str, object] = {}
     for name, value in ast.iter_fields(node):
         if name in _BLOCKS and isinstance(value, list):
@@ -190,20 +190,20 @@ def _rebuilt(node: ast.AST, parts: set[int], function: str | None = None) -> ast
         elif name == "func" and function is not None:
             fields[name] = ast.Name(function, ast.Load())
         elif isinstance(value, list):
-            fields[name] = [_elided(each, parts) for each in value]
+            fields[name] = [_elide(each, parts) for each in value]
         else:
-            fields[name] = _elided(value, parts)
+            fields[name] = _elide(value, parts)
     return ast.copy_location(type(node)(**fields), node)
 
 
-def _elided(value: object, parts: set[int]) -> object:
+def _elide(value: object, parts: set[int]) -> object:
     if id(value) in parts:
         return ast.Name("…", ast.Load())
-    return _rebuilt(value, parts) if isinstance(value, ast.AST) else value
+    return _rebuild(value, parts) if isinstance(value, ast.AST) else value
 
 
 def _without_type(node: ast.AST, text: str) -> str:
-    """The text without the word that the node's type says already."""
+    """Return the text without the keyword that the node type implies."""
     for word in _WORDS.get(type(node).__name__, ()):
         if text == word or text.startswith(f"{word} "):
             return text[len(word) :].lstrip()
@@ -231,10 +231,10 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _inner_statements(node: ast.AST) -> list[ast.AST]:
-    return [each for name in _BLOCKS for each in _listed(getattr(node, name, None))]
+    return [each for name in _BLOCKS for each in _as_list(getattr(node, name, None))]
 
 
-def _listed(value: object) -> list[ast.AST]:
+def _as_list(value: object) -> list[ast.AST]:
     return value if isinstance(value, list) else []
 
 

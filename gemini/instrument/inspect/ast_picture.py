@@ -1,14 +1,14 @@
-"""The picture of a syntax tree: an outline drawn as boxes, coloured by what was recognised.
+"""Picture of a syntax tree: an outline as boxes, coloured by recognised kind.
 
-Statements go down the page, indented like source; the expressions of a statement go to its right. Long files are set
-in columns, like a newspaper, so that the picture stays as wide as a screen:
+Statements are drawn downwards, indented like source; the expressions of a statement to its right. Long files are set in
+columns, so that the picture fits the width of a screen:
 
     Module train.py
      ├ ClassDef Net(nn.Module)             FunctionDef train(…)
      │  └ FunctionDef __init__(self)        └ For images, labels in loader
      │     └ Assign self.fc = … ─ Call torch.nn.Linear(784, 10)
 
-Every box and line has its position here; graphviz only paints (its engine `nop2`).
+This module computes every position; graphviz only renders (its engine `nop2`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from gemini.instrument.inspect.ast_outline import Item
+from gemini.instrument.inspect.ast_outline import OutlineItem
 from gemini.instrument.inspect.finding import KINDS
 
 # Points, the unit of graphviz; a screen has 96 pixels to 72 points.
@@ -31,18 +31,18 @@ _INDENT = 18.0
 _GAP = 16.0
 _COLUMN_GAP = 30.0
 SCREEN_WIDTH = 1390.0  # 1,853 pixels
-_TALL = 1250.0  # a column higher than this asks for another beside it
+_TALL = 1250.0  # a higher column is split into two
 _MOST_COLUMNS = 3
-_TEXT = 64  # characters of a text before it is cut
+_TEXT = 64  # characters shown of a text
 
 _PLAIN, _LINE, _CHANGED = "#f7f7f5", "#9a9a9a", "#d6291e"
 
 
 @dataclass
 class Box:
-    """An item at its place: left edge and row, both counted inside its column."""
+    """An item with its left edge and row in its column."""
 
-    item: Item
+    item: OutlineItem
     x: float
     row: int
     parent: int = -1
@@ -51,7 +51,7 @@ class Box:
     @property
     def label(self) -> str:
         """The text in the box."""
-        text = shortened(self.item.text, _TEXT)
+        text = shorten(self.item.text, _TEXT)
         return f"{self.item.type} {text}".strip()
 
     @property
@@ -67,8 +67,8 @@ class Column:
     boxes: list[Box] = field(default_factory=list)
     rows: int = 0
 
-    def place(self, item: Item, x: float, limit: float) -> None:
-        """Put `item` and all below it at the foot of the column, within `limit` points of width where possible."""
+    def place(self, item: OutlineItem, x: float, limit: float) -> None:
+        """Append `item` and all below it to the column, within `limit` points of width where possible."""
         self._place(Box(item, x, self.rows), limit)
 
     def _place(self, box: Box, limit: float) -> None:
@@ -89,18 +89,18 @@ class Column:
         return max((box.x + box.width for box in self.boxes), default=0.0)
 
 
-def shortened(text: str, most: int) -> str:
-    """`text` on one line and at most `most` characters, cut in the middle of nothing but its end."""
+def shorten(text: str, most: int) -> str:
+    """Return `text` on one line, cut to at most `most` characters."""
     text = " ".join(text.split())
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
-def columns_of(root: Item) -> list[Column]:
-    """The items of `root` set in as many columns as its length asks for and the screen allows."""
+def columns_of(root: OutlineItem) -> list[Column]:
+    """Return the items of `root` in as many columns as their height needs and the screen allows."""
     best: list[Column] = []
     for count in range(1, _MOST_COLUMNS + 1):
         limit = (SCREEN_WIDTH - _COLUMN_GAP * (count - 1)) / count
-        columns = _set(root.body, count, limit)
+        columns = _fill_columns(root.body, count, limit)
         width = sum(column.width for column in columns) + _COLUMN_GAP * (len(columns) - 1)
         if best and width > SCREEN_WIDTH:
             break
@@ -110,8 +110,8 @@ def columns_of(root: Item) -> list[Column]:
     return best
 
 
-def _set(items: Sequence[Item], count: int, limit: float) -> list[Column]:
-    """`items` in `count` columns of about one height; only whole items go to the next column."""
+def _fill_columns(items: Sequence[OutlineItem], count: int, limit: float) -> list[Column]:
+    """Return `items` in `count` columns of similar height; items are not split."""
     heights = []
     for item in items:
         trial = Column()
@@ -127,7 +127,7 @@ def _set(items: Sequence[Item], count: int, limit: float) -> list[Column]:
 
 
 def _smallest_height(heights: Sequence[int], count: int) -> int:
-    """The least column height with which `heights`, in order, need at most `count` columns."""
+    """Return the smallest column height with which `heights`, in order, need at most `count` columns."""
     low, high = max(heights, default=0), sum(heights)
     while low < high:
         middle = (low + high) // 2
@@ -140,14 +140,14 @@ def _smallest_height(heights: Sequence[int], count: int) -> int:
     return low
 
 
-def to_dot(root: Item, *, title: str, note: str = "") -> str:
-    """The picture as DOT text with every position in it."""
+def to_dot(root: OutlineItem, *, title: str, note: str = "") -> str:
+    """Return the picture as DOT text with all positions."""
     drawing = _Drawing(root, title, note)
     return drawing.text()
 
 
 class _Drawing:
-    def __init__(self, root: Item, title: str, note: str) -> None:
+    def __init__(self, root: OutlineItem, title: str, note: str) -> None:
         self.columns = columns_of(root)
         self.title, self.note = title, note
         widths = sum(column.width for column in self.columns) + _COLUMN_GAP * (len(self.columns) - 1)
@@ -174,7 +174,7 @@ class _Drawing:
         return "\n".join([*head, *self.lines, "}", ""])
 
     def _heading(self) -> float:
-        """The title and the legend; returns the height at which the tree begins."""
+        """Add the title and the legend; return the height at which the tree begins."""
         title = f"<b>{html.escape(self.title)}</b>" + (f"  {html.escape(self.note)}" if self.note else "")
         self._plain_text("title", f"<{title}>", len(self.title) + len(self.note) + 3, 0.0, 0.0)
         x, y = 0.0, -_ROW * 1.1
@@ -216,7 +216,7 @@ class _Drawing:
         changed: bool = False,
         folded: bool = False,
     ) -> None:
-        extra = f', tooltip="{hint or " "}"'  # shown by a browser under the pointer
+        extra = f', tooltip="{hint or " "}"'  # shown by browsers
         if changed:
             extra += f', color="{_CHANGED}", penwidth=2'
         if folded:
@@ -235,14 +235,14 @@ class _Drawing:
 
 
 def _label(box: Box) -> str:
-    text = html.escape(shortened(box.item.text, _TEXT))
+    text = html.escape(shorten(box.item.text, _TEXT))
     if not box.item.type:
         return text or " "
     return f'<font color="#5a5a66"><b>{box.item.type}</b></font>' + (f" {text}" if text else "")
 
 
 def _path(box: Box, above: Box, left: float, top: float) -> str:
-    """The line from a box to the one it belongs to: along the row, or down and along."""
+    """Return the line from a box to its parent: along the row, or down and along."""
     y, x = top - box.row * _ROW, left + box.x
     upper = top - above.row * _ROW
     if box.beside:
@@ -258,7 +258,7 @@ def _path(box: Box, above: Box, left: float, top: float) -> str:
 
 
 def _polyline(corners: Iterable[tuple[float, float]]) -> str:
-    """Straight lines as the Bézier curves that graphviz reads: control points on the line itself."""
+    """Return straight lines as Bézier curves for graphviz, with control points on the line."""
     points = list(corners)
     control = [points[0]]
     for (ax, ay), (bx, by) in pairwise(points):

@@ -1,7 +1,7 @@
-"""Call by call: what a call in the source means in the framework's language.
+"""Findings in calls: the kind of every call in a file.
 
-A call whose function has a qualified name is looked up in the vocabularies; a method call on some variable is judged
-by the method's name and by what the variable holds; a call of a variable that holds a model is a forward pass.
+A call of a qualified name is looked up in the vocabularies; a method call on a variable is classified by the name of
+the method and the value of the variable; a call of a variable that holds a model is a forward pass.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from gemini.instrument.inspect.name_evidence import (
     is_called_like,
     is_device_name,
     last_name,
-    unmarked,
+    strip_inserted_calls,
 )
 
-# Methods of a model class in which calls of sub-modules are the model itself, not a use of it.
+# Methods of a model class in which calls of sub-modules are part of the model, not a use of it.
 _INSIDE = {"__init__", "forward", "call", "build", "__call__", "setup", "extra_repr"}
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a node means: a kind, and the name under which to report it."""
+    """The kind of a node, and the name under which it is reported."""
 
     node: ast.expr
     kind: str
     name: str
 
 
-def meanings(evidence: Evidence, file: FileEvidence) -> Iterator[Meaning]:
-    """Everything that the calls (and a few attributes) of one file mean."""
-    reader = _Reader(evidence, file)
+def find_meanings(evidence: Evidence, file: FileEvidence) -> Iterator[Meaning]:
+    """Yield the recognised calls, and a few attributes, of one file."""
+    reader = _CallClassifier(evidence, file)
     for call in file.unit.nodes(ast.Call):
         found = reader.call(call)
         if found:
@@ -43,17 +43,17 @@ def meanings(evidence: Evidence, file: FileEvidence) -> Iterator[Meaning]:
             yield from reader.device_arguments(call)
     for attribute in file.unit.nodes(ast.Attribute):
         if reader.is_loss_of_output(attribute):
-            yield Meaning(attribute, "loss", dotted(attribute))
+            yield Meaning(attribute, "loss", short_name(attribute))
 
 
-class _Reader:
+class _CallClassifier:
     def __init__(self, evidence: Evidence, file: FileEvidence) -> None:
         self.evidence = evidence
         self.file = file
 
     def call(self, call: ast.Call) -> tuple[str, str] | None:
-        if unmarked(call) is not call:
-            return None  # put there by a pass
+        if strip_inserted_calls(call) is not call:
+            return None  # inserted by a pass
         name = self.file.resolve(call.func)
         if name:
             kind = self.evidence.kind_of_call(name)
@@ -68,7 +68,7 @@ class _Reader:
         return self._call_of_variable(call)
 
     def _in_place(self, call: ast.Call, kind: str, name: str) -> tuple[str, str]:
-        """A model made inside of a model class is one of its layers, and a layer may be a script's whole model."""
+        """Return the kind in its context: a model inside a model class is a layer; a layer may be the whole model."""
         inside = self._model_class(call) is not None
         if kind == "model" and inside:
             return "layer", name
@@ -77,9 +77,9 @@ class _Reader:
         return kind, name
 
     def _is_whole_model(self, call: ast.Call, name: str) -> bool:
-        """A layer that the script uses as its model: it goes to a variable, and is a container or called a model."""
+        """Return whether a layer is the script's model: assigned, and a container or named like a model."""
         node: ast.AST | None = self.file.unit.parent(call)
-        # Up through .to(device), .cuda() and a tuple of values, but not out of another call's arguments.
+        # Up through .to(device), .cuda() and tuples, but not out of the arguments of another call.
         while isinstance(node, (ast.Attribute, ast.Tuple)) or (isinstance(node, ast.Call) and call not in node.args):
             node = self.file.unit.parent(node)
         if not isinstance(node, ast.Assign):
@@ -89,7 +89,7 @@ class _Reader:
         )
 
     def _method(self, call: ast.Call, func: ast.Attribute) -> tuple[str, str] | None:
-        name = dotted(func)
+        name = short_name(func)
         if func.attr == "step":
             return self._step(call, func, name)
         if func.attr == "run" and self._holds(func.value, "session") and not _initialises(call):
@@ -107,7 +107,7 @@ class _Reader:
             return self.file.resolve(func.value) is None or isinstance(func.value, ast.Name)
         if wanted == "device":
             return any(self._is_device(value) for value in _values(call))
-        if wanted == "class":  # a class of the program's, or one that no vocabulary knows better
+        if wanted == "class":  # a class of the program, or an unknown one
             owner = self.file.resolve(func.value)
             return owner is None or self.evidence.kind_of_class(owner) == "model"
         return any(self._holds(func.value, each) for each in wanted.split(" or "))
@@ -117,7 +117,7 @@ class _Reader:
             return "scheduler", name
         if self._holds(func.value, "optimizer"):
             return "step", name
-        # scaler.step(optimizer), engine.step(), and unlike env.step(action)
+        # scaler.step(optimizer), engine.step(); not env.step(action)
         if any(self._holds(value, "optimizer") for value in call.args):
             return "step", name
         return None
@@ -126,12 +126,12 @@ class _Reader:
         func = call.func
         if not isinstance(func, (ast.Name, ast.Attribute, ast.Subscript)):
             return None
-        name = dotted(func)
+        name = short_name(func)
         inside = self._model_class(call) is not None and self._method_name(call) in _INSIDE
         if isinstance(func, ast.Name) and func.id == "self" and not inside:
             return "forward", "self"
         if isinstance(func, ast.Attribute) and not _is_self(func.value):
-            return None  # a method of some object; models are held by variables and by self
+            return None  # a method of another object; variables and self hold models
         if self._holds(func, "loss"):
             return "loss", name
         if not inside and self._is_model(func):
@@ -139,17 +139,17 @@ class _Reader:
         return None
 
     def device_arguments(self, call: ast.Call) -> Iterator[Meaning]:
-        """`torch.zeros(3, device="cuda")`: the argument, as the call itself is something else."""
+        """Yield the device arguments of a call: `torch.zeros(3, device="cuda")`."""
         for keyword in call.keywords:
             if keyword.arg in ("device", "map_location") and self._is_device(keyword.value):
-                yield Meaning(keyword.value, "device", f"{dotted(call.func)}({keyword.arg}=)")
+                yield Meaning(keyword.value, "device", f"{short_name(call.func)}({keyword.arg}=)")
 
     def _is_model(self, expr: ast.expr) -> bool:
         name = self.file.resolve(expr)
         return (name is None or self.evidence.is_variable(name)) and self._holds(expr, "model")
 
     def is_loss_of_output(self, node: ast.Attribute) -> bool:
-        """`outputs.loss`, the way transformers' models return it."""
+        """Return whether `node` is `outputs.loss`, as of the models of transformers."""
         if node.attr != "loss" or not isinstance(node.ctx, ast.Load):
             return False
         return isinstance(node.value, ast.Name) and node.value.id != "self" and "output" in node.value.id.lower()
@@ -188,23 +188,23 @@ class _Reader:
         return ""
 
 
-def dotted(expr: ast.expr) -> str:
-    """A short name for what is called: `loss.backward`, `self.optimizer.step`, `….backward`."""
-    expr = unmarked(expr)
+def short_name(expr: ast.expr) -> str:
+    """Return a short name of an expression: `loss.backward`, `self.optimizer.step`, `….backward`."""
+    expr = strip_inserted_calls(expr)
     if isinstance(expr, ast.Name):
         return expr.id
     if isinstance(expr, ast.Attribute):
-        return f"{dotted(expr.value)}.{expr.attr}"
+        return f"{short_name(expr.value)}.{expr.attr}"
     if isinstance(expr, ast.Subscript):
-        return f"{dotted(expr.value)}[…]"
+        return f"{short_name(expr.value)}[…]"
     if isinstance(expr, ast.Call):
-        return f"{dotted(expr.func)}(…)"
+        return f"{short_name(expr.func)}(…)"
     return last_name(expr) or "…"
 
 
 def _initialises(call: ast.Call) -> bool:
-    """`sess.run(tf.global_variables_initializer())`."""
-    return bool(call.args) and isinstance(call.args[0], ast.Call) and "initializer" in dotted(call.args[0].func)
+    """Return whether the call is `sess.run(tf.global_variables_initializer())`."""
+    return bool(call.args) and isinstance(call.args[0], ast.Call) and "initializer" in short_name(call.args[0].func)
 
 
 def _is_self(expr: ast.expr) -> bool:

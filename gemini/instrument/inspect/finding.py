@@ -1,4 +1,4 @@
-"""A `Finding`: one recognised piece of source, and the kinds of pieces there are."""
+"""Finding: one recognised piece of source, and the kinds of findings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of finding: how it is called, and the colour it has in tables and pictures."""
+    """A kind of finding, and its colour in tables and pictures."""
 
     name: str
     meaning: str
@@ -19,9 +19,9 @@ _ALL = (
     Kind("model", "a model class, an instance of one, or a function that builds or is a model", "#c9b8f5"),
     Kind("layer", "a layer or sub-module", "#a9cdf7"),
     Kind("op", "a functional operation on tensors", "#cfe6fb"),
-    Kind("loss", "a loss: made, or computed", "#f9b9b7"),
-    Kind("optimizer", "an optimizer, made", "#f7cf8e"),
-    Kind("scheduler", "a learning-rate schedule, made or stepped", "#f5e3b3"),
+    Kind("loss", "a loss, constructed or computed", "#f9b9b7"),
+    Kind("optimizer", "an optimizer, constructed", "#f7cf8e"),
+    Kind("scheduler", "a learning-rate schedule, constructed or stepped", "#f5e3b3"),
     Kind("data", "a data set, loader or input", "#b9e4c4"),
     Kind("device", "a placement on a device", "#b5e2e0"),
     Kind("checkpoint", "saving or loading state", "#dcd3c8"),
@@ -58,5 +58,5 @@ class Finding:
         return f"{self.file}:{self.line}"
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as a JSON object."""
+        """Return the finding as a JSON object."""
         return asdict(self)

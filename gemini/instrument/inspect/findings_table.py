@@ -1,4 +1,4 @@
-"""Recognised pieces of source as a table for people, and as JSON for programs."""
+"""Findings as a table, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def table(findings: Sequence[Finding]) -> Table:
-    """One row a finding; paths are shown as seen from the working directory."""
+    """Return a table with one row per finding; paths are relative to the working directory."""
     from rich.table import Table
     from rich.text import Text
 
@@ -36,7 +36,7 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def summary(findings: Sequence[Finding], files: int) -> str:
-    """`41 findings in 3 files: 5 layers, …`, the kinds in the order of their table."""
+    """Return `41 findings in 3 files: 5 layer, …`, the kinds in the order of `KINDS`."""
     counts = Counter(finding.kind for finding in findings)
     named = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     total = f"{len(findings)} finding{'s' if len(findings) != 1 else ''} in {files} file{'s' if files != 1 else ''}"
@@ -44,12 +44,12 @@ def summary(findings: Sequence[Finding], files: int) -> str:
 
 
 def to_json(findings: Sequence[Finding], files: Sequence[str]) -> str:
-    """All findings and the files that were read, as JSON text."""
+    """Return all findings and the files that were read, as JSON text."""
     return json.dumps({"files": list(files), "findings": [finding.to_json() for finding in findings]}, indent=1)
 
 
 def relative(path: str) -> str:
-    """`path` as seen from the working directory, unless that goes up."""
+    """Return `path` relative to the working directory, unless it is outside of it."""
     try:
         seen = os.path.relpath(path)
     except ValueError:

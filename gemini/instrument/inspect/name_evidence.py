@@ -1,9 +1,9 @@
-"""What the files of a program tell about their names: the classes and what they derive from, and what variables hold.
+"""Evidence about the names of a program: the bases of its classes, and the values of its variables.
 
-A script seldom says what a variable is where it is used: `optimizer.step()` stands in one function, the optimizer was
-made in another. Evidence is therefore collected over all files first, by name and without following the flow: a name
-that is ever assigned a model is taken for one, in its own file before the others, and where a name is never assigned
-(a parameter) the habits of the field decide (`net`, `criterion`, `optimizer`).
+The use of a variable seldom shows its type: `optimizer.step()` is in one function, the optimizer was constructed in
+another. Evidence is therefore collected over all files first, by name and without following the control flow: a name
+that is ever assigned a model counts as one, in its own file before other files, and for a name that is never assigned
+(a parameter) the conventions of the field decide (`net`, `criterion`, `optimizer`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONVENTIONS = {
     "checkpoint": re.compile(r"(?i)(saver|checkpoint|ckpt)\w*$"),
     "train op": re.compile(r"(?i)^train_?(op|step)\w*$"),
 }
-# Methods that hand back the object (or its like) they are called on.
+# Methods that return their receiver or a copy of it.
 _SAME = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "module"}
 _WRAPPERS = {"torch.compile", "torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"}
 
@@ -51,7 +51,7 @@ class FileEvidence:
     unit: Unit
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)  # by qualified name
     functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=dict)
-    holders: dict[str, set[str]] = field(default_factory=dict)  # last component of a target → what it holds
+    holders: dict[str, set[str]] = field(default_factory=dict)  # last component of a target → kinds of its values
 
     @property
     def source(self) -> SourceFile:
@@ -60,7 +60,7 @@ class FileEvidence:
 
     @classmethod
     def of(cls, source: SourceFile, modules: ModuleLookup) -> FileEvidence:
-        """The classes and functions of `source`; what variables hold is filled in by `Evidence`."""
+        """Return the classes and functions of `source`; `Evidence` adds the values of variables."""
         evidence = cls(Unit(source, modules))
         evidence._define(source.tree.body, source.module)
         return evidence
@@ -80,16 +80,16 @@ class FileEvidence:
                     self._define(getattr(node, inner, ()), prefix)
 
     def resolve(self, expr: ast.expr) -> str | None:
-        """The qualified name of what `expr` names: an imported object, or one defined in this file."""
-        expr = unmarked(expr)
+        """Return the qualified name of `expr`: an imported object, or one defined in this file."""
+        expr = strip_inserted_calls(expr)
         found = self.unit.resolve(expr)
         if found is None and isinstance(expr, ast.Name):
             name = f"{self.source.module}.{expr.id}" if self.source.module else expr.id
-            return name if name in self.classes or name in self.functions else self._nested(expr.id)
+            return name if name in self.classes or name in self.functions else self._find_nested(expr.id)
         return found
 
-    def _nested(self, name: str) -> str | None:
-        """A class or function of that name inside a function of this file (closures)."""
+    def _find_nested(self, name: str) -> str | None:
+        """Return the class or function of that name inside a function of this file (closures)."""
         for known in (*self.classes, *self.functions):
             if known.endswith(f".{name}"):
                 return known
@@ -123,31 +123,31 @@ class Evidence:
         self._returns: dict[str, str | None] = {}
         imported = frozenset[str]().union(*(file.imports for file in self.files))
         self.vocabularies = [each for each in VOCABULARIES if each.roots & imported]
-        for _ in range(2):  # the second round knows what functions return
+        for _ in range(2):  # the second round uses the returned kinds of the first
             for file in self.files:
                 self._collect_holders(file)
             self._collect_returns()
         for file in self.files:
-            for name, held in file.holders.items():
-                self._anywhere.setdefault(name, set()).update(held)
+            for name, kinds in file.holders.items():
+                self._anywhere.setdefault(name, set()).update(kinds)
 
     def _names_of(self, module: str) -> Names | None:
-        """The names of a module of the program, so that a re-exported class is found where it is defined."""
+        """Return the names of a module of the program, so that a re-exported class is found where it is defined."""
         file = self._by_module.get(module)
         return file.unit.names if file is not None else None
 
     def kind_of_class(self, name: str) -> str | None:
-        """What the class of the program called `name` is, by the classes it derives from; None for other names."""
+        """Return the kind of the program's class `name`, by its bases; None for other names."""
         if name not in self._bases:
             return None
         if name not in self._class_kinds:
-            self._class_kinds[name] = None  # a class that derives from itself is nothing
+            self._class_kinds[name] = None  # ends the recursion of classes that derive from each other
             kinds = (self._kind_of_base(base) for base in self._bases[name])
             self._class_kinds[name] = next((kind for kind in kinds if kind), None)
         return self._class_kinds[name]
 
     def kind_of_call(self, name: str) -> str | None:
-        """What calling the object `name` means: the framework's word, or the program's own class or function."""
+        """Return the kind of a call of `name`: by the vocabularies, or by a class or function of the program."""
         for vocabulary in self.vocabularies:
             kind = vocabulary.kind_of_call(name)
             if kind:
@@ -155,20 +155,20 @@ class Evidence:
         return self.kind_of_class(name) or self._returns.get(name)
 
     def is_users(self, name: str) -> bool:
-        """Whether `name` is a class or function of the program itself."""
+        """Return whether `name` is a class or function of the program."""
         return name in self._bases or name in self._returns
 
     def is_variable(self, name: str) -> bool:
-        """Whether `name` is in a module of the program, but neither a class nor a function there."""
+        """Return whether `name` is in a module of the program, but neither a class nor a function."""
         return name.rpartition(".")[0] in self._by_module and not self.is_users(name)
 
     def may_be_users(self, name: str) -> bool:
-        """Whether `name` is anything of the program's own."""
+        """Return whether `name` is defined by the program."""
         return self.is_users(name) or self.is_variable(name)
 
     def holds(self, file: FileEvidence, expr: ast.expr, kind: str) -> bool:
-        """Whether the variable (or attribute) `expr` is taken to hold a `kind`."""
-        expr = unmarked(expr)
+        """Return whether the variable (or attribute) `expr` counts as a `kind`."""
+        expr = strip_inserted_calls(expr)
         name = last_name(expr)
         if name is None:
             return isinstance(expr, ast.Call) and self.kind_of_value(file, expr) == kind
@@ -176,8 +176,8 @@ class Evidence:
         return kind in known if known else is_called_like(name, kind)
 
     def kind_of_value(self, file: FileEvidence, value: ast.expr) -> str | None:
-        """What the value of an expression is, as far as its outermost call tells."""
-        value = unmarked(value)
+        """Return the kind of an expression's value, by its outermost call."""
+        value = strip_inserted_calls(value)
         if isinstance(value, ast.Await):
             value = value.value
         if isinstance(value, ast.IfExp):
@@ -185,8 +185,8 @@ class Evidence:
         if isinstance(value, ast.Constant):
             return "device" if isinstance(value.value, str) and is_device_name(value.value) else None
         if isinstance(value, (ast.Name, ast.Attribute)):
-            held = file.holders.get(last_name(value) or "", set())
-            return next(iter(sorted(held)), None)
+            kinds = file.holders.get(last_name(value) or "", set())
+            return next(iter(sorted(kinds)), None)
         if not isinstance(value, ast.Call):
             return None
         name = file.resolve(value.func)
@@ -203,7 +203,7 @@ class Evidence:
             return self.kind_of_value(file, call.args[0]) or "model"
         kind = self.kind_of_call(name)
         if kind == "layer":
-            return "model"  # a layer held by a variable of the script is a model as good as any
+            return "model"  # a layer in a variable of the script counts as a model
         return kind or ("other" if not self.is_users(name) else None)
 
     def _kind_of_method(self, file: FileEvidence, func: ast.Attribute) -> str | None:
@@ -232,13 +232,13 @@ class Evidence:
     def _collect_returns(self) -> None:
         for file in self.files:
             for name, node in file.functions.items():
-                kinds = (self.kind_of_value(file, value) for value in _returned(node))
+                kinds = (self.kind_of_value(file, value) for value in _returned_values(node))
                 found = next((kind for kind in kinds if kind in ("model", "optimizer", "scheduler", "data")), None)
                 self._returns[name] = found
 
 
 def last_name(expr: ast.expr) -> str | None:
-    """`optimizer` of `optimizer`, `self.optimizer` and `self.optimizers[0]`; None for what has no name."""
+    """`optimizer` of `optimizer`, `self.optimizer` and `self.optimizers[0]`; None without a name."""
     while isinstance(expr, ast.Subscript):
         expr = expr.value
     if isinstance(expr, ast.Name):
@@ -246,21 +246,21 @@ def last_name(expr: ast.expr) -> str | None:
     return expr.attr if isinstance(expr, ast.Attribute) else None
 
 
-def unmarked(expr: ast.expr) -> ast.expr:
-    """`x` of `__gemini__.on(x)` and the other calls that passes put around the script's own expressions."""
+def strip_inserted_calls(expr: ast.expr) -> ast.expr:
+    """Return `x` of `__gemini__.on(x)` and of the other calls that passes insert."""
     while isinstance(expr, ast.Call) and len(expr.args) == 1 and is_inserted_call(expr):
         expr = expr.args[0]
     return expr
 
 
 def is_called_like(name: str, kind: str) -> bool:
-    """Whether people call a variable `name` when it holds a `kind`."""
+    """Return whether `name` is a conventional name of a `kind`."""
     convention = _CONVENTIONS.get(kind)
     return bool(convention and convention.search(name))
 
 
 def is_device_name(text: str) -> bool:
-    """Whether a string constant names a device."""
+    """Return whether a string constant names a device."""
     return bool(re.fullmatch(r"(cpu|cuda|mps|xpu|hpu|/?(?:\w+:\d+/)*(?:device:)?[CGT]PU)(:\d+)?", text, re.IGNORECASE))
 
 
@@ -284,14 +284,14 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         yield target, value
 
 
-def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
+def _returned_values(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.expr]:
     for node in own_nodes(function):
         if isinstance(node, ast.Return) and node.value is not None:
             yield node.value
 
 
 def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below `function`, without those of functions and classes defined in it."""
+    """Yield the nodes below `function`, without those of functions and classes defined in it."""
     waiting = list(ast.iter_child_nodes(function))
     while waiting:
         node = waiting.pop()

@@ -1,6 +1,6 @@
 """The vocabulary of PyTorch and of the libraries on it: transformers, Lightning, accelerate, timm.
 
-A pattern with an empty kind says that the names it matches are none of ours.
+A pattern with an empty kind excludes the names it matches.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _FUNCTIONAL_LOSSES = (
     "kl_div", "linear_cross_entropy",
 )  # fmt: skip
 
-# nn names that make no layer.
+# Names of torch.nn that are not layers.
 _NOT_LAYERS = ("torch.nn.Module", "torch.nn.Parameter", "torch.nn.UninitializedParameter", "torch.nn.Buffer")
 
 _CALLS = (
-    # losses come before the layers and functions they live among
+    # losses come before the layers and functions of the same module
     ("torch.nn.*Loss*", "loss"),
     ("torch.nn.functional.*_loss", "loss"),
     *((f"torch.nn.functional.{name}", "loss") for name in _FUNCTIONAL_LOSSES),
@@ -129,8 +129,8 @@ _BASES = (
     ("torch_geometric.nn.[A-Z]*", "model"),
 )
 
-# A method call says little by its name; the second word is what the receiver has to be (see evidence.py):
-#   any         nothing more is asked
+# The name of a method is ambiguous; the second word is the kind of its receiver (see name_evidence.py):
+#   any         any receiver
 #   model, optimizer, scheduler, trainer, data     a variable known, or named, as one
 #   device      not the receiver but an argument must look like a device
 _METHODS = {

@@ -1,7 +1,7 @@
-"""Statement by statement: model classes and functions, training and evaluation loops, training steps.
+"""Findings in statements: model classes and functions, training and evaluation loops, training steps.
 
-A loop trains when an optimizer steps in it, or gradients are computed in it, or when it calls a function that does
-one training step. It evaluates when the model is called in it and nothing of that happens. What is nested:
+A loop trains if an optimizer steps in it, or gradients are computed in it, or it calls a function that does one
+training step. It evaluates if it calls the model and does not train. Nested loops:
 
     for epoch in …:                the innermost loop around a step is the training loop;
         for batch in …:            an inner loop that only accumulates gradients belongs to it
@@ -14,7 +14,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from gemini.instrument.inspect.call_findings import Meaning, dotted
+from gemini.instrument.inspect.call_findings import Meaning, short_name
 from gemini.instrument.inspect.name_evidence import Evidence, FileEvidence, own_nodes
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -27,8 +27,8 @@ _EVAL_METHODS = {"validation_step", "test_step", "predict_step"}
 _TRAINS = {"backward", "step"}
 
 
-def statements(evidence: Evidence, file: FileEvidence, found: Sequence[Meaning]) -> list[Named]:
-    """The classes, functions and loops of one file that mean something."""
+def find_statements(evidence: Evidence, file: FileEvidence, found: Sequence[Meaning]) -> list[Named]:
+    """Return the recognised classes, functions and loops of one file."""
     return [*_classes(evidence, file), *_Loops(evidence, file, found).all()]
 
 
@@ -66,11 +66,11 @@ class _Loops:
                     self.training[loops[0]] = None
 
     def _runs(self, meaning: Meaning) -> bool:
-        """Building `optimizer.minimize(loss)` into a graph, or `tf.gradients`, trains nothing yet."""
+        """Return whether a finding trains: graph construction such as `optimizer.minimize(loss)` does not."""
         return not meaning.name.endswith((".minimize", "tensorflow.gradients", ".compute_gradients"))
 
     def _train_steps(self) -> Iterator[tuple[Function, str]]:
-        """Functions that compute gradients or step, with no loop of their own around it."""
+        """Yield the functions that compute gradients or step outside of loops."""
         for name, node in self.file.functions.items():
             own = set(own_nodes(node))
             sites = [each for each in self.found if each.kind in _TRAINS and each.node in own and self._runs(each)]
@@ -80,16 +80,16 @@ class _Loops:
 
     def _find_loops_over_steps(self, names: set[str]) -> None:
         for call in self.unit.nodes(ast.Call):
-            loops = self._loops_around(call) if self._called(call) in names else []
+            loops = self._loops_around(call) if self._called_name(call) in names else []
             if loops and not any(loop in self.training for loop in loops):
                 self.training[loops[0]] = None
 
-    def _called(self, call: ast.Call) -> str:
-        """The name of the function or own method that is called; `optimizer.step` is neither."""
+    def _called_name(self, call: ast.Call) -> str:
+        """Return the name of the called function or method of self; `optimizer.step` is neither."""
         func = call.func
         if isinstance(func, ast.Name):
             return func.id
-        if isinstance(func, ast.Attribute) and (self.file.resolve(func) or dotted(func.value) == "self"):
+        if isinstance(func, ast.Attribute) and (self.file.resolve(func) or short_name(func.value) == "self"):
             return func.attr
         return ""
 
@@ -108,7 +108,7 @@ class _Loops:
                 yield loops[0]
 
     def _evaluates(self, node: ast.AST) -> bool:
-        """Whether the function around `node` says that it evaluates, by its name or by turning gradients off."""
+        """Return whether the function around `node` evaluates, by its name or because it disables gradients."""
         function = self.unit.function(node)
         if not isinstance(function, Function):
             return False
@@ -119,7 +119,7 @@ class _Loops:
         return any(name in quiet for name in used)
 
     def _model_functions(self, steps: set[Function]) -> Iterator[Named]:
-        """Functions that build a model, or that are one: several layers or ops, and a result."""
+        """Yield the functions that build a model, or are one: several layers or ops, and a result."""
         for name, node in self.file.functions.items():
             if node in steps or isinstance(self.unit.parent(node), ast.ClassDef):
                 continue
@@ -132,7 +132,7 @@ class _Loops:
                 yield node, "model", name
 
     def _loops_around(self, node: ast.AST) -> list[Loop]:
-        """The loops around `node` in the same function, innermost first."""
+        """Return the loops around `node` in the same function, innermost first."""
         loops: list[Loop] = []
         for around in self.unit.ancestors(node):
             if isinstance(around, Loop):
@@ -149,7 +149,7 @@ class _Loops:
         )
 
     def _name(self, loop: Loop) -> str:
-        """The function that has the loop."""
+        """Return the name of the function around the loop."""
         function = self.unit.function(loop)
         known = (name for name, node in self.file.functions.items() if node is function)
         return next(known, self.file.source.module or "module")

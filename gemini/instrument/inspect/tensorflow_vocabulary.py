@@ -1,6 +1,6 @@
 """The vocabulary of TensorFlow: graph code with sessions (1-style), Keras, tapes and estimators.
 
-`tf.compat.v1`, `tf_keras` and stand-alone Keras are spelled like TensorFlow's own names before matching.
+`tf.compat.v1`, `tf_keras` and stand-alone Keras are mapped to TensorFlow's names before matching.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the names in a file mean: scopes, imports and what other modules export."""
+"""Names in a file: scopes, imports, qualified names, and the exports of other modules."""

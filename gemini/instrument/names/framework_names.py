@@ -1,6 +1,6 @@
-"""What Gemini knows of the frameworks' names without importing them.
+"""Names of the frameworks, without importing them.
 
-Two facts: which names a star import of a framework's module binds, and which public name an object has that is
+Two tables: which names a star import of a framework's module binds, and which public name an object has that is
 reached by the module it is defined in (``torch.nn.modules.linear.Linear`` is ``torch.nn.Linear``).
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 _STAR_IMPORTS = Path(__file__).with_name("torch_star_imports.txt")
 _ROOTS = frozenset(["torch", "tensorflow", "keras", "numpy", "builtins"])
 
-# Where things are defined → the public module that has them under the same name.
+# Defining module → the public module that has its objects under the same name.
 _PUBLIC = {
     "torch._tensor.": "torch",
     "torch.functional.": "torch",
@@ -29,13 +29,13 @@ _PREFIXES = ("torch.nn.functional.", *_PUBLIC)
 
 
 def is_framework(qualified: str) -> bool:
-    """Whether a name lies in a module known here, which is then never looked up as a file."""
+    """Return whether a name lies in a known framework, which is never looked up as a file."""
     return qualified.partition(".")[0] in _ROOTS
 
 
 @cache
 def star(module: str) -> frozenset[str] | None:
-    """The names that ``from module import *`` binds; None where the module is not known here."""
+    """Return the names that ``from module import *`` binds; None for other modules."""
     return torch_star_imports().get(module)
 
 
@@ -55,7 +55,7 @@ def torch_star_imports() -> dict[str, frozenset[str]]:
 
 @cache
 def canonical(qualified: str) -> str:
-    """The public name of what `qualified` names."""
+    """Return the public name of the object that `qualified` names."""
     if not qualified.startswith(_PREFIXES):
         return qualified
     module, _, name = qualified.rpartition(".")
@@ -69,8 +69,8 @@ def canonical(qualified: str) -> str:
     return qualified
 
 
-# What ``from torch.nn.functional import *`` brings along, as that module has no ``__all__``.
+# Names that ``from torch.nn.functional import *`` also binds, as that module has no ``__all__``.
 _IMPORTED = {name: name for name in ("dataclasses", "importlib", "math", "torch", "warnings")}
 _IMPORTED |= {"np": "numpy", "grad": "torch.nn.grad", "Tensor": "torch.Tensor"}
-# Functions that are reached through the module that defines them; other lower-case names may be submodules.
+# Functions that code reaches through their defining module; other lower-case names may be submodules.
 _FUNCTIONS = frozenset(["autocast", "custom_fwd", "custom_bwd", "random_split", "default_collate", "default_convert"])

@@ -1,7 +1,7 @@
-"""What other modules call their names, read from their source without importing them.
+"""Exports of other modules, read from their source without importing them.
 
-A script's ``from blocks import *`` or ``import blocks; blocks.nn.Linear`` is followed into ``blocks.py`` where that is
-one of the program's own files. Of installed modules only one thing is asked: what a star import of them binds.
+A script's ``from blocks import *`` or ``import blocks; blocks.nn.Linear`` is followed into ``blocks.py`` if that is a
+user file. Of installed modules only the names of a star import are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from gemini.instrument.program.ownership import Ownership
 from gemini.instrument.text.source_file import SourceFile
 
 
-class Modules:
-    """A `ModuleLookup` over search folders: the program's own files, and the star exports of installed ones."""
+class ModuleExports:
+    """A `ModuleLookup` over search folders: the user's files, and the star exports of installed modules."""
 
     def __init__(self, path: Sequence[str] | None = None) -> None:
         self._path = path
@@ -25,14 +25,14 @@ class Modules:
         self._known: dict[tuple[str, str], ModuleNames | None] = {}
 
     def beside(self, source: SourceFile) -> _Beside:
-        """The lookup as seen from `source`: the folder its top-level module lies in comes first."""
+        """Return the lookup for `source`, which searches the folder of its top-level module first."""
         return _Beside(self, _root(source))
 
     def find(self, module: str, root: str) -> ModuleNames | None:
-        """What is known of `module`, seen from a program in the folder `root`."""
+        """Return the names of `module` for a program in the folder `root`."""
         key = (root, module)
         if key not in self._known:
-            self._known[key] = None  # a module that imports itself on the way knows nothing of itself yet
+            self._known[key] = None  # ends the recursion of modules that import each other
             self._known[key] = self._find(module, root)
         return self._known[key]
 
@@ -42,7 +42,7 @@ class Modules:
             return _Installed(module, None)
         if not self._ownership.owns(path, module):
             return _Installed(module, path)
-        return _read(path, module, self.beside(SourceFile(path, b"", module)))
+        return _read_names(path, module, self.beside(SourceFile(path, b"", module)))
 
     def _locate(self, module: str, root: str) -> str | None:
         relative = module.replace(".", os.sep)
@@ -55,9 +55,9 @@ class Modules:
 
 
 class _Beside:
-    """`Modules` as one file of a program sees them."""
+    """`ModuleExports` as searched from one file of a program."""
 
-    def __init__(self, modules: Modules, root: str) -> None:
+    def __init__(self, modules: ModuleExports, root: str) -> None:
         self._modules = modules
         self._root = root
 
@@ -66,7 +66,7 @@ class _Beside:
 
 
 class _Installed:
-    """An installed module: only what a star import of it binds, found when asked for."""
+    """An installed module: only the names of a star import, found on demand."""
 
     def __init__(self, module: str, path: str | None) -> None:
         self._module = module
@@ -78,15 +78,15 @@ class _Installed:
     def star(self) -> frozenset[str] | None:
         loaded = sys.modules.get(self._module)
         if loaded is None and self._path is None and self._module in sys.stdlib_module_names:
-            loaded = importlib.import_module(self._module)  # compiled into Python, such as math
+            loaded = importlib.import_module(self._module)  # built into Python, such as math
         if loaded is not None:
             public = [name for name in vars(loaded) if not name.startswith("_")]
             return frozenset(getattr(loaded, "__all__", public))
-        names = _read(self._path, self._module, lambda _: None) if self._path else None
+        names = _read_names(self._path, self._module, lambda _: None) if self._path else None
         return names.star() if names is not None else None
 
 
-def _read(path: str, module: str, lookup: ModuleLookup) -> Names | None:
+def _read_names(path: str, module: str, lookup: ModuleLookup) -> Names | None:
     try:
         source = SourceFile.read(path, module)
         tree = source.tree
@@ -96,7 +96,7 @@ def _read(path: str, module: str, lookup: ModuleLookup) -> Names | None:
 
 
 def _root(source: SourceFile) -> str:
-    """The folder that the top-level module or package of `source` lies in."""
+    """Return the folder that the top-level module or package of `source` lies in."""
     folder = os.path.dirname(os.path.abspath(source.path))
     parts = 0 if source.module in ("", "__main__") else source.module.count(".") + source.is_package
     for _ in range(parts):

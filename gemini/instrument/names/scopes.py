@@ -1,15 +1,15 @@
-"""Which binding a name in a tree may refer to.
+"""Scopes: the bindings that a name in a tree may refer to.
 
 `Scopes` follows Python's scoping (functions, classes, comprehensions, lambdas, `global`, `nonlocal`, the walrus) and
-answers one question: given a use of a name, which of the places that bind it can have bound what the use sees? It
-errs to the side of *more* places. A place is ruled out only where the order of execution is certain:
+returns the bindings that can reach a use of a name. It errs on the side of *more* bindings: one is excluded only where
+the order of execution is certain:
 
     import torch            ─┐ dead for the use below: the next one always runs in between
     import fake as torch     │ reaches the use
     torch.device             │ the use
     torch = None            ─┘ not yet run when the use runs (unless a loop holds both, or the use is in a function)
 
-Nothing is computed for names that nobody asks about.
+Results are computed on demand, by name.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _TYPE_PARAMETERS = ("TypeVar", "ParamSpec", "TypeVarTuple")  # Python 3.12
 _SURE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom, *_FUNCTIONS, ast.ClassDef)
-"""Statements that bind their names whenever they run through."""
+"""Statements that always bind their names when they complete."""
 _IMPORTING = ("import_module", "__import__")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 @dataclass(frozen=True, eq=False)
 class Binding:
-    """One place that binds a name.
+    """One binding of a name.
 
     `node` is the binding node (a stored `Name`, an `alias`, a definition, an `arg`, …) and `statement` the statement it
     belongs to. `done` is the position after which the binding has happened. A `dynamic` one happens at an unknown time:
-    it is made through `global` or `nonlocal` in another function.
+    through `global` or `nonlocal` in another function.
     """
 
     node: ast.AST
@@ -49,8 +49,8 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """The bindings a use can see, the scope that owns them, and whether the name may also be unbound there."""
+class ReachingBindings:
+    """The bindings that reach a use, the scope that owns them, and whether the name is certainly bound."""
 
     scope: ast.AST
     bindings: tuple[Binding, ...]
@@ -68,25 +68,25 @@ class Scopes:
         self._owners: dict[str, dict[ast.AST, list[Binding]]] = {}
         self.stars = [node for node in index.nodes(ast.ImportFrom) if node.names[0].name == "*"]
 
-    def bound(self, name: str) -> bool:
-        """Whether anything in the tree binds `name` (a star import aside)."""
+    def is_bound(self, name: str) -> bool:
+        """Return whether the tree binds `name` (other than by a star import)."""
         return name in self._sites
 
     def sites(self, name: str) -> list[ast.AST]:
-        """The nodes that bind or delete `name` in whatever scope."""
+        """Return the nodes that bind or delete `name` in any scope."""
         return self._sites.get(name, [])
 
-    def hopeful(self, *, defined: bool) -> frozenset[str]:
-        """The names that some scope binds to something with a name of its own, maybe through other names.
+    def resolvable(self, *, defined: bool) -> frozenset[str]:
+        """Return the names that some scope binds to an object with a qualified name, directly or through other names.
 
-        That is an import, an assignment of a name or attribute or of a call that may import, and, where the module's
-        name is known (`defined`), a function or class. All other names are variables.
+        These are imports, assignments of names, attributes and importing calls, and, where the module's name is known
+        (`defined`), functions and classes. All other names are variables.
         """
         nodes = self._index.nodes
         found = {alias.asname or alias.name.partition(".")[0] for alias in nodes(ast.alias)}
         if defined:
             found.update(node.name for node in self._index.tree.body if isinstance(node, (*_FUNCTIONS, ast.ClassDef)))
-        passed_on: dict[str, list[str]] = defaultdict(list)
+        aliases_of: dict[str, list[str]] = defaultdict(list)
         assigned = [(one.targets, one.value) for one in nodes(ast.Assign)]
         assigned += [([one.target], one.value) for one in nodes(ast.AnnAssign) if one.value is not None]
         assigned += [([one.target], one.value) for one in nodes(ast.NamedExpr)]
@@ -94,16 +94,16 @@ class Scopes:
             for target, value in _pairs(targets, whole):
                 root = _root(value)
                 if root is not None:
-                    passed_on[root].append(target)
-        reached = [*found, *(name for name in passed_on if hasattr(builtins, name))]
+                    aliases_of[root].append(target)
+        reached = [*found, *(name for name in aliases_of if hasattr(builtins, name))]
         while reached:
-            for target in passed_on.pop(reached.pop(), ()):
+            for target in aliases_of.pop(reached.pop(), ()):
                 found.add(target)
                 reached.append(target)
         return frozenset(found)
 
-    def sole(self, name: str) -> Binding | None:
-        """The one binding of `name` in the whole tree, if it is made at the module's top level, come what may."""
+    def sole_binding(self, name: str) -> Binding | None:
+        """Return the only binding of `name` in the tree if it is unconditional, at the top level of the module."""
         if len(self._sites.get(name, ())) != 1:
             return None
         owned = self.owners(name).get(self._index.tree)
@@ -152,7 +152,7 @@ class Scopes:
         return declared
 
     def around(self, node: ast.AST) -> list[ast.AST]:
-        """The scopes whose names `node` is evaluated among, innermost first; the module is last."""
+        """Return the scopes in which `node` is evaluated, innermost first, the module last."""
         parents = self._parents
         found: list[ast.AST] = []
         below, child, parent = node, node, parents.get(node)
@@ -175,7 +175,7 @@ class Scopes:
         return found or [node]
 
     def owners(self, name: str) -> dict[ast.AST, list[Binding]]:
-        """The bindings of `name` by the scope that owns them, each in order of position."""
+        """Return the bindings of `name` by the scope that owns them, each in order of position."""
         known = self._owners.get(name)
         if known is None:
             known = self._owners[name] = {}
@@ -204,7 +204,7 @@ class Scopes:
         return scopes[0], False
 
     def _nonlocal_owner(self, scopes: list[ast.AST], name: str) -> ast.AST | None:
-        """The function that owns a name declared `nonlocal` in the first of `scopes`."""
+        """Return the function that owns a name declared `nonlocal` in the first of `scopes`."""
         for scope in scopes[1:]:
             if isinstance(scope, (*_FUNCTIONS, ast.Lambda)) and (scope, name) not in self._declared:
                 for node in self._sites.get(name, ()):
@@ -230,8 +230,8 @@ class Scopes:
         )
         return Binding(node, statement, end_of(statement) if simple else start_of(node), dynamic)
 
-    def reach(self, name: str, use: ast.AST) -> Reached | None:
-        """The bindings that a use of `name` at the node `use` can see; None where no scope of the tree binds it."""
+    def reach(self, name: str, use: ast.AST) -> ReachingBindings | None:
+        """Return the bindings that can reach the use of `name` at `use`; None where no scope binds it."""
         scopes = self.around(use)
         owners = self.owners(name)
         module = scopes[-1]
@@ -243,20 +243,20 @@ class Scopes:
             candidates = iter(scopes[1:])
         for scope in candidates:
             if scope.__class__ is ast.ClassDef and scope is not scopes[0]:
-                continue  # a class's names are not seen from the functions in it
+                continue  # names of a class are not visible in its functions
             if scope is not scopes[0] and scope is not module and self._declared.get((scope, name)) is ast.Global:
                 scope = module
             if scope in owners:
-                bindings, certain = self._reaching(owners[scope], scope, use, scopes)
-                return Reached(scope, tuple(bindings), certain)
+                bindings, certain = self._find_reaching(owners[scope], scope, use, scopes)
+                return ReachingBindings(scope, tuple(bindings), certain)
             if scope is module:
                 break
         return None
 
-    def _reaching(
+    def _find_reaching(
         self, bindings: list[Binding], scope: ast.AST, use: ast.AST, scopes: list[ast.AST]
     ) -> tuple[list[Binding], bool]:
-        """The bindings in `scope` that can reach `use`, and whether one of them is certain to have happened."""
+        """Return the bindings in `scope` that can reach `use`, and whether one of them is certain to have happened."""
         later = scopes[: scopes.index(scope)] if scope in scopes else scopes
         deferred = any(one.__class__ not in (ast.ListComp, ast.SetComp, ast.DictComp) for one in later)
         place = start_of(use)
@@ -266,7 +266,7 @@ class Scopes:
         for one in bindings:
             if one.dynamic:
                 alive.append(one)
-            elif one.done > place and not deferred and not self._shared_loop(one.node, above, scope):
+            elif one.done > place and not deferred and not self._share_loop(one.node, above, scope):
                 continue  # has not run yet
             else:
                 if one.done <= place and self._dominates(one, above):
@@ -274,19 +274,17 @@ class Scopes:
                 alive.append(one)
         if last_sure is None:
             return alive, isinstance(scope, (*_FUNCTIONS, ast.Lambda, *_COMPREHENSIONS))
-        # What ran before the last sure one is overwritten, unless a loop can run it again before a deferred use.
+        # Bindings before the last sure one are overwritten, unless a loop repeats them before a deferred use.
         sure_above = self._path(last_sure.node)
         alive = [
             one
             for one in alive
-            if one.dynamic
-            or one.done >= last_sure.done
-            or (deferred and self._shared_loop(one.node, sure_above, scope))
+            if one.dynamic or one.done >= last_sure.done or (deferred and self._share_loop(one.node, sure_above, scope))
         ]
         return alive, not any(self._deletes(one) for one in alive)
 
     def at_end(self, bindings: list[Binding]) -> list[Binding]:
-        """Of a module's `bindings` of one name, those that can stand when the module has run."""
+        """Return those of a module's `bindings` of one name that can be in effect after the module has run."""
         top = self._index.tree
         sure = [
             one
@@ -298,11 +296,11 @@ class Scopes:
         return [one for one in bindings if one.dynamic or one.done >= sure[-1].done]
 
     def module_names(self, module: ast.Module) -> list[str]:
-        """The names that `module` itself binds."""
+        """Return the names that `module` itself binds."""
         return [name for name in self._sites if module in self.owners(name)]
 
     def _path(self, node: ast.AST) -> dict[ast.AST, ast.AST]:
-        """The ancestors of `node`, each with its child on the way down to it."""
+        """Return the ancestors of `node`, each with its child on the path to `node`."""
         parents, path = self._parents, {}
         while (parent := parents.get(node)) is not None:
             path[parent] = node
@@ -310,7 +308,7 @@ class Scopes:
         return path
 
     def _dominates(self, one: Binding, above: dict[ast.AST, ast.AST]) -> bool:
-        """Whether `one` always runs before the use that `above` leads to, being earlier in a block around it."""
+        """Return whether `one` always runs before the use below `above`, as an earlier statement of a block."""
         statement = one.statement
         if isinstance(one.node, ast.arg):
             return True
@@ -321,7 +319,7 @@ class Scopes:
         return child is not None and self._block(parent, statement) == self._block(parent, child)
 
     def _block(self, parent: ast.AST, child: ast.AST) -> str:
-        """The field of `parent` that `child` is in; one for whatever is no statement of a block."""
+        """Return the field of `parent` that contains `child`; empty if it is not a block."""
         if parent.__class__ in (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With):
             return "body" if isinstance(child, ast.stmt) else ""
         for field in ("body", "orelse", "finalbody", "handlers"):
@@ -330,8 +328,8 @@ class Scopes:
                 return field
         return ""
 
-    def _shared_loop(self, node: ast.AST, above: dict[ast.AST, ast.AST], scope: ast.AST) -> bool:
-        """Whether a loop inside `scope` holds both `node` and the use that `above` leads to."""
+    def _share_loop(self, node: ast.AST, above: dict[ast.AST, ast.AST], scope: ast.AST) -> bool:
+        """Return whether a loop inside `scope` contains both `node` and the use below `above`."""
         for around in self._index.ancestors(node):
             if around is scope:
                 return False
@@ -345,7 +343,7 @@ class Scopes:
 
 
 def _pairs(targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The names an assignment binds, each with the expression it gets the value of."""
+    """Yield the names an assignment binds, each with its expression."""
     for target in targets:
         if isinstance(target, ast.Name):
             yield target.id, value
@@ -355,7 +353,7 @@ def _pairs(targets: list[ast.expr], value: ast.expr) -> Iterator[tuple[str, ast.
 
 
 def _root(node: ast.expr) -> str | None:
-    """The first name of a chain, or of the function in a call that imports."""
+    """Return the first name of a chain, or of the function in a call that imports."""
     if isinstance(node, ast.Call):
         node = node.func
         if (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) not in _IMPORTING:
@@ -366,10 +364,10 @@ def _root(node: ast.expr) -> str | None:
 
 
 def start_of(node: ast.AST) -> Place:
-    """Where `node` begins; the beginning of the file for what has no position."""
+    """Return the start of `node`; (0, 0) without a position."""
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def end_of(node: ast.AST) -> Place:
-    """Where `node` ends."""
+    """Return the end of `node`."""
     return getattr(node, "end_lineno", None) or 0, getattr(node, "end_col_offset", None) or 0

@@ -1,8 +1,8 @@
-"""One walk over a syntax tree that answers most later questions.
+"""Tree index: nodes by type and parents, from one walk over a syntax tree.
 
-`Index` visits every node once, with an explicit stack, and notes the nodes of each type and the parent of each node.
-All passes over one file share it. Context and operator nodes (`Load`, `Add`, …) are left out: the parser uses a
-single object for all of them, so they have no parent of their own.
+`Index` visits every node once, with an explicit stack, and records the nodes of each type and the parent of each node.
+All passes over one file share it. Context and operator nodes (`Load`, `Add`, …) are omitted: the parser uses a
+single object for all of them, so they have no unique parent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NodeT = TypeVar("NodeT", bound=ast.AST)
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 LoopNode = ast.For | ast.AsyncFor | ast.While
 
-# Fields that never hold nodes of interest, for every class that has them.
+# Fields without nodes, for every class that has them.
 _PLAIN_FIELDS = (
     "ctx op ops kind type_comment type_ignores id attr arg name asname module level simple conversion is_async tag "
     "rest kwd_attrs n s"
@@ -31,7 +31,7 @@ _PLAIN_OF: dict[type[ast.AST], frozenset[str]] = {
 
 
 def _child_fields(cls: type[ast.AST]) -> tuple[str, ...]:
-    """The fields of `cls` that hold nodes, last first (the walk's stack turns them round)."""
+    """Return the fields of `cls` that hold nodes, last first: the stack of the walk reverses them."""
     skip = _PLAIN | _PLAIN_OF.get(cls, frozenset())
     if cls.__name__ == "TypeAlias":  # Python 3.12; its name is a node
         skip = skip - {"name"}
@@ -79,13 +79,13 @@ class Index:
                     push(value)
 
     def nodes(self, *types: type[NodeT]) -> list[NodeT]:
-        """All nodes of exactly these types, in tree order within each type."""
+        """Return all nodes of exactly these types, in tree order within each type."""
         if len(types) == 1:
             return self._by_type.get(types[0], [])  # type: ignore[return-value]
         return [node for one in types for node in self._by_type.get(one, ())]  # type: ignore[misc]
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The parent of `node`, its parent, and so on up to the module."""
+        """Yield the parent of `node`, its parent, and so on up to the module."""
         parents = self.parents
         while (parent := parents.get(node)) is not None:
             yield parent

@@ -1,13 +1,13 @@
-"""What a dumped file says about itself, and what it needs to run from another folder.
+"""Header of a dumped file: its origin and edits, and the statements it needs to run from another folder.
 
     #!/usr/bin/env python                       the first lines stay first: shebang and encoding
-    # Instrumented by Gemini.                   the header: where it comes from, which pass changed what
+    # Instrumented by Gemini.                   the header: its origin, and the edits of each pass
     # …
     \"\"\"The script's docstring.\"\"\"
     from __future__ import annotations
-    __file__ = '/home/me/train.py'              only where the source uses it: data beside the script is found
+    __file__ = '/home/me/train.py'              only where the source uses it: to find data beside the script
 
-Only comments and that one line are added; all other text is the instrumented text, byte for byte.
+Only comments and that one line are added; the rest is the instrumented text, byte for byte.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gemini.instrument.pass_manager.instrumented_file import Instrumented
 from gemini.instrument.passes.base import Changed, Failed, Skipped
 from gemini.instrument.text.source_file import SourceFile
 
-# Python's own rule for an encoding declaration (PEP 263).
+# Python's rule for an encoding declaration (PEP 263).
 _ENCODING = re.compile(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def annotated(done: Instrumented, *, file: str = "", argv0: str = "", prefer: bool = False) -> bytes:
-    """The bytes of an instrumented file with its header.
+def render_annotated(done: Instrumented, *, file: str = "", argv0: str = "", prefer: bool = False) -> bytes:
+    """Return the bytes of an instrumented file with its header.
 
     Where the file uses it, `__file__` is set to `file` and `sys.argv[0]` to `argv0`; with `prefer`, imports find the
     modules of the dump first.
@@ -40,8 +40,8 @@ def annotated(done: Instrumented, *, file: str = "", argv0: str = "", prefer: bo
     return done.source.encode(_with_header(text, lines))
 
 
-def verbatim(source: SourceFile, reason: str) -> bytes:
-    """The bytes of a file that could not be instrumented, with a header that says why where it has an encoding."""
+def render_verbatim(source: SourceFile, reason: str) -> bytes:
+    """Return the bytes of a file that could not be instrumented, with a header if its encoding is known."""
     try:
         return source.encode(_with_header(source.text, [f"from {ascii(source.path)[1:-1]}", reason]))
     except (SyntaxError, UnicodeError, LookupError):
@@ -49,13 +49,13 @@ def verbatim(source: SourceFile, reason: str) -> bytes:
 
 
 def header(done: Instrumented) -> list[str]:
-    """The lines of the header: the origin, then each pass and what it did."""
+    """Return the lines of the header: the origin, then the result of each pass."""
     lines = [f"from {ascii(done.source.path)[1:-1]}"]
     for result in done.results:
         if isinstance(result, Changed):
             lines.append(f"{result.pass_name}: {_edits(result)}")
         elif isinstance(result, Failed):
-            lines.append(f"{result.pass_name}: failed, and left this file alone")
+            lines.append(f"{result.pass_name}: failed; this file runs without it")
         elif isinstance(result, Skipped):
             lines.append(f"{result.pass_name}: {result.reason}")
     if not done.changed:
@@ -64,9 +64,9 @@ def header(done: Instrumented) -> list[str]:
 
 
 _WHY = {
-    "imports": "modules of this folder come first, whatever the program does to sys.path",
-    "__file__": "set to the original's path, so that what lies beside it is found",
-    "sys.argv[0]": "set to the original's path, as it was typed",
+    "imports": "modules of this folder are found first, for any sys.path",
+    "__file__": "set to the original's path, to find files beside it",
+    "sys.argv[0]": "set to the original's path, as typed",
 }
 
 
@@ -98,13 +98,13 @@ def _with_header(text: str, lines: Iterable[str]) -> str:
     before = text[:at]
     if before and not before.endswith(("\n", "\r")):
         before += newline
-    # Two lines without anything of the user's first: a path with "coding=" in it is no encoding declaration.
+    # The first two lines contain no user text: a path with "coding=" must not read as an encoding declaration.
     head = ["# Instrumented by Gemini.", "#", *(f"#   {line}" for line in lines), ""]
     return before + newline.join(head) + text[at:]
 
 
 def _end_of_first_lines(text: str) -> int:
-    """Where the shebang and the encoding declaration, which must stay in the first two lines, end."""
+    """Return the end of the shebang and the encoding declaration, which must stay in the first two lines."""
     end = position = 0
     for number in range(2):
         found = _LINE_END.search(text, position)
@@ -113,13 +113,13 @@ def _end_of_first_lines(text: str) -> int:
         if (number == 0 and line.startswith("#!")) or _ENCODING.match(line):
             end = stop
         elif line.strip() and not line.lstrip().startswith("#"):
-            break  # a declaration after code does not count
+            break  # a declaration after code has no effect
         position = stop
     return end
 
 
 def _with_statement(source: SourceFile, statement: str) -> str:
-    """The text with `statement` run before anything but the docstring and imports from the future."""
+    """Return the text with `statement` inserted after the docstring and the ``__future__`` imports."""
     text, tree = source.text, source.tree
     body = tree.body[1:] if ast.get_docstring(tree, clean=False) is not None else tree.body
     for node in body:

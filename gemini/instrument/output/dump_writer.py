@@ -1,14 +1,14 @@
-"""The round trip: the program's instrumented sources as a folder that plain `python` runs.
+"""Dumps: a program's instrumented sources as a folder that plain `python` runs.
 
     program                        folder
     train.py                       train.py
-    models/__init__.py             models/__init__.py      modules lie where their names say, so that imports
-    models/net.py                  models/net.py           find them before the originals
-    models/weights.json            models/weights.json     a link: data of packages stays where it is
+    models/__init__.py             models/__init__.py      modules lie by their names, so that imports find
+    models/net.py                  models/net.py           them before the originals
+    models/weights.json            models/weights.json     a link: data of packages is not copied
     (-m tool.train)                __main__.py             starts the module:  python FOLDER
 
-The folder is made beside its final place and renamed when it is whole. One that is already there is replaced only
-if it is empty or an earlier dump (it has the marker file).
+The folder is written beside its target and renamed when complete. An existing target is replaced only if it is empty or
+an earlier dump (it has the marker file).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pathlib import Path, PurePath
 
 from gemini.errors import ArtifactError
 from gemini.instrument.output import DUMP_MARKER
-from gemini.instrument.output.dump_header import annotated, verbatim
+from gemini.instrument.output.dump_header import render_annotated, render_verbatim
 from gemini.instrument.pass_manager.instrumented_file import Instrumented
 from gemini.instrument.pass_manager.manager import PassManager
-from gemini.instrument.program.package_data import links_of, rest_of
-from gemini.instrument.text.parser import parser_warnings_muted
+from gemini.instrument.program.package_data import find_links, find_other_modules
+from gemini.instrument.text.parser import mute_parser_warnings
 from gemini.instrument.text.source_file import SourceFile
 
 _RUNNER = """\
@@ -39,8 +39,8 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 
 
 @dataclass(frozen=True)
-class Dumped:
-    """One file of a dump: its place in the folder, its bytes, and what became of it (None: copied as it is)."""
+class DumpedFile:
+    """One file of a dump: its path in the folder, its bytes, and its instrumentation (None: a copy)."""
 
     place: PurePath
     data: bytes
@@ -50,46 +50,46 @@ class Dumped:
 
 @dataclass
 class Dump:
-    """The files of a dump and the links to what they need beside them."""
+    """The files of a dump and the links to package data."""
 
-    files: list[Dumped] = field(default_factory=list)
+    files: list[DumpedFile] = field(default_factory=list)
     links: dict[PurePath, Path] = field(default_factory=dict)
     modules: dict[str, str] = field(default_factory=dict)  # name → place
-    start: str = ""  # what to give `python`, inside of the folder
+    start: str = ""  # the argument of `python`, relative to the folder
 
     @property
     def changed(self) -> int:
-        """How many files some pass changed."""
+        """The number of files that a pass changed."""
         return sum(1 for file in self.files if file.done is not None and file.done.changed)
 
     def patches(self) -> list[tuple[str, Instrumented]]:
-        """(shown path, file) of what was instrumented, for `diff.unified`."""
+        """Return (shown path, file) of the instrumented files, for `unified_diff`."""
         return [(file.place.as_posix(), file.done) for file in self.files if file.done is not None]
 
 
-def make(sources: Sequence[SourceFile], manager: PassManager, *, module: str = "", argv0: str = "") -> Dump:
-    """The dump of a program: its own sources, the script first; `module` is what ``-m`` starts, if not a script."""
+def build_dump(sources: Sequence[SourceFile], manager: PassManager, *, module: str = "", argv0: str = "") -> Dump:
+    """Return the dump of a program from its sources, the script first; `module` is the target of ``-m``, if any."""
     script = None if module else sources[0]
-    own = [*sources, *rest_of(sources)]
+    own = [*sources, *find_other_modules(sources)]
     prefer = any("sys.path" in _text(source) or "addsitedir" in _text(source) for source in own)
     dump = Dump(start="" if script is None else os.path.basename(script.path))
     places: set[PurePath] = set()
     for source in own:
         main = source is script
-        place = PurePath(dump.start) if main else place_of(source)
+        place = PurePath(dump.start) if main else path_in_dump(source)
         if not main:
             dump.modules[source.module] = place.as_posix()
-        if place not in places:  # the script may be imported by one of its own modules
+        if place not in places:  # a module of the script may import the script
             places.add(place)
-            dump.files.append(_dumped(source, place, manager, argv0=argv0 if main else "", prefer=prefer and main))
-    dump.links = {place: path for place, path in links_of(own).items() if place not in places}
+            dump.files.append(_dump_file(source, place, manager, argv0=argv0 if main else "", prefer=prefer and main))
+    dump.links = {place: path for place, path in find_links(own).items() if place not in places}
     if module:
-        dump.files.append(Dumped(PurePath("__main__.py"), _RUNNER.format(module=module).encode()))
+        dump.files.append(DumpedFile(PurePath("__main__.py"), _RUNNER.format(module=module).encode()))
     return dump
 
 
-def place_of(source: SourceFile) -> PurePath:
-    """Where a module lies in a dump: where its name says."""
+def path_in_dump(source: SourceFile) -> PurePath:
+    """Return the path of a module in a dump: by its name."""
     *folders, last = source.module.split(".")
     suffix = os.path.splitext(source.path)[1] or ".py"
     if source.is_package:
@@ -97,14 +97,16 @@ def place_of(source: SourceFile) -> PurePath:
     return PurePath(*folders, f"{last}{suffix}")
 
 
-def _dumped(source: SourceFile, place: PurePath, manager: PassManager, *, argv0: str, prefer: bool) -> Dumped:
+def _dump_file(source: SourceFile, place: PurePath, manager: PassManager, *, argv0: str, prefer: bool) -> DumpedFile:
     try:
-        with parser_warnings_muted():
+        with mute_parser_warnings():
             done = manager.run(source)
-            data = annotated(done, file=os.path.abspath(source.path), argv0=argv0, prefer=prefer)
+            data = render_annotated(done, file=os.path.abspath(source.path), argv0=argv0, prefer=prefer)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return Dumped(place, verbatim(source, f"not instrumented: {type(error).__name__}"), None, source.path)
-    return Dumped(place, data, done, source.path)
+        return DumpedFile(
+            place, render_verbatim(source, f"not instrumented: {type(error).__name__}"), None, source.path
+        )
+    return DumpedFile(place, data, done, source.path)
 
 
 def _text(source: SourceFile) -> str:
@@ -114,8 +116,8 @@ def _text(source: SourceFile) -> str:
         return ""
 
 
-def write(dump: Dump, folder: Path) -> None:
-    """Write `dump` as `folder`, whole or not at all."""
+def write_dump(dump: Dump, folder: Path) -> None:
+    """Write `dump` as `folder`, atomically."""
     target = Path(os.path.realpath(folder))
     check_folder(folder)
     try:
@@ -152,7 +154,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _fill(dump: Dump, draft: Path) -> None:
-    draft.chmod(0o777 & ~_umask())  # temporary folders are private; this one is the user's
+    draft.chmod(0o777 & ~_umask())  # temporary folders are private; the dump is not
     for file in dump.files:
         path = draft / file.place
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +177,7 @@ def _umask() -> int:
 
 
 def _publish(draft: Path, target: Path) -> None:
-    """Put the finished folder in its place; an earlier dump goes only when the new one is there."""
+    """Rename the finished folder to its target; an earlier dump is removed only after that."""
     if not target.exists() or not os.listdir(target):
         os.replace(draft, target)
         return

@@ -1,6 +1,6 @@
-"""A node of the syntax tree in one line, the way a person would say it.
+"""Headline: a node of the syntax tree as one line.
 
-Simple statements and expressions are their own source, on one line; compound statements are their heads:
+Simple statements and expressions are shown as their source; compound statements as their heads:
 `for x, y in loader`, `class Net(nn.Module)`, `def train(model, loader)`.
 """
 
@@ -14,7 +14,7 @@ from gemini.instrument.text.source_file import SourceFile
 
 
 def headline(node: ast.AST, source: SourceFile | None = None) -> str:
-    """The line of `node`: as written in `source` where that is one line, else as Python would write it."""
+    """Return the headline of `node`: as written in `source` if that is one line, else as unparsed."""
     head = _HEADS.get(type(node))
     if head is not None:
         return head(node)
@@ -35,7 +35,7 @@ def _text(node: Any) -> str:
 
 
 def _target(node: ast.expr) -> str:
-    """A loop's targets without the brackets that no one writes."""
+    """Return the targets of a loop, without the brackets of a tuple."""
     return ", ".join(map(_text, node.elts)) if isinstance(node, ast.Tuple) and node.elts else _text(node)
 
 

@@ -1,4 +1,4 @@
-"""What the passes change, shown like a patch."""
+"""Source diff: the edits of the passes as a patch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 _COLOURS = {"---": "1", "+++": "1", "@@": "36", "-": "31", "+": "32"}
 
 
-def unified(files: Iterable[tuple[str, Instrumented]], *, colour: bool = False) -> Iterator[str]:
-    """The lines of the patch, without line ends, that turns the originals into what runs; (shown path, file) pairs."""
+def unified_diff(files: Iterable[tuple[str, Instrumented]], *, colour: bool = False) -> Iterator[str]:
+    """Yield the lines of the patch from the originals to the instrumented files, without line ends."""
     for name, done in files:
         if done.changed:
             lines = _patch(name, done.source.text, done.text)
-            yield from map(_coloured, lines) if colour else lines
+            yield from map(_add_colour, lines) if colour else lines
 
 
 def _patch(name: str, before: str, after: str) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _patch(name: str, before: str, after: str) -> Iterator[str]:
             yield "\\ No newline at end of file"
 
 
-def _coloured(line: str) -> str:
+def _add_colour(line: str) -> str:
     for start, code in _COLOURS.items():
         if line.startswith(start):
             return f"\033[{code}m{line}\033[0m"

@@ -1,1 +1,1 @@
-"""Passes found, put in order, run over a file, and verified."""
+"""Pass manager: finds passes, orders them, runs them over a file and verifies the result."""

@@ -1,4 +1,4 @@
-"""A file after its passes: the new text, what each pass did, and the code to run."""
+"""A file after its passes: the new text, the result of each pass, and the code to run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from types import CodeType
 
 from gemini.instrument.passes.base import Changed, Failed, Result
-from gemini.instrument.text.parser import collector_paused, compile_data, compile_tree, parser_warnings_muted
+from gemini.instrument.text.parser import compile_data, compile_tree, mute_parser_warnings, pause_collector
 from gemini.instrument.text.positions import PositionMap
 from gemini.instrument.text.source_file import SourceFile
 
 
 @dataclass(frozen=True)
 class Instrumented:
-    """What came of running the passes over one file.
+    """The result of running the passes over one file.
 
-    `text` is the original's own where nothing changed; `positions` maps positions in it back to the original.
+    `text` is the original's where nothing changed; `positions` maps positions in it back to the original.
     """
 
     source: SourceFile
@@ -39,24 +39,24 @@ class Instrumented:
 
     @property
     def tree(self) -> ast.Module:
-        """The tree of the new text; its nodes carry positions in the *original*. Not to be changed."""
+        """The tree of the new text; its nodes carry positions in the *original*. Read-only."""
         return self.source.tree if self._tree is None else self._tree
 
     @property
     def changes(self) -> tuple[Changed, ...]:
-        """What the passes that changed something did."""
+        """The results of the passes that changed the file."""
         return tuple(result for result in self.results if isinstance(result, Changed))
 
     @property
     def failures(self) -> tuple[Failed, ...]:
-        """What went wrong."""
+        """The results of the passes that failed."""
         return tuple(result for result in self.results if isinstance(result, Failed))
 
     def code(self, optimize: int = -1) -> CodeType:
-        """The code object to run: positions, file name, docstrings and `-O` as Python's own for the original file."""
+        """Return the code object, with positions, file name, docstrings and `-O` as of the original file."""
         level = sys.flags.optimize if optimize == -1 else optimize
         if level not in self._code:
-            with collector_paused():
+            with pause_collector():
                 self._code[level] = self._compile(level)
         return self._code[level]
 
@@ -65,9 +65,9 @@ class Instrumented:
             return compile_tree(self._tree, self.source.path, optimize)
         if "tree" not in vars(self.source):
             return compile_data(self.source.data, self.source.path, optimize)
-        # Parsed already: compiling the tree saves a second parse and the repetition of the parser's warnings.
+        # Compiling the existing tree saves a second parse and does not repeat the parser's warnings.
         try:
             return compile_tree(self.source.tree, self.source.path, optimize)
-        except RecursionError:  # Python takes deeper nesting from source than from a tree
-            with parser_warnings_muted():
+        except RecursionError:  # Python accepts deeper nesting in source than in a tree
+            with mute_parser_warnings():
                 return compile_data(self.source.data, self.source.path, optimize)

@@ -1,14 +1,14 @@
-"""Runs the passes over a file and vouches for the result.
+"""Pass manager: runs the passes over a file and verifies the result.
 
-Passes are put in order by what they need. Those on one level do not need each other: they all see the same text, in
-one shared `Unit`, and their edits are made together, verified together.
+Passes run in levels by their `needs`. The passes of one level do not need each other: they read the same text, in one
+shared `Unit`, and their edits are applied and verified together.
 
     level 0   a   b   c     one tree, one walk, one splice, one parse
-    level 1   d             needs b: sees the text that level 0 made
+    level 1   d             needs b: reads the text after level 0
 
-Only if that fails (an overlap, a syntax error, a lost name) are the passes of the level made one by one, each verified
-alone, the later seeing the text of the earlier, so that the fault is pinned on the pass that has it. That one is left
-out, with a `Failed` result and one line of notice, and the user's program runs without it.
+If that fails (an overlap, a syntax error, a lost name), the passes of the level are applied one after another and
+verified each, which identifies the faulty pass. That pass is dropped with a `Failed` result and one line of notice, and
+the user's program runs without it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass, field, replace
 from types import CodeType
 
 from gemini.errors import PassError
-from gemini.instrument.names.module_exports import Modules
+from gemini.instrument.names.module_exports import ModuleExports
 from gemini.instrument.names.qualified_names import ModuleLookup
 from gemini.instrument.pass_manager import pass_failure, prelude_import
 from gemini.instrument.pass_manager.instrumented_file import Instrumented
-from gemini.instrument.pass_manager.pass_order import levels
-from gemini.instrument.pass_manager.verify_pass import verified
+from gemini.instrument.pass_manager.pass_order import order_in_levels
+from gemini.instrument.pass_manager.verify_pass import verify_edited
 from gemini.instrument.passes.base import Changed, Failed, Pass, Result, Skipped
 from gemini.instrument.passes.pass_input import Unit
 from gemini.instrument.passes.prefilter import can_affect
-from gemini.instrument.text.edits import Edit, apply
-from gemini.instrument.text.fstrings import fit
-from gemini.instrument.text.parser import collector_paused, compile_tree, parser_warnings_muted
+from gemini.instrument.text.edits import Edit, apply_edits
+from gemini.instrument.text.fstrings import fit_to_fstrings
+from gemini.instrument.text.parser import compile_tree, mute_parser_warnings, pause_collector
 from gemini.instrument.text.positions import PositionMap, restore
 from gemini.instrument.text.source_file import SourceFile
 
@@ -38,12 +38,12 @@ Wanted = tuple[Pass, tuple[Edit, ...]]
 
 _TOO_DEEP = "the file is nested too deeply to be handled as a tree"
 _UNUSABLE = (PassError, SyntaxError, ValueError, RecursionError)
-"""What making and verifying edits raises where they do not leave a valid file."""
+"""The exceptions of edits that do not leave a valid file."""
 
 
 @dataclass
-class _State:
-    """A file on its way through the levels."""
+class _FileState:
+    """A file between two levels."""
 
     original: SourceFile
     current: SourceFile
@@ -66,8 +66,8 @@ class PassManager:
         self._passes: dict[str, Pass] = {}
         self._levels: list[list[Pass]] | None = None
         self._notice = notice
-        self._given_modules = modules
-        self._own_modules = Modules()
+        self._modules = modules
+        self._default_modules = ModuleExports()
         for one in passes:
             self.add(one)
 
@@ -88,14 +88,14 @@ class PassManager:
         self._levels = None
 
     def schedule(self) -> tuple[Pass, ...]:
-        """The passes in the order they run; raises `PassError` for a cycle or an unknown need."""
-        return tuple(one for level in self._scheduled() for one in level)
+        """Return the passes in the order they run; raise `PassError` for a cycle or an unknown need."""
+        return tuple(one for level in self._ordered_levels() for one in level)
 
     def run(self, source: SourceFile) -> Instrumented:
-        """Apply the passes to `source`. Raises only what Python itself would: the file's own `SyntaxError`."""
-        with collector_paused():
-            # All that is only needed on the way is gone before the collector looks at what there is.
-            done, notices = self._instrument(source, self._scheduled())
+        """Apply the passes to `source`; raises only the `SyntaxError` that Python would raise for it."""
+        with pause_collector():
+            # Temporary objects are released before the collector runs again.
+            done, notices = self._instrument(source, self._ordered_levels())
         if self._notice is not None:
             for line in notices:
                 self._notice(line)
@@ -113,18 +113,18 @@ class PassManager:
         return done, state.notices
 
     def _unit(self, source: SourceFile) -> Unit:
-        return Unit(source, self._given_modules or self._own_modules.beside(source))
+        return Unit(source, self._modules or self._default_modules.beside(source))
 
-    def _begin(self, source: SourceFile) -> _State:
-        return _State(source, source, PositionMap.identity(), self._unit(source))
+    def _begin(self, source: SourceFile) -> _FileState:
+        return _FileState(source, source, PositionMap.identity(), self._unit(source))
 
-    def _scheduled(self) -> list[list[Pass]]:
+    def _ordered_levels(self) -> list[list[Pass]]:
         if self._levels is None:
-            self._levels = levels(self.passes)
+            self._levels = order_in_levels(self.passes)
         return self._levels
 
-    def _run_strictly(self, source: SourceFile, scheduled: list[list[Pass]]) -> _State:
-        """The edited text parses but does not compile: find the pass to blame, or find that the file never did."""
+    def _run_strictly(self, source: SourceFile, scheduled: list[list[Pass]]) -> _FileState:
+        """Find the faulty pass of a text that parses but does not compile, unless the original does not compile."""
         try:
             compile_tree(source.tree, source.path)
         except RecursionError:
@@ -137,58 +137,58 @@ class PassManager:
         state.results = {one.name: Skipped(one.name, reason) for level in scheduled for one in level}
         return state
 
-    def _run(self, source: SourceFile, scheduled: list[list[Pass]], *, strict: bool) -> _State:
+    def _run(self, source: SourceFile, scheduled: list[list[Pass]], *, strict: bool) -> _FileState:
         state = self._begin(source)
         for level in scheduled:
             self._run_level(state, level, strict=strict)
         return state
 
-    def _run_level(self, state: _State, level: Sequence[Pass], *, strict: bool) -> None:
-        hit = [one for one in level if self._is_can_affect(one, state)]
+    def _run_level(self, state: _FileState, level: Sequence[Pass], *, strict: bool) -> None:
+        hit = [one for one in level if self._can_affect(one, state)]
         if not hit or not self._is_readable(state, hit):
             return
-        wanted = [(one, edits) for one in hit if (edits := self._ask(one, state))]
-        if not wanted or (not strict and self._together(state, wanted, strict=False)):
+        wanted = [(one, edits) for one in hit if (edits := self._collect_edits(one, state))]
+        if not wanted or (not strict and self._apply_together(state, wanted, strict=False)):
             return
         sound = [(one, edits) for one, edits in wanted if self._is_sound(state, one, edits, strict=strict)]
-        if not self._together(state, sound, strict=strict):
-            self._one_by_one(state, sound, strict=strict)
+        if not self._apply_together(state, sound, strict=strict):
+            self._apply_each(state, sound, strict=strict)
 
-    def _together(self, state: _State, wanted: Sequence[Wanted], *, strict: bool) -> bool:
-        """Make the edits of several passes at once; whether that went well."""
+    def _apply_together(self, state: _FileState, wanted: Sequence[Wanted], *, strict: bool) -> bool:
+        """Apply the edits of several passes at once; return whether the result is valid."""
         try:
-            self._make(state, [edit for _, edits in wanted for edit in edits], strict=strict)
+            self._apply(state, [edit for _, edits in wanted for edit in edits], strict=strict)
         except _UNUSABLE:
             return False
         state.results.update({one.name: Changed(one.name, edits) for one, edits in wanted})
         return True
 
-    def _one_by_one(self, state: _State, wanted: Sequence[Wanted], *, strict: bool) -> None:
-        """Make the edits of one pass after the other, asking each again where the text has changed meanwhile."""
-        asked = state.current
+    def _apply_each(self, state: _FileState, wanted: Sequence[Wanted], *, strict: bool) -> None:
+        """Apply the edits of one pass after another; a pass runs again where the text has changed meanwhile."""
+        first = state.current
         for one, edits in wanted:
-            if state.current is not asked:
-                edits = self._ask(one, state)
+            if state.current is not first:
+                edits = self._collect_edits(one, state)
                 if not edits:
                     continue
             try:
-                self._make(state, edits, strict=strict)
+                self._apply(state, edits, strict=strict)
             except _UNUSABLE as error:
                 self._fail(state, pass_failure.of_edits(one.name, state.current, error, edits))
                 continue
             state.results[one.name] = Changed(one.name, edits)
 
-    def _is_sound(self, state: _State, one: Pass, edits: tuple[Edit, ...], *, strict: bool) -> bool:
-        """Whether the edits of a pass can be made where no other pass has been; notes the failure if not."""
+    def _is_sound(self, state: _FileState, one: Pass, edits: tuple[Edit, ...], *, strict: bool) -> bool:
+        """Return whether the edits of a pass are valid on their own; record the failure if not."""
         try:
-            self._make(replace(state), edits, strict=strict)  # a copy: only the verdict counts
+            self._apply(replace(state), edits, strict=strict)  # on a copy of the state
         except _UNUSABLE as error:
             self._fail(state, pass_failure.of_edits(one.name, state.current, error, edits))
             return False
         return True
 
-    def _make(self, state: _State, edits: Sequence[Edit], *, strict: bool) -> None:
-        """Make `edits` in the file and verify the result; the state is untouched where that fails."""
+    def _apply(self, state: _FileState, edits: Sequence[Edit], *, strict: bool) -> None:
+        """Apply `edits` and verify the result; the state is unchanged if that fails."""
         if not edits:
             return
         place = (
@@ -196,21 +196,21 @@ class PassManager:
             if prelude_import.uses(edits) and not prelude_import.is_present(state.current)
             else None
         )
-        spliced = apply(state.current, [*edits, place] if place else edits)
-        edited = verified(state.current, spliced)
+        spliced = apply_edits(state.current, [*edits, place] if place else edits)
+        edited = verify_edited(state.current, spliced)
         if strict:
             compile_tree(edited.tree, edited.path)
         state.current, state.unit = edited, self._unit(edited)
         state.positions = spliced.positions.after(state.positions)
 
-    def _is_can_affect(self, one: Pass, state: _State) -> bool:
+    def _can_affect(self, one: Pass, state: _FileState) -> bool:
         if can_affect(one.triggers, state.current.text):
             return True
         state.results[one.name] = Skipped(one.name, f"the file does not mention {' or '.join(one.triggers)}")
         return False
 
-    def _is_readable(self, state: _State, hit: list[Pass]) -> bool:
-        """Whether the file parses into a tree at all: deeper nesting than `ast` allows may still compile."""
+    def _is_readable(self, state: _FileState, hit: list[Pass]) -> bool:
+        """Return whether the file has a tree: source nested deeper than `ast` allows may still compile."""
         try:
             _ = state.current.tree
         except (RecursionError, MemoryError):
@@ -218,21 +218,21 @@ class PassManager:
             return False
         return True
 
-    def _ask(self, one: Pass, state: _State) -> tuple[Edit, ...]:
-        """The edits a pass wants; none, with the result noted, where it does not apply or raises."""
+    def _collect_edits(self, one: Pass, state: _FileState) -> tuple[Edit, ...]:
+        """Return the edits of a pass; none, with a result, where it does not apply or raises."""
         found: list[Edit] = []
-        meant = None if _is_ours(one) else _meant(state.current)
+        code_before = None if _is_built_in(one) else _compile_or_none(state.current)
         try:
             for edit in one.edits(state.unit):
                 if not isinstance(edit, Edit):
-                    raise TypeError(f"a pass gives Edit values, not {type(edit).__name__}")
+                    raise TypeError(f"a pass yields Edit values, not {type(edit).__name__}")
                 found.append(edit)
-            found = self._as_they_can_be_made(found, state)
-        except (Exception, SystemExit) as error:  # a pass has no say in whether the program runs
+            found = self._adapt_edits(found, state)
+        except (Exception, SystemExit) as error:  # a faulty pass must not stop the program
             self._fail(state, pass_failure.of_pass(one.name, state.current, error, found))
             found = []
-        if meant is not None and meant != _meant(state.current):
-            del state.current.__dict__["tree"]  # it is parsed anew
+        if code_before is not None and code_before != _compile_or_none(state.current):
+            del state.current.__dict__["tree"]  # parsed again on access
             state.unit = self._unit(state.current)
             self._fail(state, pass_failure.of_tree(one.name, state.current))
             return ()
@@ -240,9 +240,11 @@ class PassManager:
             state.results.setdefault(one.name, Skipped(one.name, "nothing to change"))
         return tuple(found)
 
-    def _as_they_can_be_made(self, edits: list[Edit], state: _State) -> list[Edit]:
-        """The edits as this file can take them: with an import on the spot where there is no place for one, and with
-        those left out, each with a line of notice, that an f-string does not take."""
+    def _adapt_edits(self, edits: list[Edit], state: _FileState) -> list[Edit]:
+        """Adapt edits to the file.
+
+        The import is inlined where the prelude has no place; edits that an f-string does not allow are dropped.
+        """
         source = state.current
         if (
             prelude_import.uses(edits)
@@ -250,30 +252,32 @@ class PassManager:
             and prelude_import.place(source) is None
         ):
             edits = prelude_import.inline(edits)
-        fitted = fit(state.unit, edits)
+        fitted = fit_to_fstrings(state.unit, edits)
         for edit, reason in fitted.left_out:
-            state.notices.append(f"{source.path}:{edit.span.line}: {edit.reason or 'an edit'}: not done, as {reason}")
+            state.notices.append(
+                f"{source.path}:{edit.span.line}: {edit.reason or 'an edit'}: dropped, because {reason}"
+            )
         return fitted.edits
 
-    def _fail(self, state: _State, failed: Failed) -> None:
+    def _fail(self, state: _FileState, failed: Failed) -> None:
         state.results[failed.pass_name] = failed
         state.notices.append(failed.notice)
 
 
-def _is_ours(one: Pass) -> bool:
+def _is_built_in(one: Pass) -> bool:
     return type(one).__module__.partition(".")[0] == "gemini"
 
 
-def _meant(source: SourceFile) -> CodeType | None:
-    """What the tree compiles to: a stranger's pass may have changed the tree in place. None where it does not."""
+def _compile_or_none(source: SourceFile) -> CodeType | None:
+    """Compile the tree, to detect a plugin pass that changes it in place; None where it does not compile."""
     try:
-        with parser_warnings_muted():
+        with mute_parser_warnings():
             return compile_tree(source.tree, source.path)
     except (SyntaxError, ValueError, TypeError, RecursionError):
         return None
 
 
-def _finish(state: _State, scheduled: list[list[Pass]]) -> Instrumented:
+def _finish(state: _FileState, scheduled: list[list[Pass]]) -> Instrumented:
     results = tuple(state.results[one.name] for level in scheduled for one in level if one.name in state.results)
     if not state.changed:
         return Instrumented(state.original, state.original.text, results, state.positions)

@@ -1,4 +1,4 @@
-"""The order of passes: by what they need, else as they were added."""
+"""Pass order: topological by `needs`, else as the passes were added."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from gemini.instrument.passes.base import Pass
 from gemini.nearest_name import remedy
 
 
-def levels(passes: Sequence[Pass]) -> list[list[Pass]]:
-    """The passes in levels: each needs only passes of earlier levels. Raises `PassError` naming every fault."""
+def order_in_levels(passes: Sequence[Pass]) -> list[list[Pass]]:
+    """Group the passes into levels, each of which needs only earlier levels; raise `PassError` with every fault."""
     by_name = {one.name: one for one in passes}
     faults = [
         Fault(f"pass {one.name!r} needs {need!r}, which is not among the passes", remedy(need, by_name))
@@ -20,9 +20,9 @@ def levels(passes: Sequence[Pass]) -> list[list[Pass]]:
     ]
     cycle = _cycle(by_name)
     if cycle:
-        faults.append(Fault(f"passes need each other in a circle: {' → '.join(cycle)}", "drop one of these needs"))
+        faults.append(Fault(f"passes need each other in a cycle: {' → '.join(cycle)}", "drop one of these needs"))
     if faults:
-        raise PassError("\n".join(["the passes cannot be put in order", *(f"  - {fault}" for fault in faults)]))
+        raise PassError("\n".join(["the passes cannot be ordered", *(f"  - {fault}" for fault in faults)]))
     depth: dict[str, int] = {}
     for one in passes:
         _depth(one, by_name, depth)
@@ -39,7 +39,7 @@ def _depth(one: Pass, by_name: dict[str, Pass], depth: dict[str, int]) -> int:
 
 
 def _cycle(by_name: dict[str, Pass]) -> list[str]:
-    """The names along one circle of needs, its first again at the end; empty where there is none."""
+    """Return the names along one cycle of needs, the first one also last; empty without a cycle."""
     done: set[str] = set()
 
     def follow(name: str, path: list[str]) -> list[str]:

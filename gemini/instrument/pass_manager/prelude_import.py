@@ -1,14 +1,14 @@
-"""The one import that an instrumented file carries.
+"""Prelude: the one import that instrumentation adds to a file.
 
-Passes write calls on the reserved name ``__gemini__``. `place` finds where ``import gemini.managed as __gemini__`` can
+Passes insert calls on the reserved name ``__gemini__``. `place` finds where ``import gemini.managed as __gemini__`` can
 stand without moving a line and before anything that may use it:
 
     import os                      import gemini.managed as __gemini__; import os
     \"\"\"Doc.\"\"\"  (then a def)      \"\"\"Doc.\"\"\"; import gemini.managed as __gemini__
     (blank line, then a def)       import gemini.managed as __gemini__
 
-A file with no such place (its first line begins a compound statement), or with another use for the name, gets no
-import; each use becomes an expression that imports on the spot, see `inline`.
+A file without such a place (its first line begins a compound statement), or with another use of the name, gets no
+import; each use becomes an expression that imports the module, see `inline`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _COMPOUND = (
 
 
 def uses(edits: Iterable[Edit]) -> bool:
-    """Whether the new text of any edit uses the reserved name."""
+    """Return whether the new text of any edit uses the reserved name."""
     return any(isinstance(part, str) and _USE.search(part) for edit in edits for part in edit.parts)
 
 
 def is_present(source: SourceFile) -> bool:
-    """Whether the file imports the reserved name already, as a dumped file does."""
+    """Return whether the file imports the reserved name already, as a dumped file does."""
     return IMPORT in source.text and any(
         isinstance(node, ast.Import) and any(alias.asname == RESERVED for alias in node.names)
         for node in source.tree.body
@@ -56,9 +56,9 @@ def is_present(source: SourceFile) -> bool:
 
 
 def place(source: SourceFile) -> Edit | None:
-    """The edit that adds the import; None where the file has no place for it."""
+    """Return the edit that adds the import; None where the file has no place for it."""
     if RESERVED in source.text:
-        return None  # the user's own name: what they bind to it is theirs
+        return None  # the script uses the name itself
     reason = "the import that instrumented code uses"
     before: ast.stmt | None = None
     for node in _after_docstring(source.tree):
@@ -68,7 +68,7 @@ def place(source: SourceFile) -> Edit | None:
         if not isinstance(node, _COMPOUND):
             return Edit.before(node, f"{IMPORT}; ", reason)
         break
-    before = before or _docstring(source.tree)
+    before = before or _find_docstring(source.tree)
     if before is not None:
         return Edit.after(before, f"; {IMPORT}", reason)
     line = _free_line(source)
@@ -76,11 +76,11 @@ def place(source: SourceFile) -> Edit | None:
 
 
 def inline(edits: Iterable[Edit]) -> list[Edit]:
-    """The edits with every use of the reserved name as an expression that needs no import."""
+    """Return the edits with every use of the reserved name as an importing expression."""
     return [edit.with_text(lambda text: _USE.sub(lambda _: INLINE, text)) for edit in edits]
 
 
-def _docstring(tree: ast.Module) -> ast.stmt | None:
+def _find_docstring(tree: ast.Module) -> ast.stmt | None:
     first = tree.body[0] if tree.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return first
@@ -88,13 +88,13 @@ def _docstring(tree: ast.Module) -> ast.stmt | None:
 
 
 def _after_docstring(tree: ast.Module) -> list[ast.stmt]:
-    return tree.body[1:] if _docstring(tree) is not None else tree.body
+    return tree.body[1:] if _find_docstring(tree) is not None else tree.body
 
 
 def _free_line(source: SourceFile) -> int:
-    """A blank line above the first statement; 0 where there is none.
+    """Return the number of a blank line above the first statement; 0 without one.
 
-    Comment lines are no place: the first two may declare the encoding, and all are the user's text.
+    Comment lines do not count: the first two may declare the encoding.
     """
     first = min(first_line(node) for node in source.tree.body)
     for number in range(first - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""Where passes come from: Gemini's own table, and the packages that bring more.
+"""Pass registry: the built-in passes, and those of installed packages.
 
 A package adds passes through entry points of the group ``gemini.passes``; each names a `Pass` class, a `Pass` object
 (such as a `Rewrite`) or a function that returns one:
@@ -6,7 +6,7 @@ A package adds passes through entry points of the group ``gemini.passes``; each 
     [project.entry-points."gemini.passes"]
     mylib-linear = "mylib.gemini:linear_pass"
 
-Nothing is imported before it is asked for, and an entry point that cannot be loaded costs one line, not the run.
+Passes are imported on demand, and an entry point that cannot be loaded costs one line, not the run.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ BUILT_IN: dict[str, str] = {
     "training-sites": "gemini.instrument.passes.training_sites:TrainingSites",
     "device-placement": "gemini.instrument.passes.device_placement:DevicePlacement",
 }
-"""Gemini's own passes, in the order they run where none needs another: name → ``module:object``."""
+"""Built-in passes, in the order they run where none needs another: name → ``module:object``."""
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A pass that can be had, by name; `origin` says who brings it. It is imported by `load`."""
+    """A registered pass; `origin` names its distribution, `load` imports it."""
 
     name: str
     origin: str
     target: str
 
     def load(self) -> Pass:
-        """The pass itself; raises `PassError` where it cannot be had."""
+        """Import the pass; raise `PassError` where it cannot be loaded."""
         module, _, attribute = self.target.partition(":")
         try:
             found: object = importlib.import_module(module)
@@ -52,14 +52,14 @@ class Registered:
             ) from error
         if not isinstance(made, Pass):
             raise PassError(
-                f"pass {self.name!r} from {self.origin}: {self.target} gives {type(made).__name__}, not a Pass"
+                f"pass {self.name!r} from {self.origin}: {self.target} is a {type(made).__name__}, not a Pass"
             )
-        made.name = self.name  # the name it is registered, selected and reported under is one
+        made.name = self.name  # registered, selected and reported under one name
         return made
 
 
 def available() -> tuple[Registered, ...]:
-    """Every registered pass, Gemini's own first. A name that is taken keeps its first owner."""
+    """Return every registered pass, the built-in ones first; of two passes of one name the first counts."""
     found = {name: Registered(name, "built-in", target) for name, target in BUILT_IN.items()}
     for entry in entry_points(GROUP):
         origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown distribution"
@@ -74,10 +74,10 @@ def select(
     notice: Callable[[str], None] | None = None,
     registered: Iterable[Registered] | None = None,
 ) -> list[Pass]:
-    """The passes to run: all, or `only` these with what they need, less `skip`.
+    """Return the passes to run: all, or `only` these and their needs, without `skip`.
 
-    An unknown name is a `PassError`; so is a pass asked for by name that cannot be loaded, or one that needs a skipped
-    one. A broken pass nobody named is left out with one line of notice.
+    Raises `PassError` for an unknown name, for a pass of `only` that cannot be loaded, and for one that needs a skipped
+    pass. Any other pass that cannot be loaded is dropped with one line of notice.
     """
     known = {one.name: one for one in (available() if registered is None else registered)}
     faults = [
@@ -88,14 +88,14 @@ def select(
     if faults:
         raise PassError("\n".join(str(fault) for fault in faults))
     loaded = _load(known, only, skip, notice)
-    torn = [
+    unmet = [
         Fault(f"pass {one.name!r} needs {need!r}, which is skipped", f"skip it too: --skip-pass {one.name}")
         for one in loaded.values()
         for need in one.needs
         if need in skip
     ]
-    if torn:
-        raise PassError("\n".join(str(fault) for fault in torn))
+    if unmet:
+        raise PassError("\n".join(str(fault) for fault in unmet))
     return [loaded[name] for name in known if name in loaded]
 
 
@@ -114,7 +114,7 @@ def _load(
             if name in only:
                 raise
             if notice is not None:
-                notice(f"{error}; it is left out")
+                notice(f"{error}; the pass is dropped")
             continue
         wanted.extend(need for need in loaded[name].needs if need in known and need not in skip)
     return loaded

@@ -1,4 +1,4 @@
-"""What must hold of a file after a pass: it parses, has as many lines, and binds the same top-level names."""
+"""Verification of an edited file: it parses, has as many lines, and binds the same top-level names."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from gemini.instrument.text.source_file import SourceFile
 from gemini.instrument.text.splice import Spliced
 
 
-def verified(source: SourceFile, spliced: Spliced) -> SourceFile:
-    """`source` with the edited text, parsed; raises `EditError` or `SyntaxError` where something does not hold."""
+def verify_edited(source: SourceFile, spliced: Spliced) -> SourceFile:
+    """Return `source` with the edited text, parsed; raise `EditError` or `SyntaxError` if it is not valid."""
     text = spliced.text
     before, after = source.lines.line_ends, Lines(text).line_ends
     if before != after:
         raise EditError(f"the edited text has {after} line ends, the original {before}")
     edited = source.with_text(text)
-    edited.__dict__["tree"] = tree = _parsed(source, spliced)
-    kept = {id(node) for node in tree.body} & {id(node) for node in source.tree.body}
-    names = bound_names([node for node in source.tree.body if id(node) not in kept], source.text)
-    changed = (names ^ bound_names([node for node in tree.body if id(node) not in kept], text)) - {RESERVED}
+    edited.__dict__["tree"] = tree = _parse(source, spliced)
+    shared = {id(node) for node in tree.body} & {id(node) for node in source.tree.body}
+    names = bound_names([node for node in source.tree.body if id(node) not in shared], source.text)
+    changed = (names ^ bound_names([node for node in tree.body if id(node) not in shared], text)) - {RESERVED}
     if changed:
         lost, added = sorted(changed & names), sorted(changed - names)
-        said = [f"removes {', '.join(lost)}"] * bool(lost) + [f"adds {', '.join(added)}"] * bool(added)
-        raise EditError(f"the edited text {' and '.join(said)} at the top level of the module")
+        changes = [f"removes {', '.join(lost)}"] * bool(lost) + [f"adds {', '.join(added)}"] * bool(added)
+        raise EditError(f"the edited text {' and '.join(changes)} at the top level of the module")
     return edited
 
 
-def _parsed(source: SourceFile, spliced: Spliced) -> ast.Module:
-    """The tree of the edited text: only what the edits touched is parsed, unless that fails."""
+def _parse(source: SourceFile, spliced: Spliced) -> ast.Module:
+    """Parse the edited statements only, or the whole text if that fails."""
     try:
-        ranges = _touched(source.tree.body, spliced.positions.lines, source.lines.count)
+        ranges = _ranges_to_parse(source.tree.body, spliced.positions.lines, source.lines.count)
         return parse_edited(source.tree, spliced.text, ranges, source.path)
     except SyntaxError:
-        return parse_again(spliced.text, source.path)  # reports the fault in its surroundings
+        return parse_again(spliced.text, source.path)  # reports the fault with its context
 
 
-def _touched(body: list[ast.stmt], lines: tuple[int, ...], count: int) -> list[tuple[int, int]]:
-    """The ranges of lines to parse anew so that no statement is cut.
+def _ranges_to_parse(body: list[ast.stmt], lines: tuple[int, ...], count: int) -> list[tuple[int, int]]:
+    """Return the ranges of lines to parse again, each of whole statements.
 
-    The file is cut into ranges behind the last line of each statement (statements that share a line stay together), so
-    that blank lines, comments and whatever else precedes a statement belong to it.
+    A range ends after the last line of a statement (statements that share a line stay together), so blank lines and
+    comments belong to the statement below them.
     """
     ends: list[int] = []
     for node in body:
@@ -60,9 +60,9 @@ def _touched(body: list[ast.stmt], lines: tuple[int, ...], count: int) -> list[t
 
 
 def bound_names(body: list[ast.stmt], text: str = "global :=") -> set[str]:
-    """The names that running a module's statements binds in it, those that functions declare `global` included.
+    """Return the names that a module's statements bind in it, including those that functions declare `global`.
 
-    `text` is the module's source: where it has no `global` and no walrus, most of the tree need not be looked at.
+    `text` is the module's source: without `global` and walrus in it, most of the tree is skipped.
     """
     inside_functions = "global" in text
     walrus = ":=" in text
@@ -94,7 +94,7 @@ _TARGETS = (*_BLOCKS, ast.Name, ast.Tuple, ast.List, ast.Starred, ast.withitem, 
 
 
 def _may_bind(node: ast.AST) -> bool:
-    """Whether a top-level node can bind a name or hold one that does, where no walrus is about."""
+    """Return whether a top-level node, in a file without walrus, can bind a name or contain one that does."""
     return isinstance(node, _TARGETS)
 
 

@@ -1,1 +1,1 @@
-"""The passes, one file each; `base` says what a pass is."""
+"""The passes, one per file; `base` defines their interface."""

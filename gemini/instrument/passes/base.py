@@ -1,7 +1,7 @@
-"""What a pass is, and what comes of running one.
+"""Interface of a pass, and the results of running one.
 
-A pass looks at one file and says which edits it wants; it never changes text or tree itself. What came of it is a
-value: `Changed`, `Skipped` with the reason, or `Failed` with a message that shows the place.
+A pass reads one file and yields edits; it does not change text or tree. Its result is `Changed`, `Skipped` with the
+reason, or `Failed` with a message that shows the source line.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 class Pass(ABC):
     """One small, named transformation of source.
 
-    `needs` names passes whose result this one must see; passes that do not need each other all see the same text.
-    `triggers` are substrings: a file that has none of them cannot be affected and is skipped unread. They must be the
-    spelling of something every affected file contains, such as the module that is imported (``torch``); no triggers
-    means that every file is looked at.
+    `needs` names passes that must run before this one; passes that do not need each other read the same text.
+    `triggers` are substrings of which every affected file contains one, such as the imported module (``torch``); a
+    file without any is skipped before it is parsed. A pass without triggers reads every file.
     """
 
     name: str = ""
@@ -33,12 +32,12 @@ class Pass(ABC):
 
     @abstractmethod
     def edits(self, unit: Unit) -> Iterable[Edit]:
-        """The edits this pass wants in `unit`; none where it does not apply."""
+        """Yield the edits of this pass in `unit`; none where it does not apply."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """The pass changed the file by these edits, whose spans are in the text the pass saw."""
+    """The pass changed the file by these edits, whose spans refer to the text the pass read."""
 
     pass_name: str
     edits: tuple[Edit, ...]
@@ -46,7 +45,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class Skipped:
-    """The pass left the file as it is, for this reason."""
+    """The pass did not change the file, for this reason."""
 
     pass_name: str
     reason: str
@@ -54,7 +53,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Failed:
-    """The pass could not be applied; the file goes on without it. `message` shows file, line, source and caret."""
+    """The pass could not be applied; the file runs without it. `message` shows file, line, source and caret."""
 
     pass_name: str
     message: str

@@ -1,6 +1,6 @@
-"""Routes devices that the script names through the managed device, so that it runs where they do not exist.
+"""Device placement: replaces absent devices by the managed device, so that a script runs without them.
 
-    x.cuda(), x.to(device), x.pin_memory()       __gemini__.on(x).cuda()      what x is, is known when it runs
+    x.cuda(), x.to(device), x.pin_memory()       __gemini__.on(x).cuda()      the type of x is known at run time
     torch.zeros(3, device="cuda")                torch.zeros(3, device=__gemini__.device("cuda"))
     torch.device("cuda")                         torch.device(__gemini__.device("cuda"))
     torch.zeros(3, **options)                    torch.zeros(3, **__gemini__.keywords(options))
@@ -8,7 +8,7 @@
     dist.init_process_group("nccl")              dist.init_process_group(__gemini__.backend("nccl"))
     torch.cuda.synchronize()                     __gemini__.stand_in(torch.cuda.synchronize)()
 
-Where a device exists, every one of these does what the script wrote; `gemini.managed` has the rules.
+Where a device exists, each of these does what the script wrote; `gemini.launcher.script_api` has the rules.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Iterator, Mapping
 from gemini.instrument.names.device_names import ACCELERATORS, CUDA_STUBS, DEVICE_KEYWORDS
 from gemini.instrument.passes.base import Pass
 from gemini.instrument.passes.pass_input import Unit
-from gemini.instrument.passes.prefilter import is_inserted, last_word, mentions, spellings
+from gemini.instrument.passes.prefilter import find_mentions, is_inserted, last_word, possible_names
 from gemini.instrument.text.edits import Edit
 
-# Methods that place their receiver, which the source does not tell the type of.
-_PLACING = ("cuda", "to", "to_empty", "pin_memory")
-# Methods of a tensor that make another, with a `device=`.
-_MAKING = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+# Methods that move their receiver, whose type the source does not show.
+_PLACING_METHODS = ("cuda", "to", "to_empty", "pin_memory")
+# Methods of a tensor that create another, with a `device=`.
+_FACTORY_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 _Routes = Mapping[str | None, str]
-# Keyword → the function that routes its value, in calls of torch's own functions and classes. None is ``**options``.
+# Keyword → the function that routes its value, in calls of PyTorch. None is ``**options``.
 _KEYWORDS: _Routes = {None: "keywords", **{name: name for name in DEVICE_KEYWORDS}}
-# Of these, keywords do not say where anything is put: a DataLoader warns about pin_memory and goes on.
-_UNPLACED = ("torch.utils.data.", "torch.optim.", "torch.distributed.")
+# Keywords of these place nothing: a DataLoader only warns about pin_memory.
+_WITHOUT_DEVICES = ("torch.utils.data.", "torch.optim.", "torch.distributed.")
 # Calls that take a device by position: name → (position, routing function).
 _POSITIONS = {
     "torch.device": (0, "device"),
@@ -49,38 +49,38 @@ _POSITIONS = {
     "torch.distributed.init_process_group": (0, "backend"),
 }
 _PLACED = frozenset(name.rpartition(".")[2] for name in _POSITIONS)
-_STANDING_IN = frozenset(name.rpartition(".")[2] for name in CUDA_STUBS)
-# Calls whose keywords are their own; the `device` of a scaler says what kind of arithmetic to set up.
+_STUB_NAMES = frozenset(name.rpartition(".")[2] for name in CUDA_STUBS)
+# Calls with other keywords; the `device` of a scaler selects its arithmetic.
 _OWN_KEYWORDS: dict[str, _Routes] = {
-    "torch.jit.load": {"map_location": "device"},  # a device only: functions and tables are refused
+    "torch.jit.load": {"map_location": "device"},  # a device only; functions and dicts raise
     "torch.amp.GradScaler": {"device": "device_type"},
     "torch.amp.grad_scaler.GradScaler": {"device": "device_type"},
     "torch.nn.parallel.DistributedDataParallel": {"device_ids": "device_ids", "output_device": "device_ids"},
     "torch.distributed.init_process_group": {"backend": "backend"},
 }
 _GAP = re.compile(r"(?:[ \t\f\r\n]|\\\r?\n|#[^\r\n]*)*")  # blanks, line ends and comments
-_TELLING_TYPES = frozenset({"builtins.isinstance", "builtins.issubclass"})
-# Compiled from their source text by torch: they must read as written.
+_TYPE_CHECKS = frozenset({"builtins.isinstance", "builtins.issubclass"})
+# PyTorch compiles these from their source text, which must not change.
 _SCRIPTED = frozenset({"torch.jit.script", "torch.jit.export", "torch.jit.script_method"})
 
 
 class DevicePlacement(Pass):
-    """See the module."""
+    """The pass described above."""
 
     name = "device-placement"
     description = "route hard-coded devices (.cuda(), .to('cuda:0'), torch.device, device=) to ones that exist"
-    # A file may have torch from a module of the program's own, without saying its name.
+    # A file may import torch through another module of the user, without its name.
     triggers = ("torch", "cuda", ".to(", "device=", ".pin_memory(", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
-        """Route every device the file names."""
-        scripted = _scripted(unit)
+        """Route every device in the file."""
+        scripted = _find_scripted(unit)
         for edit in (*self._methods(unit), *self._calls(unit), *self._references(unit)):
             if not is_inserted(unit, edit.node) and not _lies_in(unit, edit.node, scripted):
                 yield edit
 
     def _methods(self, unit: Unit) -> Iterator[Edit]:
-        for call in unit.methods(*_PLACING):
+        for call in unit.methods(*_PLACING_METHODS):
             assert isinstance(call.func, ast.Attribute)
             if _is_torchs(unit, call) or not _may_place(unit, call):
                 continue
@@ -88,7 +88,7 @@ class DevicePlacement(Pass):
         for call in unit.methods("type"):
             if call.args and _is_text(call.args[0], "torch.cuda."):
                 yield _route(call.args[0], "tensor_type")
-        for call in unit.methods(*_MAKING):
+        for call in unit.methods(*_FACTORY_METHODS):
             yield from self._keywords(unit, call, {"device": "device", None: "keywords"})
 
     def _calls(self, unit: Unit) -> Iterator[Edit]:
@@ -111,14 +111,14 @@ class DevicePlacement(Pass):
                 yield _route(keyword.value, function)
 
     def _references(self, unit: Unit) -> Iterator[Edit]:
-        for node in mentions(unit, _STANDING_IN):
+        for node in find_mentions(unit, _STUB_NAMES):
             if unit.resolve(node) in CUDA_STUBS and not _is_only_named(unit, node):
                 yield Edit.wrap(node, "__gemini__.stand_in(", ")", "works without CUDA")
 
 
 def _torch_calls(unit: Unit) -> Iterator[tuple[ast.Call, str]]:
-    """The calls of torch's functions that may be given a device."""
-    spelled = spellings(unit, _PLACED)
+    """Yield the calls of PyTorch functions that may take a device."""
+    spelled = possible_names(unit, _PLACED)
     for call in unit.nodes(ast.Call):
         if last_word(call.func) in spelled or any(keyword.arg in _KEYWORDS for keyword in call.keywords):
             name = unit.resolve(call.func) or ""
@@ -127,7 +127,7 @@ def _torch_calls(unit: Unit) -> Iterator[tuple[ast.Call, str]]:
 
 
 def _is_of_torchs(unit: Unit, partial: ast.Call) -> bool:
-    """Whether the function that `partial` gives arguments to is one of torch's that may be given a device."""
+    """Return whether `partial` binds arguments of a PyTorch function that may take a device."""
     name = (unit.resolve(partial.args[0]) or "") if partial.args else ""
     return name.startswith("torch.") and _keywords_of(name) is _KEYWORDS
 
@@ -137,27 +137,26 @@ def _route(value: ast.expr, function: str) -> Edit:
 
 
 def _with_keyword(unit: Unit, call: ast.Call, text: str) -> Edit:
-    """`text` as one more argument. It goes right behind the last one and the brackets that are the argument's own,
-    which keeps it clear of a trailing comma and of comments."""
+    """Add the argument `text` right after the last one and its brackets, before a trailing comma and comments."""
     source, start = unit.source, unit.source.span(call.keywords[-1].value if call.keywords else call.args[-1])[1]
     closing, at = source.span(call)[1] - 1, start
     while (found := _GAP.match(source.text, at)) and found.end() < closing and source.text[found.end()] == ")":
         at = found.end() + 1
     line, column = source.position(at)
-    return Edit.insert(line, column, f", {text}", "devices in the file that are not on this machine")
+    return Edit.insert(line, column, f", {text}", "devices in the file that this machine does not have")
 
 
 def _keywords_of(name: str) -> _Routes:
-    return _OWN_KEYWORDS.get(name) or ({} if name.startswith(_UNPLACED) else _KEYWORDS)
+    return _OWN_KEYWORDS.get(name) or ({} if name.startswith(_WITHOUT_DEVICES) else _KEYWORDS)
 
 
 def _is_torchs(unit: Unit, call: ast.Call) -> bool:
-    """Whether the call is of torch's own name, not of a method of some object."""
+    """Return whether the call is of a PyTorch name, not of a method of an object."""
     return (unit.resolve(call.func) or "").startswith("torch.")
 
 
 def _may_place(unit: Unit, call: ast.Call) -> bool:
-    """Whether a method call of that name may name a device that is not here."""
+    """Return whether a method call may name an absent device."""
     if last_word(call.func) != "to":
         return True
     values = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in ("device", None))]
@@ -169,7 +168,7 @@ def _is_text(value: ast.expr, *starts: str) -> bool:
 
 
 def _is_plain(unit: Unit, value: ast.expr) -> bool:
-    """Whether `value` certainly needs no routing: no device, or one that every machine has."""
+    """Return whether `value` needs no routing: not a device, or one that every machine has."""
     if isinstance(value, ast.Constant):
         if isinstance(value.value, str):
             return value.value.partition(":")[0] not in ACCELERATORS and not _is_text(value, "torch.cuda.", "nccl")
@@ -179,7 +178,7 @@ def _is_plain(unit: Unit, value: ast.expr) -> bool:
 
 
 def _is_given(call: ast.Call, keyword: str, position: int) -> bool:
-    """Whether the argument is passed, or may be passed, in this call."""
+    """Return whether this call passes, or may pass, the argument."""
     if len(call.args) > position or _has_star(call.args) or not (call.args or call.keywords):
         return True
     return any(each.arg in (keyword, None) for each in call.keywords)
@@ -190,7 +189,7 @@ def _has_star(values: list[ast.expr]) -> bool:
 
 
 def _is_only_named(unit: Unit, node: ast.AST) -> bool:
-    """Whether `node` is named to tell types apart, in an annotation, `isinstance` or a comparison, and not used."""
+    """Return whether `node` only identifies a type: in an annotation, `isinstance` or a comparison."""
     below: ast.AST = node
     for around in unit.ancestors(node):
         if isinstance(around, (ast.arg, ast.Compare)):
@@ -200,15 +199,15 @@ def _is_only_named(unit: Unit, node: ast.AST) -> bool:
         if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return below is around.returns
         if isinstance(around, ast.Call):
-            return below is not around.func and unit.resolve(around.func) in _TELLING_TYPES
+            return below is not around.func and unit.resolve(around.func) in _TYPE_CHECKS
         if isinstance(around, ast.stmt):
             return False
         below = around
     return False
 
 
-def _scripted(unit: Unit) -> list[ast.AST]:
-    """The functions and classes that torch compiles from their text."""
+def _find_scripted(unit: Unit) -> list[ast.AST]:
+    """Return the functions and classes that PyTorch compiles from their text."""
     if "jit" not in unit.text:
         return []
     nodes: list[ast.FunctionDef | ast.ClassDef] = [*unit.nodes(ast.FunctionDef), *unit.nodes(ast.ClassDef)]

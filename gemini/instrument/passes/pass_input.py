@@ -1,7 +1,6 @@
-"""What a pass sees of one file.
+"""Input of a pass: one file with its tree, node index and resolved names.
 
-A `Unit` joins the source, the tree, the shared index of nodes and the resolved names. Everything beyond the source is
-made when first asked for and then shared by all passes that look at the file.
+Everything beyond the source is computed on first access and shared by all passes over the file.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Unit:
 
     @property
     def tree(self) -> ast.Module:
-        """The syntax tree; not to be changed."""
+        """The syntax tree, read-only."""
         return self.source.tree
 
     @cached_property
@@ -40,7 +39,7 @@ class Unit:
 
     @cached_property
     def names(self) -> Names:
-        """What names mean."""
+        """The resolved names."""
         return Names(
             self.tree,
             module=self.source.module,
@@ -50,19 +49,19 @@ class Unit:
         )
 
     def nodes(self, *types: type[NodeT]) -> list[NodeT]:
-        """All nodes of exactly these types, in tree order within each type."""
+        """Return all nodes of exactly these types, in tree order within each type."""
         return self.index.nodes(*types)
 
     def resolve(self, expr: ast.AST) -> str | None:
-        """The qualified name of a name or attribute chain, or None where it may mean something else."""
+        """Return the qualified name of a name or attribute chain, or None where it may be another object."""
         return self.names.resolve(expr)
 
     def resolve_builtin(self, name: str) -> str | None:
-        """The qualified name of the builtin `name`, or None where something in the file may shadow it."""
+        """Return the qualified name of the builtin `name`, or None where something in the file may shadow it."""
         return self.names.builtin(name)
 
     def calls(self, *qualified: str) -> Iterator[ast.Call]:
-        """The calls of these qualified names; ``torch.nn.*`` stands for everything directly in ``torch.nn``."""
+        """Yield the calls of these qualified names; ``torch.nn.*`` stands for everything directly in ``torch.nn``."""
         exact = {canonical(name) for name in qualified if not name.endswith(".*")}
         inside = {name[:-2] for name in qualified if name.endswith(".*")}
         for call, name in self.call_names.items():
@@ -70,7 +69,7 @@ class Unit:
                 yield call
 
     def methods(self, *names: str) -> Iterator[ast.Call]:
-        """The calls of a method or attribute spelled so on any object: ``x.cuda()`` for ``cuda``."""
+        """Yield the calls of methods with these names on any object: ``x.cuda()`` for ``cuda``."""
         wanted = frozenset(names)
         for call in self.nodes(ast.Call):
             if isinstance(call.func, ast.Attribute) and call.func.attr in wanted:
@@ -88,27 +87,27 @@ class Unit:
         return found
 
     def parent(self, node: ast.AST) -> ast.AST | None:
-        """The node around `node`; None for the module."""
+        """Return the node around `node`; None for the module."""
         return self.index.parents.get(node)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The parent of `node`, its parent, and so on up to the module."""
+        """Return the parent of `node`, its parent, and so on up to the module."""
         return self.index.ancestors(node)
 
     def statement(self, node: ast.AST) -> ast.stmt | None:
-        """The innermost statement that holds `node` (itself, if it is one)."""
+        """Return the innermost statement around `node`, or `node` itself."""
         return self._nearest(node, ast.stmt)
 
     def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | None:
-        """The innermost function that `node` is written in."""
+        """Return the innermost function around `node`."""
         return self._around(node, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)  # type: ignore[return-value]
 
     def class_(self, node: ast.AST) -> ast.ClassDef | None:
-        """The innermost class that `node` is written in."""
+        """Return the innermost class around `node`."""
         return self._around(node, ast.ClassDef)  # type: ignore[return-value]
 
     def loop(self, node: ast.AST) -> ast.For | ast.AsyncFor | ast.While | None:
-        """The innermost loop statement around `node` in the same function."""
+        """Return the innermost loop statement around `node` in the same function."""
         for around in self.ancestors(node):
             if isinstance(around, ast.For | ast.AsyncFor | ast.While):
                 return around
@@ -117,11 +116,11 @@ class Unit:
         return None
 
     def in_fstring(self, node: ast.AST) -> bool:
-        """Whether `node` is written inside an f-string."""
+        """Return whether `node` is inside an f-string."""
         return any(isinstance(around, ast.JoinedStr) for around in self.ancestors(node))
 
     def segment(self, node: ast.expr | ast.stmt) -> str:
-        """The text of `node`, as written."""
+        """Return the text of `node`, as written."""
         return self.source.segment(node)
 
     def _nearest(self, node: ast.AST, kind: type[NodeT]) -> NodeT | None:

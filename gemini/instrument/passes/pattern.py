@@ -1,17 +1,17 @@
-"""Declarative passes: a pattern with holes and what takes its place.
+"""Declarative passes: a pattern with holes and its replacement.
 
     Rewrite("torch.nn.Linear($args)", "mylib.Linear($args)")
 
-The pattern matches on resolved names, whatever aliases the file uses; what is in the holes stays as the user wrote it,
-comments included, on its own lines. Names in the replacement mean modules that the user's file need not have imported.
-They are written as expressions that import on the spot,
+The pattern matches resolved names, under any alias in the file; the content of the holes stays as written, including
+comments, on its own lines. Names in the replacement refer to modules that the user's file need not import. They are
+written as importing expressions,
 
     __import__("mylib").Linear(3, 4)
     __import__("mylib.layers", fromlist=["__name__"]).Linear(3, 4)
 
-which adds no name to the file and imports nothing before the user's code gets there. The part before the last dot is
-taken for the module; `module=` says otherwise (``module="mylib"`` for ``mylib.Factory.make``). The reserved name
-``__gemini__`` stands for `gemini.managed` as in any other pass.
+which add no name to the file and import nothing before the expression runs. The part before the last dot is the module
+unless `module=` names it (``module="mylib"`` for ``mylib.Factory.make``). The reserved name ``__gemini__`` stands for
+`gemini.managed` as in any other pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gemini.instrument.passes.template import ANYTHING, ARGS, Template, bound_in
 from gemini.instrument.text.edits import Edit, Span
 from gemini.nearest_name import remedy
 
-# Expressions that stay whole wherever they are put.
+# Expressions that need no brackets in any context.
 _ATOMS = (ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.JoinedStr)
 
 
@@ -55,14 +55,14 @@ class Rewrite(Pass):
         self._matcher = Matcher(self.pattern)
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
-        """One edit for every match."""
+        """Yield one edit per match."""
         for match in self._matcher.find(unit):
-            yield Edit.rebuild(match.node, _Renderer(self, unit, match).parts(), self.description)
+            yield Edit.rebuild(match.node, _ReplacementRenderer(self, unit, match).parts(), self.description)
 
     def _check(self) -> None:
         pattern, replacement = self.pattern, self.replacement
         if hole_name(pattern.tree) is not None:
-            raise pattern.fault(pattern.tree, "a single hole matches everything", "write what is to be replaced")
+            raise pattern.fault(pattern.tree, "a single hole matches everything", "write the expression to replace")
         for template in (pattern, replacement):
             for node in ast.walk(template.tree):
                 name = qualified_name(node)
@@ -73,14 +73,14 @@ class Rewrite(Pass):
         for node in ast.walk(replacement.tree):
             hole = hole_name(node)
             if hole == ANYTHING:
-                raise replacement.fault(node, "$_ is not kept, so it cannot be put back", "give the hole a name")
+                raise replacement.fault(node, "$_ is not retained and cannot be used in a replacement", "name the hole")
             if hole is not None and hole not in known:
                 raise replacement.fault(
                     node, f"the pattern has no hole ${hole}", remedy(hole, known) if known else "add it"
                 )
 
-    def imported(self, name: str) -> str:
-        """The expression for a name of the replacement."""
+    def importing_expression(self, name: str) -> str:
+        """Return the importing expression for a name of the replacement."""
         module = self._module if self._module and name.startswith(f"{self._module}.") else name.rpartition(".")[0]
         rest = name[len(module) :]
         if "." in module:
@@ -88,7 +88,7 @@ class Rewrite(Pass):
         return f'__import__("{module}"){rest}'
 
 
-class _Renderer:
+class _ReplacementRenderer:
     """The replacement of one match, as the parts of an edit."""
 
     def __init__(self, rewrite: Rewrite, unit: Unit, match: Match) -> None:
@@ -100,14 +100,14 @@ class _Renderer:
         self._parents = {child: node for node in ast.walk(self._template.tree) for child in ast.iter_child_nodes(node)}
 
     def parts(self) -> list[str | Span | ast.AST]:
-        """The template's text with names made importable and holes filled."""
+        """Return the template's text with importing expressions and filled holes."""
         text = self._template.text
         made: list[str | Span | ast.AST] = []
         at = 0
         for start, end, content in sorted(self._slots(), key=lambda slot: slot[0]):
             before, after = text[at:start], text[end:]
             at = end
-            if not content:  # `$args` of a call without any takes a comma with it
+            if not content:  # an empty `$args` removes the comma beside it
                 if after.lstrip().startswith(","):
                     at = len(text) - len(after.lstrip()[1:].lstrip())
                 elif before.rstrip().endswith(","):
@@ -120,7 +120,7 @@ class _Renderer:
         return [part for part in made if part != ""]
 
     def _slots(self) -> Iterator[tuple[int, int, list[str | Span | ast.AST]]]:
-        """Where the template's text is exchanged for something else: (start, end, parts)."""
+        """Yield the replaced ranges of the template's text: (start, end, parts)."""
         stack: list[ast.AST] = [self._template.tree]
         while stack:
             node = stack.pop()
@@ -138,13 +138,13 @@ class _Renderer:
                 stack.extend(ast.iter_child_nodes(node))
 
     def _name(self, node: ast.expr, name: str) -> str:
-        """The text for a name of the replacement; empty where it stays as written."""
+        """Return the text for a name of the replacement; empty where it stays as written."""
         root = name.partition(".")[0]
         if root == RESERVED or root in self._own:
             return ""
         if isinstance(node, ast.Name):
-            return self._rewrite.imported(name) if self._unit.resolve_builtin(node.id) is None else ""
-        return self._rewrite.imported(name)
+            return self._rewrite.importing_expression(name) if self._unit.resolve_builtin(node.id) is None else ""
+        return self._rewrite.importing_expression(name)
 
     def _expression(self, node: ast.AST, value: ast.expr) -> list[str | Span | ast.AST]:
         parent = self._parents.get(node)
@@ -170,13 +170,13 @@ class _Renderer:
 
 
 def _is_root(node: ast.Name, tree: ast.expr) -> bool:
-    """Whether a name is the first part of a dotted one, or bound by the template itself."""
+    """Return whether a name is the first part of a dotted one, or bound by the template itself."""
     dotted = any(isinstance(other, ast.Attribute) and other.value is node for other in ast.walk(tree))
     return dotted or node.id in bound_inside(tree)
 
 
 def _triggers(tree: ast.expr) -> tuple[str, ...]:
-    """What a file must mention: the module a name comes from, or the name itself; else the attributes asked for."""
+    """Return substrings of every matching file: the module of a name, or the name; else an attribute."""
     names = [name for node in ast.walk(tree) if (name := qualified_name(node)) and "." in name]
     if names:
         longest = max(names, key=len)

@@ -1,4 +1,4 @@
-"""Matching a template against the user's code: on what names mean, not on how they are spelled."""
+"""Pattern matching: a template against the user's code, by resolved names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BETWEEN = re.compile(r"(?:[\s)\\]|#[^\r\n]*)*")  # after an argument: its closi
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `$args` stands for in one call: the text up to the closing bracket, and that without a last comma."""
+    """The arguments matched by `$args`: the text up to the closing bracket, and the same without a last comma."""
 
     span: Span
     trimmed: Span
@@ -27,7 +27,7 @@ class Arguments:
 
 @dataclass
 class Match:
-    """A place where the pattern matches, and what is in its holes."""
+    """A node that matches the pattern, and the content of its holes."""
 
     node: ast.expr
     expressions: dict[str, ast.expr] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Matcher:
         self._name = qualified_name(pattern.tree)
 
     def find(self, unit: Unit) -> Iterator[Match]:
-        """All matches, outer before inner ones."""
+        """Yield all matches, outer before inner ones."""
         if self._name is not None:
             candidates: list[ast.expr] = [*unit.nodes(ast.Name), *unit.nodes(ast.Attribute)]
         else:
@@ -92,13 +92,13 @@ class Matcher:
             return False
         if not all(self._matches(one, other, unit, match) for one, other in zip(positional, node.args)):
             return False
-        given = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
+        passed = {keyword.arg: keyword for keyword in node.keywords if keyword.arg is not None}
         for keyword in pattern.keywords:
-            if keyword.arg not in given or not self._matches(keyword.value, given[keyword.arg].value, unit, match):
+            if keyword.arg not in passed or not self._matches(keyword.value, passed[keyword.arg].value, unit, match):
                 return False
         if not takes_rest:
             return len(node.keywords) == len(pattern.keywords)
-        # Named arguments that the pattern takes out of the middle would leave a gap in the text of the rest.
+        # A keyword argument of the pattern in the middle of the rest would leave a gap in its text.
         named = {keyword.arg for keyword in pattern.keywords}
         rest = [keyword for keyword in node.keywords if keyword.arg not in named]
         taken = [*node.args[: len(positional)], *(one for one in node.keywords if one.arg in named)]
@@ -107,7 +107,7 @@ class Matcher:
 
 
 def _rest(unit: Unit, call: ast.Call, taken: list[ast.AST], rest: list[ast.AST]) -> Arguments | None:
-    """The text of the arguments `rest` of `call`; None where those already `taken` are written among them."""
+    """Return the text of the arguments `rest` of `call`; None where `taken` ones lie among them."""
     source = unit.source
     end = source.span(call)[1] - 1
     start = _after(unit.text, source.span(call.func)[1], "(")
@@ -133,14 +133,14 @@ def _offsets(unit: Unit, node: ast.AST) -> tuple[int, int]:
 
 
 def _after(text: str, offset: int, char: str) -> int:
-    """The offset behind the next `char` after an argument or a function that ends at `offset`."""
+    """Return the offset after the next `char` after an argument or a function that ends at `offset`."""
     found = _BETWEEN.match(text, offset)
     at = found.end() if found else offset
     return at + 1 if text[at : at + 1] == char else at
 
 
 def _before_comma(text: str, offset: int, otherwise: int | None = None) -> int:
-    """The offset of the comma after an argument that ends at `offset`; `otherwise` where there is none."""
+    """Return the offset of the comma after an argument that ends at `offset`; `otherwise` without one."""
     found = _BETWEEN.match(text, offset)
     at = found.end() if found else offset
     if text[at : at + 1] == ",":

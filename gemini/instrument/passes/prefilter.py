@@ -1,4 +1,4 @@
-"""Cheap tests before a pass resolves names: can it affect the file, which names may match, what is already inserted.
+"""Cheap tests before a pass resolves names: triggers, names that may match, calls that are already inserted.
 
 Resolving a name costs much more than reading it. A pass that searches for `torch.device` resolves only names that end
 in `device`, and the other names under which the file may have such an object:
@@ -29,8 +29,8 @@ def can_affect(triggers: Sequence[str], text: str) -> bool:
     return any(trigger in normal for trigger in triggers)
 
 
-def spellings(unit: Unit, names: Set[str]) -> set[str]:
-    """`names`, and every other name under which this file may have an object that is called one of them."""
+def possible_names(unit: Unit, names: Set[str]) -> set[str]:
+    """Return `names`, and the other names under which this file may have such objects."""
     found = set(names)
     for alias in unit.nodes(ast.alias):
         if alias.asname is not None and alias.name.rpartition(".")[2] in names:
@@ -38,7 +38,7 @@ def spellings(unit: Unit, names: Set[str]) -> set[str]:
     for node in unit.nodes(ast.Assign):
         if last_word(node.value) in names:
             found.update(target.id for target in node.targets if isinstance(target, ast.Name))
-    foreign = unit.names.foreign()
+    foreign = unit.names.imported_from_user_modules()
     if foreign:
         found |= foreign
         found.update(node.attr for node in unit.nodes(ast.Attribute) if _first_word(node) in foreign)
@@ -52,15 +52,15 @@ def _first_word(expr: ast.expr) -> str:
 
 
 def last_word(expr: ast.expr) -> str:
-    """The last component of a name or attribute; empty for anything else."""
+    """Return the last component of a name or attribute; empty for anything else."""
     if expr.__class__ is ast.Attribute:
         return expr.attr
     return expr.id if isinstance(expr, ast.Name) else ""
 
 
-def mentions(unit: Unit, names: Set[str]) -> Iterator[ast.Attribute | ast.Name]:
-    """The names and attributes, being read, that may mean an object called one of `names`."""
-    spelled = spellings(unit, names)
+def find_mentions(unit: Unit, names: Set[str]) -> Iterator[ast.Attribute | ast.Name]:
+    """Yield the name and attribute reads that may refer to an object called one of `names`."""
+    spelled = possible_names(unit, names)
     for attribute in unit.nodes(ast.Attribute):
         if attribute.attr in spelled and attribute.ctx.__class__ is ast.Load:
             yield attribute
@@ -70,7 +70,7 @@ def mentions(unit: Unit, names: Set[str]) -> Iterator[ast.Attribute | ast.Name]:
 
 
 def is_inserted_call(node: ast.AST | None) -> bool:
-    """Whether `node` is a call such as `__gemini__.on(x)`."""
+    """Return whether `node` is a call such as `__gemini__.on(x)`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -80,7 +80,7 @@ def is_inserted_call(node: ast.AST | None) -> bool:
 
 
 def is_inserted(unit: Unit, node: ast.AST | None) -> bool:
-    """Whether `node` is such a call, or part of one, or what one has been put around."""
+    """Return whether `node` is an inserted call, the function of one, or its argument."""
     if node is None:
         return False
     if isinstance(node, ast.Name) and node.id == RESERVED:

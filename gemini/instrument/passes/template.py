@@ -2,10 +2,9 @@
 
     torch.nn.Linear($args)      every argument, positional, named, starred
     torch.add($x, $y)           one expression each; the same hole twice must be the same text
-    $model.cuda($_)             any object; `$_` is anything, and is not kept
+    $model.cuda($_)             any object; `$_` is any expression, not retained
 
-A template is ordinary Python once each ``$`` is read as part of a name, so Python's own parser reads it and its own
-positions point at what is wrong.
+A template is Python with ``$`` as a letter of names, so Python's parser reads it and its positions locate faults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gemini.instrument.text.lines import Lines, caret
 
 ARGS = "args"
 ANYTHING = "_"
-_MARK = "ʘ"  # one character for one, and a letter to Python
+_MARK = "ʘ"  # one character that Python reads as a letter
 _STRING_OR_HOLE = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\$")
 
 
@@ -53,12 +52,12 @@ class Template:
         around = {id(arg) for node in ast.walk(self.tree) if isinstance(node, ast.Call) for arg in node.args}
         for node in ast.walk(self.tree):
             if hole_name(node) == ARGS and id(node) not in around:
-                raise self.fault(node, "$args stands for the arguments of a call", "write it in one, as in f($args)")
+                raise self.fault(node, "$args stands for the arguments of a call", "write it in a call, as in f($args)")
 
     def _check_arguments(self, call: ast.Call) -> None:
         for argument in call.args[:-1]:
             if hole_name(argument) == ARGS:
-                raise self.fault(argument, "$args takes all arguments that are left", "write it after the others")
+                raise self.fault(argument, "$args takes all remaining arguments", "write it last")
 
     @cached_property
     def tree(self) -> ast.expr:
@@ -94,7 +93,7 @@ class Template:
         return tuple(sorted(made, key=lambda hole: hole.start))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """The offsets of `node` in the template's text."""
+        """Return the offsets of `node` in the template's text."""
         place = vars(node)
         start = self._lines.offset(place["lineno"], place["col_offset"])
         return start, self._lines.offset(place["end_lineno"], place["end_col_offset"])
@@ -104,7 +103,7 @@ class Template:
         return Lines(self._source)
 
     def fault(self, node: ast.AST, what: str, remedy: str) -> PatternError:
-        """An error that points at `node`."""
+        """Return an error that points at `node`."""
         start, end = self.span(node)
         return self._error(what, start, remedy, end - start)
 
@@ -114,12 +113,12 @@ class Template:
 
 
 def hole_name(node: ast.AST) -> str | None:
-    """The name of the hole that `node` is, or None."""
+    """Return the name of the hole that `node` is, or None."""
     return node.id[1:] if isinstance(node, ast.Name) and node.id.startswith(_MARK) else None
 
 
 def qualified_name(node: ast.AST) -> str | None:
-    """The dotted name that a template's node spells, without holes in it: a builtin, or a name in a module."""
+    """Return the dotted name of a template's node without holes: a builtin, or a name in a module."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -132,6 +131,6 @@ def qualified_name(node: ast.AST) -> str | None:
 
 
 def bound_inside(tree: ast.expr) -> frozenset[str]:
-    """The names that a template binds itself: parameters of lambdas, targets of comprehensions."""
+    """Return the names that a template binds: parameters of lambdas, targets of comprehensions."""
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return frozenset(stored | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)})

@@ -24,11 +24,11 @@ _BACKWARD_FUNCTIONS = ("torch.autograd.backward",)
 
 
 class TrainingSites(Pass):
-    """See the module."""
+    """The pass described above."""
 
     name = "training-sites"
     description = "mark backward passes, optimizer steps and calls of forward for the launcher"
-    # A file may have torch from a module of the program's own, without saying its name.
+    # A file may import torch through another module of the user, without its name.
     triggers = ("torch", ".backward(", ".parameters(", ".forward(", ".Module", "import *")
 
     def edits(self, unit: Unit) -> Iterator[Edit]:
@@ -58,7 +58,7 @@ class TrainingSites(Pass):
 
 
 def _is_in_forward(unit: Unit, call: ast.Call, models: set[str]) -> bool:
-    """Whether it is a model's own `forward` that makes a call."""
+    """Return whether the `forward` of a model makes the call."""
     around = unit.class_(call)
     if around is None or around.name not in models:
         return False

@@ -1,1 +1,1 @@
-"""The user's own files that a program is made of, and how they are instrumented when imported."""
+"""The files of a user's program: code tree, ownership, module search, package data."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 _BY_CALL = {"import_module", "__import__"}
 
 
-def imported_names(tree: ast.Module, package: str) -> Iterator[str]:
-    """The absolute names of all that may be a module in the imports of `tree`, in the order they stand, each once.
+def find_imported_names(tree: ast.Module, package: str) -> Iterator[str]:
+    """Yield the absolute names of possible modules in the imports of `tree`, in order, each once.
 
-    ``from a import b`` gives ``a`` and ``a.b``, as `b` may be a module; relative names are relative to `package`, and
-    are left out where that has no such parent. Imports count wherever they stand, in functions and conditions too.
+    ``from a import b`` yields ``a`` and ``a.b``, as `b` may be a module; relative names are relative to `package`, and
+    omitted where it has no such parent. Imports in functions and conditions count too.
     """
     seen: set[str] = set()
     for node in _in_order(tree):
@@ -23,7 +23,7 @@ def imported_names(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def absolute(name: str, level: int, package: str) -> str | None:
-    """The absolute form of a name with `level` leading dots, seen from `package`; None where there is none."""
+    """Return the absolute form of a name with `level` leading dots in `package`; None without such a parent."""
     if not level:
         return name or None
     parents = package.split(".") if package else []
@@ -50,21 +50,21 @@ def _names(node: ast.AST, package: str) -> Iterator[str]:
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
     elif isinstance(node, ast.Call):
-        name = _named_in_call(node, package)
+        name = _module_of_call(node, package)
         if name is not None:
             yield name
 
 
-def _named_in_call(call: ast.Call, package: str) -> str | None:
-    """The module of ``importlib.import_module("literal")`` and the like."""
+def _module_of_call(call: ast.Call, package: str) -> str | None:
+    """Return the module of ``importlib.import_module("literal")`` or ``__import__``."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if function not in _BY_CALL or not call.args or not isinstance(call.args[0], ast.Constant):
         return None
     name = call.args[0].value
     if not isinstance(name, str) or not name.replace(".", "_").isidentifier():
         return None
-    given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "package")]
-    if function == "import_module" and given and isinstance(given[0], ast.Constant):
-        package = str(given[0].value)
+    packages = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "package")]
+    if function == "import_module" and packages and isinstance(packages[0], ast.Constant):
+        package = str(packages[0].value)
     bare = name.lstrip(".")
     return absolute(bare, len(name) - len(bare), package)

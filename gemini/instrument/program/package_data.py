@@ -1,8 +1,8 @@
-"""What a program's files need beside them, though no import in their source says so.
+"""Package data: files that a dump needs although no import names them.
 
-A package may import its own modules by computed names, list its folder, or read data in it: of every package of the
-program, all modules belong to a dump, and everything else in its folder is linked. A program that imports by computed
-names may mean any file beside its script.
+A package may import its modules by computed names, list its folder, or read data in it: all modules of every package of
+the program belong to a dump, and the other files in its folder are linked. A program that imports by computed names may
+use any file beside its script.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path, PurePath
 from gemini.instrument.output import DUMP_MARKER
 from gemini.instrument.text.source_file import SourceFile
 
-_MOST = 5000  # files of one package; more is a folder of something else
+_MOST = 5000  # files of one package; a larger folder is not a package
 _SOURCE = (".py",)
 _COMPILED = (".so", ".pyd")
 _COMPUTED = ("import_module", "__import__", "run_module", "run_path", "iter_modules")
 
 
-def rest_of(sources: Sequence[SourceFile]) -> list[SourceFile]:
-    """The modules of the program's packages that `sources` lacks, and the script's neighbours if they may be meant."""
+def find_other_modules(sources: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the modules of the program's packages, and possible ones beside the script, that `sources` lacks."""
     known = {os.path.realpath(source.path) for source in sources}
     found: dict[str, SourceFile] = {}
     for name, folder in package_folders(sources).items():
@@ -29,15 +29,15 @@ def rest_of(sources: Sequence[SourceFile]) -> list[SourceFile]:
             if path.suffix in _SOURCE and os.path.realpath(path) not in known:
                 module = _module_name(name, folder, path)
                 if module and module not in found:
-                    found[module] = _read(path, module)
+                    found[module] = _read_source(path, module)
     for path in _neighbours(sources):
         if path.suffix in _SOURCE and path.stem.isidentifier() and os.path.realpath(path) not in known:
-            found.setdefault(path.stem, _read(path, path.stem))
+            found.setdefault(path.stem, _read_source(path, path.stem))
     return [source for source in found.values() if source.data or source.is_package]
 
 
-def links_of(sources: Sequence[SourceFile]) -> dict[PurePath, Path]:
-    """Where a dump needs links, and to what: the other files of packages, and compiled modules beside the script."""
+def find_links(sources: Sequence[SourceFile]) -> dict[PurePath, Path]:
+    """Return the links of a dump: to the other files of packages, and to compiled modules beside the script."""
     links: dict[PurePath, Path] = {}
     for name, folder in package_folders(sources).items():
         for path in _files(folder):
@@ -51,7 +51,7 @@ def links_of(sources: Sequence[SourceFile]) -> dict[PurePath, Path]:
 
 
 def package_folders(sources: Sequence[SourceFile]) -> dict[str, Path]:
-    """The top-level packages of the program and their folders, those without an ``__init__`` included."""
+    """Return the top-level packages of the program and their folders, including namespace packages."""
     found: dict[str, Path] = {}
     for source in sources:
         name = source.module.partition(".")[0]
@@ -72,7 +72,7 @@ def _neighbours(sources: Sequence[SourceFile]) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files below `folder`, without hidden ones and compiled caches; none where there are too many."""
+    """Return the files below `folder`, without hidden ones and bytecode caches; none if there are too many."""
     found: list[Path] = []
     for path in _walk(folder):
         found.append(path)
@@ -84,7 +84,7 @@ def _files(folder: Path) -> list[Path]:
 def _walk(folder: Path) -> Iterator[Path]:
     for root, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        if "pyvenv.cfg" in files or DUMP_MARKER in files:  # an environment, or a dump, that lies inside
+        if "pyvenv.cfg" in files or DUMP_MARKER in files:  # a virtual environment or a dump inside the package
             folders.clear()
             continue
         yield from (Path(root, name) for name in sorted(files) if not name.startswith("."))
@@ -97,7 +97,7 @@ def _module_name(package: str, folder: Path, path: Path) -> str:
     return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
 
 
-def _read(path: Path, module: str) -> SourceFile:
+def _read_source(path: Path, module: str) -> SourceFile:
     try:
         return SourceFile.read(path, module)
     except OSError:

@@ -1,11 +1,10 @@
-"""The folders that a script adds to `sys.path` itself, as far as its source tells.
+"""Search path: the folders that a script adds to `sys.path`, read from its source.
 
     sys.path.append("..")
     sys.path.insert(0, os.path.join(os.path.dirname(__file__), "src"))
     sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
 
-The expressions are computed here, from the few functions that such lines are made of, and never run; what is made
-of anything else is left out.
+The expressions are evaluated by a small interpreter of path functions; all other expressions are skipped.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _METHODS = {"resolve", "absolute", "joinpath", "as_posix", "expanduser"}
 _CONSTANTS = {"os.pardir": os.pardir, "os.curdir": os.curdir}
 
 
-class _Unknown(Exception):
-    """The value depends on something that only running tells."""
+class _UnknownValue(Exception):
+    """The value is known only at run time."""
 
 
-def added_folders(source: SourceFile) -> list[str]:
-    """The folders, in the order of their lines, that `source` adds to `sys.path` and that exist."""
+def find_added_folders(source: SourceFile) -> list[str]:
+    """Return the folders, in order, that `source` adds to `sys.path` and that exist."""
     if "path" not in source.text:
         return []
     unit, found = Unit(source), []
@@ -57,13 +56,13 @@ def added_folders(source: SourceFile) -> list[str]:
 
 def _folders(unit: Unit, expr: ast.expr) -> list[str]:
     try:
-        return [os.path.abspath(os.fspath(_Value(unit).of(expr)))]
-    except (_Unknown, TypeError, ValueError, OSError, IndexError, AttributeError, RecursionError):
+        return [os.path.abspath(os.fspath(_PathEvaluator(unit).of(expr)))]
+    except (_UnknownValue, TypeError, ValueError, OSError, IndexError, AttributeError, RecursionError):
         return []
 
 
-class _Value:
-    """Computes the value of an expression made of paths."""
+class _PathEvaluator:
+    """Evaluates expressions of paths."""
 
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
@@ -84,7 +83,7 @@ class _Value:
             return self._item(expr)
         if isinstance(expr, ast.Attribute):
             return self._attribute(expr)
-        raise _Unknown
+        raise _UnknownValue
 
     def _item(self, expr: ast.Subscript) -> Any:
         known = {
@@ -100,20 +99,20 @@ class _Value:
             return _CONSTANTS[name]
         if expr.attr in ("parent", "parents"):
             return getattr(self.of(expr.value), expr.attr)
-        raise _Unknown
+        raise _UnknownValue
 
     def _call(self, call: ast.Call) -> Any:
         if call.keywords:
-            raise _Unknown
+            raise _UnknownValue
         function = _FUNCTIONS.get(self.unit.resolve(call.func) or "")
         if function is not None:
             return function(*map(self.of, call.args))
         if isinstance(call.func, ast.Attribute) and call.func.attr in _METHODS:
             return getattr(self.of(call.func.value), call.func.attr)(*map(self.of, call.args))
-        raise _Unknown
+        raise _UnknownValue
 
     def _variable(self, name: str) -> Any:
-        """The value of a name that the file assigns once, at its top."""
+        """Return the value of a name that the file assigns once, at its top level."""
         values = [
             node.value
             for node in self.unit.tree.body
@@ -121,5 +120,5 @@ class _Value:
             and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
         ]
         if len(values) != 1:
-            raise _Unknown
+            raise _UnknownValue
         return self.of(values[0])

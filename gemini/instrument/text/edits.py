@@ -1,16 +1,16 @@
-"""Edits: the one way a pass changes source.
+"""Edits: replacements of spans, the only means by which a pass changes source.
 
-A pass reads the tree and says which spans of the text become what; nothing else of the text is touched, so comments
-and formatting survive and every line keeps its number. An edit's new content is a row of *parts*: strings, and spans
-inside the edited one that are kept with whatever other edits happen in them.
+A pass reads the tree and returns edits; the rest of the text stays as it is, so comments and formatting survive and
+every line keeps its number. The new content of an edit is a sequence of *parts*: strings, and retained spans inside the
+edited one, in which other edits may apply.
 
     Edit.replace(node, "x")            ("x",)
     Edit.before(node, "a; ")           ("a; ", node)
     Edit.wrap(node, "f(", ", 1)")      ("f(", node, ", 1)")
     Edit.rebuild(call, ["g(", arg, ")"])
 
-Edits may nest: one may lie in a span that another keeps. Of edits on the same span the later one goes around the
-earlier. Edits that cross, or that lie in text another one drops, are an `EditError` naming both.
+Edits nest: one may lie in a span that another retains. Of two edits of the same span the later one encloses the
+earlier. Edits that cross, or that lie in text another one removes, raise an `EditError` that names both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """A stretch of source in `ast` positions: lines from 1, columns in UTF-8 bytes from 0."""
+    """A range of source in `ast` positions: lines from 1, columns in UTF-8 bytes from 0."""
 
     line: int
     column: int
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, node: ast.AST) -> Span:
-        """The span of `node`; kinds without a position (operators, `arguments`, `comprehension`) have none."""
+        """Return the span of `node`; operators, `arguments` and `comprehension` have none."""
         place = vars(node)
         if place.get("end_col_offset") is None or place.get("end_lineno") is None:
             raise EditError(
@@ -49,14 +49,14 @@ class Span(NamedTuple):
 
 Part = str | Span
 
-# Inside the brackets of a call these would read as several arguments, or not at all, without their own.
+# As arguments of a call these need brackets of their own: they would read as several arguments, or not parse.
 _NEEDS_BRACKETS = (ast.Tuple, ast.NamedExpr, ast.Yield, ast.YieldFrom)
 _NO_EXPRESSION = (ast.Starred, ast.Slice, ast.keyword, ast.arg, ast.alias, ast.FormattedValue)
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One span of the source and the parts that take its place; `reason` is for people."""
+    """One span of the source and the parts that replace it; `reason` is shown to users."""
 
     span: Span
     parts: tuple[Part, ...]
@@ -65,28 +65,28 @@ class Edit:
 
     @classmethod
     def replace(cls, node: ast.AST, text: str, reason: str = "") -> Edit:
-        """`text` in place of `node`."""
+        """Replace `node` by `text`."""
         return cls(Span.of(node), (text,), reason, node)
 
     @classmethod
     def before(cls, node: ast.AST, text: str, reason: str = "") -> Edit:
-        """`text` right before `node`."""
+        """Insert `text` right before `node`."""
         span = Span.of(node)
         return cls(span, (text, span), reason, node)
 
     @classmethod
     def after(cls, node: ast.AST, text: str, reason: str = "") -> Edit:
-        """`text` right after `node`."""
+        """Insert `text` right after `node`."""
         span = Span.of(node)
         return cls(span, (span, text), reason, node)
 
     @classmethod
     def wrap(cls, node: ast.AST, prefix: str, suffix: str, reason: str = "") -> Edit:
-        """`prefix` before and `suffix` after the expression `node`, which stays one expression between them."""
+        """Insert `prefix` before and `suffix` after the expression `node`, which stays one expression."""
         if isinstance(node, _NO_EXPRESSION):
             raise EditError(
-                f"line {node.lineno}: an {type(node).__name__} is not an expression of its own, so nothing can be put "
-                "around it\n    → wrap the value inside it"
+                f"line {node.lineno}: an {type(node).__name__} is not an expression and cannot be "
+                "wrapped\n    → wrap the value inside it"
             )
         span = Span.of(node)
         if isinstance(node, _NEEDS_BRACKETS):
@@ -95,27 +95,27 @@ class Edit:
 
     @classmethod
     def rebuild(cls, node: ast.AST, parts: Sequence[str | ast.AST | Span], reason: str = "") -> Edit:
-        """Strings and parts of `node` (nodes or spans in it, kept as written) in place of `node`."""
+        """Replace `node` by strings and parts of it: nodes or spans, retained as written."""
         made = tuple(Span.of(part) if isinstance(part, ast.AST) else part for part in parts)
         return cls(Span.of(node), made, reason, node)
 
     @classmethod
     def insert(cls, line: int, column: int, text: str, reason: str = "") -> Edit:
-        """`text` at one position."""
+        """Insert `text` at one position."""
         return cls(Span(line, column, line, column), (text,), reason)
 
     @property
     def keeps_all(self) -> bool:
-        """Whether the whole span is kept, so that the edit only adds text at its ends."""
+        """Whether the edit retains the whole span and only adds text at its ends."""
         return self.span in self.parts
 
     def with_text(self, change: Callable[[str], str]) -> Edit:
-        """The same edit with `change` made in its new text."""
+        """Return the edit with `change` applied to its new text."""
         parts = tuple(change(part) if isinstance(part, str) else part for part in self.parts)
         return Edit(self.span, parts, self.reason, self.node)
 
     def describe(self) -> str:
-        """The edit in one line: where, and what comes there (``…`` for what is kept)."""
+        """Return the edit as one line: its position and new content, with ``…`` for retained spans."""
         content = "".join(part if isinstance(part, str) else "…" for part in self.parts)
         return f"line {self.span.line}, column {self.span.column + 1}: {content!r}"
 
@@ -127,12 +127,12 @@ class Conflict(NamedTuple):
     second: Edit
 
     def error(self, path: str) -> EditError:
-        """The conflict as an error naming both."""
+        """Return the conflict as an error that names both edits."""
         return EditError(
             f"{path}: two edits overlap\n"
             f"  - {self.first.describe()}{_because(self.first)}\n"
             f"  - {self.second.describe()}{_because(self.second)}\n"
-            "    → let one keep the span of the other (Edit.wrap, Edit.rebuild), or edit smaller nodes",
+            "    → retain the span of one inside the other (Edit.wrap, Edit.rebuild), or edit smaller nodes",
             line=self.second.span.line,
             column=self.second.span.column,
         )
@@ -142,10 +142,10 @@ def _because(edit: Edit) -> str:
     return f" ({edit.reason})" if edit.reason else ""
 
 
-def apply(source: SourceFile, edits: Iterable[Edit]) -> Spliced:
-    """The text of `source` with all `edits` made, and the map of its positions back to the original's.
+def apply_edits(source: SourceFile, edits: Iterable[Edit]) -> Spliced:
+    """Apply `edits` to `source`; return the new text and the map of its positions to the original's.
 
-    Without edits the text is the original's own. Raises `EditError` where edits overlap, lie outside of the source or
+    Without edits the text is the original's. Raises `EditError` where edits overlap, lie outside of the source or
     would change the number of lines.
     """
     from gemini.instrument.text.splice import splice

@@ -1,10 +1,10 @@
-"""Edits inside f-strings, which need care.
+"""Edits inside f-strings and their restrictions.
 
-An expression written ``{x.cuda()=}`` is shown as it is written, so an edit in it would change what the program prints.
-Before Python 3.12 an expression in an f-string may moreover not hold the quotes the string is written in, nor a
-backslash; and the parser's positions for it are nearly always right, but not always. So an edit in an f-string is
-checked against the text it claims to be at, its new text gets the quotes that still fit, and an edit that cannot be
-made is left out, with the reason, rather than let the whole pass fail.
+The f-string ``{x.cuda()=}`` prints the text of its expression, so an edit in it would change the program's output.
+Before Python 3.12 an expression in an f-string must not contain the quotes of the string, nor a backslash; and the
+parser's positions for it are sometimes wrong. So an edit in an f-string is compared with the text at its position, its
+new text gets the quotes that are still free, and an edit that cannot be applied is dropped with a reason instead of
+failing the whole pass.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SHOWN = re.compile(r"[\s)]*=")  # an expression has ended, so this is no compar
 _PLAIN_STRING = re.compile(r'"([^"\'\\\n]*)"|\'([^"\'\\\n]*)\'')
 
 
-class Fitted(NamedTuple):
-    """The edits that can be made, and those that cannot with the reason."""
+class FittedEdits(NamedTuple):
+    """The edits that can be applied, and the dropped ones with the reason."""
 
     edits: list[Edit]
     left_out: list[tuple[Edit, str]]
 
 
-def fit(unit: Unit, edits: Sequence[Edit], *, strict: bool = _STRICT) -> Fitted:
-    """The `edits` as they can be made in f-strings by this Python's rules, or by those before 3.12 if `strict`."""
-    fitted = Fitted([], [])
+def fit_to_fstrings(unit: Unit, edits: Sequence[Edit], *, strict: bool = _STRICT) -> FittedEdits:
+    """Adapt `edits` to the f-strings around them: by this Python's rules, or if `strict` by those before 3.12."""
+    fitted = FittedEdits([], [])
     if not unit.nodes(ast.JoinedStr):
-        return Fitted(list(edits), [])
+        return FittedEdits(list(edits), [])
     for edit in edits:
         strings = _strings_around(unit, edit)
         if strings and _is_shown(unit, edit):
@@ -55,12 +55,12 @@ def fit(unit: Unit, edits: Sequence[Edit], *, strict: bool = _STRICT) -> Fitted:
 
 
 def _strings_around(unit: Unit, edit: Edit) -> list[ast.JoinedStr]:
-    """The f-strings that the edited node is an expression of, innermost first."""
+    """Return the f-strings around the edited node, innermost first."""
     if edit.node is None:
         return []
     if isinstance(edit.node, ast.Constant) and isinstance(unit.parent(edit.node), ast.JoinedStr):
         raise EditError(
-            f"{unit.source.path}: {edit.describe()} edits the plain text of an f-string, which is no expression\n"
+            f"{unit.source.path}: {edit.describe()} edits the plain text of an f-string, which is not an expression\n"
             "    → edit the whole f-string (JoinedStr), or an expression in it",
             line=edit.span.line,
             column=edit.span.column,
@@ -71,7 +71,7 @@ def _strings_around(unit: Unit, edit: Edit) -> list[ast.JoinedStr]:
 
 
 def _is_shown(unit: Unit, edit: Edit) -> bool:
-    """Whether the edited node lies in an expression that the f-string also shows as text: ``{expression=}``."""
+    """Return whether the f-string prints the text of an expression around the edited node: ``{expression=}``."""
     below: ast.AST | None = edit.node
     while below is not None:
         around = unit.parent(below)
@@ -94,19 +94,19 @@ def _fit(unit: Unit, edit: Edit, strings: list[ast.JoinedStr]) -> tuple[Edit | N
     if not any(isinstance(part, str) and ('"' in part or "'" in part) for part in edit.parts):
         return edit, ""
     if not free:
-        return None, "both kinds of quotes are taken in the f-string before Python 3.12"
-    made = edit.with_text(lambda text: _requoted(text, free[0]))
+        return None, "both kinds of quotes are in use in the f-string before Python 3.12"
+    made = edit.with_text(lambda text: _replace_quotes(text, free[0]))
     if any(isinstance(part, str) and quote in part for part in made.parts for quote in quotes):
-        return None, "its quotes are taken in the f-string before Python 3.12"
+        return None, "its quotes are in use in the f-string before Python 3.12"
     return made, ""
 
 
-def _requoted(text: str, quote: str) -> str:
+def _replace_quotes(text: str, quote: str) -> str:
     return _PLAIN_STRING.sub(lambda found: f"{quote}{found[1] or found[2] or ''}{quote}", text)
 
 
 def _is_at(unit: Unit, node: ast.expr) -> bool:
-    """Whether the text at the position of `node` is the expression that `node` is."""
+    """Return whether the text at the position of `node` parses to `node`."""
     try:
         written = ast.parse(f"({unit.segment(node)})", mode="eval").body
     except SyntaxError:
@@ -115,7 +115,7 @@ def _is_at(unit: Unit, node: ast.expr) -> bool:
 
 
 def _quotes(unit: Unit, string: ast.JoinedStr, node: ast.expr) -> set[str]:
-    """The quote characters of the literals that `string` is written as and that hold `node`; all where unsure."""
+    """Return the quotes of the literal in `string` that contains `node`; both kinds where it is not found."""
     start, end = unit.source.span(string)
     at = unit.source.span(node)[0] - start
     try:

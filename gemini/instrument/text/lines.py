@@ -1,8 +1,8 @@
-"""Lines and columns of a text, the way `ast` counts them.
+"""Lines and columns of a text, as `ast` counts them.
 
 Python's tokenizer ends a line at ``\\n``, ``\\r\\n`` or a lone ``\\r`` and nowhere else (form feeds, vertical tabs and
 Unicode separators stay inside a line), and `ast` columns count UTF-8 bytes. `Lines` converts such positions to
-offsets in the text and back, exactly, whatever the line ends and whatever the characters.
+offsets in the text and back, exactly, for all line ends and characters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lines:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Offset of the first character of every line; a text that ends in a line end has no empty last line here."""
+        """Offset of the first character of every line; a text that ends in a line end has no empty last line."""
         if "\r" in self.text:
             starts = [0, *(found.end() for found in _LINE_END.finditer(self.text))]
         else:
@@ -39,26 +39,26 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """How many lines there are (an empty text has one)."""
+        """The number of lines; an empty text has one."""
         return len(self.starts)
 
     @property
     def line_ends(self) -> int:
-        """How many line ends the text holds."""
+        """The number of line ends in the text."""
         return len(self.starts) - 1 + (self.text[-1:] in ("\n", "\r"))
 
     def line(self, number: int) -> str:
-        """The text of line `number` without its line end."""
+        """Return line `number` without its line end."""
         return self.line_with_end(number).rstrip("\r\n")
 
     def line_with_end(self, number: int) -> str:
-        """The text of line `number` with its line end."""
+        """Return line `number` with its line end."""
         starts = self.starts
         end = starts[number] if number < len(starts) else len(self.text)
         return self.text[starts[number - 1] : end]
 
     def offset(self, line: int, column: int) -> int:
-        """The offset in the text of an `ast` position."""
+        """Return the offset in the text of an `ast` position."""
         starts = self.starts
         if line > len(starts):
             return len(self.text)
@@ -71,7 +71,7 @@ class Lines:
         return start + len(content.encode("utf-8", "surrogatepass")[:column].decode("utf-8", "replace"))
 
     def position(self, offset: int) -> tuple[int, int]:
-        """The `ast` position of an offset in the text."""
+        """Return the `ast` position of an offset in the text."""
         line = bisect_right(self.starts, offset)
         start = self.starts[line - 1]
         if self._ascii:
@@ -80,15 +80,15 @@ class Lines:
 
 
 def line_ends(text: str) -> list[str]:
-    """Every line end in `text`, in order, as it is spelled there."""
+    """Return the line ends in `text`, in order, as written."""
     return _LINE_END.findall(text)
 
 
 def caret(line: str, column: int, width: int = 1) -> str:
-    """`line` with its indentation taken off and a caret under the characters from `column` (counted in characters)."""
+    """Return `line` without its indentation, and carets under `width` characters from `column`."""
     shown = line.lstrip()
     cut = len(line) - len(shown)
     start = max(column - cut, 0)
-    # Tabs are kept in the padding so that the caret stays under its character however wide a tab is shown.
+    # Tabs stay in the padding so that the caret stays under its character at any tab width.
     padding = "".join("\t" if char == "\t" else " " for char in shown[:start])
     return f"    {shown.rstrip()}\n    {padding}{'^' * max(1, min(width, len(shown.rstrip()) - start))}"

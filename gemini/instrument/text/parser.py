@@ -1,8 +1,7 @@
-"""Parsing and compiling as part of another program, without a trace in it.
+"""Parsing and compiling inside the user's process, without side effects.
 
-Source is instrumented inside the user's process, so two side effects of a plain `ast.parse` must not show: a text that
-is parsed a second time, after an edit, must not repeat the parser's warnings; and building a tree of many small
-objects must not set off the garbage collector over and over, which takes longer than the parsing itself.
+A text that is parsed a second time, after an edit, must not repeat the parser's warnings; and building a tree of many
+small objects must not trigger the garbage collector repeatedly, which takes longer than the parsing itself.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from types import CodeType
 from gemini.instrument.text.positions import first_line
 from gemini.quiet_warnings import muted
 
-_ODD = re.compile("[\\r\\v\\f\\x1c-\\x1e]")  # line ends to `str.splitlines`, or to Python, but not to both alike
+_ODD = re.compile("[\\r\\v\\f\\x1c-\\x1e]")  # line ends to one of `str.splitlines` and Python, not to both
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the garbage collector from running meanwhile, if it runs at all."""
+def pause_collector() -> Iterator[None]:
+    """Disable the garbage collector meanwhile, if it is enabled."""
     if not gc.isenabled():
         yield
         return
@@ -34,24 +33,24 @@ def collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def parser_warnings_muted() -> AbstractContextManager[None]:
-    """Keep warnings about syntax silent."""
+def mute_parser_warnings() -> AbstractContextManager[None]:
+    """Silence warnings about syntax."""
     return muted(SyntaxWarning, DeprecationWarning)
 
 
 def parse_again(text: str, path: str) -> ast.Module:
-    """The tree of an edited text; warns of nothing, as the original was parsed before."""
-    with parser_warnings_muted():
+    """Return the tree of an edited text, without the warnings that the original has already raised."""
+    with mute_parser_warnings():
         tree = compile(text, path, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
     assert isinstance(tree, ast.Module)
     return tree
 
 
 def parse_edited(tree: ast.Module, text: str, edited: list[tuple[int, int]], path: str) -> ast.Module:
-    """The tree of an edited `text`, of which only the lines `edited` (first and last, ascending) differ from `tree`'s.
+    """Return the tree of `text`, which differs from that of `tree` only on the line ranges `edited` (ascending).
 
-    Only the top-level statements on those lines are parsed; the others are the old tree's own nodes, shared. The ranges
-    must not cut a statement: each begins and ends where one does.
+    Only the top-level statements on those lines are parsed; the other nodes are shared with `tree`. A range begins and
+    ends where a statement does.
     """
     lines = text.splitlines(keepends=True) if text.isascii() and not _ODD.search(text) else _LINE.findall(text)
     fresh: list[ast.stmt] = []
@@ -68,14 +67,14 @@ def parse_edited(tree: ast.Module, text: str, edited: list[tuple[int, int]], pat
 
 
 def compile_tree(tree: ast.Module, path: str, optimize: int = -1) -> CodeType:
-    """The code of a module's tree, with nothing inherited from the compiler flags of this file."""
+    """Compile the tree of a module, without the compiler flags of this file."""
     code = compile(tree, path, "exec", dont_inherit=True, optimize=optimize)
     assert isinstance(code, CodeType)
     return code
 
 
 def compile_data(data: bytes, path: str, optimize: int = -1) -> CodeType:
-    """The code of a module's source, as Python's import makes it."""
+    """Compile the source of a module, as Python's import does."""
     code = compile(data, path, "exec", dont_inherit=True, optimize=optimize)
     assert isinstance(code, CodeType)
     return code

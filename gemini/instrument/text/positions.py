@@ -1,16 +1,16 @@
-"""Where a place in an edited text was in the original.
+"""Position map: from positions in an edited text to those in the original.
 
-An edited text is a row of *pieces*: stretches copied from the original and stretches that are new.
+An edited text is a sequence of *pieces*: ranges copied from the original, and new text.
 
     original   x = torch.device("cuda")
                    └──────── S…E ──────┘
     edited     x = __gemini__.device(torch.device("cuda"))
                copy└────── new ─────┘└───── copy ───────┘└ new
 
-A place in a copy maps to the very character it was copied from. A place in new text stands for the whole span of
-the edit that brought it: read as a beginning it maps to S, read as an end to E. So a call wrapped around an
-expression carries that expression's own position, and a traceback underlines the user's text as if nothing had been
-inserted. Edits never change the number of lines, so whole lines without edits map to themselves.
+A position in a copy maps to the character that was copied. A position in new text maps to the span of its edit: to S
+as the start of a node, to E as the end of one. So a call wrapped around an expression has that expression's position,
+and a traceback underlines the user's text as if nothing had been inserted. Edits never change the number of lines, so
+whole lines without edits map to themselves.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Position = tuple[int, int]
 
 
 class Copied(NamedTuple):
-    """A stretch of the original text, taken over as it is."""
+    """A copied range of the original text."""
 
     start: int
     end: int
 
 
 class Added(NamedTuple):
-    """New text, standing for the original stretch from `start` to `end`; maybe the `first` or `last` of its edit."""
+    """New text for the original range from `start` to `end`; possibly the `first` or `last` piece of its edit."""
 
     text: str
     start: int
@@ -69,7 +69,7 @@ class PositionMap:
 
     @classmethod
     def identity(cls) -> PositionMap:
-        """The map of a text that was not edited."""
+        """Return the map of a text without edits."""
         lines = Lines("")
         return cls(lines, lines, ())
 
@@ -77,7 +77,7 @@ class PositionMap:
         return bool(self.lines)
 
     def after(self, inner: PositionMap) -> PositionMap:
-        """The map of two edits in a row: `inner` made the text that this map calls its original."""
+        """Compose two maps: `inner` belongs to the edits that produced the original of this one."""
         if not inner or not self:
             return self or inner
         both = PositionMap(self._original, self._edited, self._pieces)
@@ -86,10 +86,10 @@ class PositionMap:
         return both
 
     def start(self, line: int, column: int) -> Position:
-        """The original position of what begins at (`line`, `column`)."""
+        """Return the original position of a node's start at (`line`, `column`)."""
         offset = self._edited.offset(line, column)
         at = bisect_right(self._starts, offset) - 1
-        # Of several pieces at one offset the last has characters; the ones before it are empty.
+        # Of several pieces at one offset only the last has characters.
         if at >= 0:
             piece = self._pieces[at]
             origin = piece.start if isinstance(piece, Added) else piece.start + offset - self._starts[at]
@@ -97,7 +97,7 @@ class PositionMap:
         return self._inner.start(line, column) if self._inner else (line, column)
 
     def end(self, line: int, column: int) -> Position:
-        """The original position of what ends before (`line`, `column`)."""
+        """Return the original position of a node's end at (`line`, `column`)."""
         offset = self._edited.offset(line, column)
         at = bisect_left(self._starts, offset) - 1
         if at >= 0:
@@ -107,15 +107,15 @@ class PositionMap:
         return self._inner.end(line, column) if self._inner else (line, column)
 
     def touches(self, first: int, last: int) -> bool:
-        """Whether a line from `first` to `last` was edited."""
+        """Return whether a line from `first` to `last` was edited."""
         at = bisect_left(self.lines, first)
         return at < len(self.lines) and self.lines[at] <= last
 
 
 def restore(tree: ast.Module, positions: PositionMap) -> None:
-    """Give every node of `tree`, parsed from the edited text, its position in the original (in place).
+    """Set the positions of `tree`, parsed from the edited text, to those in the original (in place).
 
-    Statements without an edited line are passed over whole: their positions are the original's already.
+    Statements without an edited line are skipped: their positions are already the original's.
     """
     if not positions:
         return
@@ -130,7 +130,7 @@ def restore(tree: ast.Module, positions: PositionMap) -> None:
 
 
 def first_line(node: ast.stmt) -> int:
-    """The line a statement begins on, its decorators included."""
+    """Return the first line of a statement, including its decorators."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.decorator_list:
         return min(node.lineno, node.decorator_list[0].lineno)
     return node.lineno
@@ -140,6 +140,6 @@ def _move(node: ast.AST, positions: PositionMap) -> None:
     place = vars(node)
     start = positions.start(place["lineno"], place["col_offset"])
     end = positions.end(place["end_lineno"], place["end_col_offset"])
-    end = max(start, end)  # parts that an edit put in another order may begin after they end
+    end = max(start, end)  # parts that an edit reordered may begin after they end
     place["lineno"], place["col_offset"] = start
     place["end_lineno"], place["end_col_offset"] = end

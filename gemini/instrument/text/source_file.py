@@ -1,8 +1,7 @@
-"""One Python source file: its bytes, its text, its syntax tree, and the way between their positions.
+"""One Python source file: its bytes, text, syntax tree and positions.
 
-The bytes are the truth. Text and tree are made from them by Python's own rules (PEP 263, byte order mark), once,
-when first asked for, so that a file nobody asks about costs nothing. The tree is shared by all that read it and
-must not be changed.
+Text and tree are derived from the bytes by Python's rules (PEP 263, byte order mark), once, on first access. The tree
+is shared by all readers and must not be changed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gemini.instrument.text.lines import Lines
 
 
 class Located(Protocol):
-    """Anything with the four `ast` position attributes."""
+    """An object with the four `ast` position attributes."""
 
     lineno: int
     col_offset: int
@@ -31,7 +30,7 @@ class Located(Protocol):
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A source file as its bytes, under the path and the module name it has for Python."""
+    """The bytes of a source file, its path and its module name."""
 
     path: str
     data: bytes
@@ -39,27 +38,27 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], module: str = "") -> SourceFile:
-        """The file at `path`."""
+        """Read the file at `path`."""
         return cls(os.fspath(path), Path(path).read_bytes(), module)
 
     @classmethod
     def from_text(cls, text: str, path: str = "<string>", module: str = "") -> SourceFile:
-        """A source given as text, as `python -c` gets it; an encoding declaration in it means UTF-8 or is an error."""
+        """Return a source from text, as of `python -c`; an encoding declaration in it must be UTF-8."""
         return cls(path, text.encode("utf-8"), module)
 
     @property
     def is_package(self) -> bool:
-        """Whether this is a package's ``__init__``: relative imports then start at the module itself."""
+        """Whether this is the ``__init__`` of a package: its relative imports start at the module itself."""
         return os.path.basename(self.path).partition(".")[0] == "__init__"
 
     @cached_property
     def bom(self) -> bool:
-        """Whether the bytes begin with UTF-8's byte order mark, which is no part of the text."""
+        """Whether the bytes begin with UTF-8's byte order mark, which is not part of the text."""
         return self.data.startswith(codecs.BOM_UTF8)
 
     @cached_property
     def encoding(self) -> str:
-        """The encoding Python reads the bytes in; raises Python's own `SyntaxError` where it cannot."""
+        """The encoding by which Python reads the bytes; raises Python's `SyntaxError`."""
         try:
             return tokenize.detect_encoding(io.BytesIO(self.data).readline)[0].removesuffix("-sig")
         except SyntaxError:
@@ -68,7 +67,7 @@ class SourceFile:
 
     @cached_property
     def text(self) -> str:
-        """The decoded text with every line end as it is in the file, without a byte order mark."""
+        """The decoded text with the line ends of the file, without a byte order mark."""
         data = self.data[len(codecs.BOM_UTF8) :] if self.bom else self.data
         encoding = self.encoding
         try:
@@ -79,7 +78,7 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree; shared, not to be changed. Raises the `SyntaxError` that Python would."""
+        """The syntax tree, shared and read-only; raises Python's `SyntaxError`."""
         return self._parse()
 
     @cached_property
@@ -88,31 +87,31 @@ class SourceFile:
         return Lines(self.text)
 
     def offset(self, line: int, column: int) -> int:
-        """The offset in `text` of an `ast` position (line from 1, UTF-8 column from 0)."""
+        """Return the offset in `text` of an `ast` position (line from 1, UTF-8 column from 0)."""
         return self.lines.offset(line, column)
 
     def position(self, offset: int) -> tuple[int, int]:
-        """The `ast` position of an offset in `text`."""
+        """Return the `ast` position of an offset in `text`."""
         return self.lines.position(offset)
 
     def span(self, node: Located) -> tuple[int, int]:
-        """The offsets in `text` where `node` begins and ends."""
+        """Return the start and end offsets of `node` in `text`."""
         end_line = node.lineno if node.end_lineno is None else node.end_lineno
         end_column = node.col_offset if node.end_col_offset is None else node.end_col_offset
         return self.offset(node.lineno, node.col_offset), self.offset(end_line, end_column)
 
     def segment(self, node: Located) -> str:
-        """The text of `node`, as written."""
+        """Return the text of `node`, as written."""
         start, end = self.span(node)
         return self.text[start:end]
 
     def encode(self, text: str) -> bytes:
-        """`text` as bytes of a file like this one: same encoding, byte order mark where this one has it."""
+        """Encode `text` as this file is encoded, with a byte order mark if it has one."""
         data = text.encode(self.encoding)
         return codecs.BOM_UTF8 + data if self.bom else data
 
     def with_text(self, text: str) -> SourceFile:
-        """The same file with another text."""
+        """Return this file with another text."""
         other = SourceFile(self.path, self.encode(text), self.module)
         other.__dict__.update(text=text, encoding=self.encoding, bom=self.bom)
         return other

@@ -1,12 +1,12 @@
-"""Making edits: from the original text and the edits to the new text, piece by piece.
+"""Splicing: the new text from the original text and its edits.
 
-The edits are nested into a tree by containment and rendered from the outside in. One invariant carries everything:
-*a rendered span has as many line ends as the original one*. Where new text has fewer, the missing line ends are put
-back at a place where Python reads nothing into them:
+The edits are nested into a forest by containment and rendered from the outside in. The invariant is: *a rendered span
+has as many line ends as the original one*. Where new text has fewer, the missing line ends are inserted where they do
+not change the meaning:
 
-    before a kept part    so that what is kept stays on its line
-    at the end            inside the last closing bracket, else inside brackets put around the whole expression,
-                          else (a statement) after it, with a backslash if more follows on the line
+    before a retained part so that it stays on its line
+    at the end             inside the last closing bracket, else inside brackets put around the whole expression,
+                           else (a statement) after it, with a backslash if more follows on the line
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 class Spliced(NamedTuple):
-    """An edited text and the way back."""
+    """An edited text and the map of its positions to the original's."""
 
     text: str
     positions: PositionMap
 
 
 @dataclass
-class _Placed:
+class _PlacedEdit:
     """An edit with its spans as text offsets, and the edits nested in it."""
 
     edit: Edit
     start: int
     end: int
     parts: list[str | tuple[int, int]]
-    inner: list[_Placed] = field(default_factory=list)
+    inner: list[_PlacedEdit] = field(default_factory=list)
 
 
 def splice(source: SourceFile, edits: Sequence[Edit]) -> Spliced:
-    """Make `edits` in `source`; see `gemini.instrument.text.edits.apply`."""
+    """Apply `edits` to `source`; see `gemini.instrument.text.edits.apply_edits`."""
     text = source.text
     if not edits:
         return Spliced(text, PositionMap.identity())
     bare = _bare_generators(source, edits)
     roots = _nest(source, [_place(source, edit, bare) for edit in edits])
-    pieces = _spaced(_Renderer(source).region(0, len(text), roots), text)
+    pieces = _add_spaces(_EditRenderer(source).region(0, len(text), roots), text)
     joined = "".join(piece.text if isinstance(piece, Added) else text[piece.start : piece.end] for piece in pieces)
     return Spliced(joined, PositionMap(source.lines, Lines(joined), pieces))
 
 
-def _spaced(pieces: list[Piece], text: str) -> list[Piece]:
-    """The pieces with a space where the new text of an edit would run into a word beside it: ``return(x)``."""
+def _add_spaces(pieces: list[Piece], text: str) -> list[Piece]:
+    """Add a space where the new text of an edit would join a word beside it."""
 
     def content(piece: Piece) -> str:
         return piece.text if isinstance(piece, Added) else text[piece.start : piece.end]
@@ -80,7 +80,7 @@ def _is_word(char: str) -> bool:
 
 
 def _bare_generators(source: SourceFile, edits: Sequence[Edit]) -> set[ast.AST]:
-    """The edited generators that are a call's only argument and share its brackets, as in ``sum(x for …)``."""
+    """Return the edited generators that share the brackets of a call, as in ``sum(x for …)``."""
     wanted = {edit.node for edit in edits if isinstance(edit.node, ast.GeneratorExp)}
     if not wanted:
         return set()
@@ -93,24 +93,24 @@ def _bare_generators(source: SourceFile, edits: Sequence[Edit]) -> set[ast.AST]:
     return found
 
 
-def _place(source: SourceFile, edit: Edit, bare: set[ast.AST]) -> _Placed:
+def _place(source: SourceFile, edit: Edit, bare: set[ast.AST]) -> _PlacedEdit:
     start, end = _offsets(source, edit, edit.span)
     parts: list[str | tuple[int, int]] = []
     for part in edit.parts:
         if isinstance(part, str):
             parts.append(part)
             continue
-        kept = _offsets(source, edit, part)
-        if kept[0] < start or kept[1] > end:
+        retained = _offsets(source, edit, part)
+        if retained[0] < start or retained[1] > end:
             raise EditError(
-                f"{source.path}: {edit.describe()} keeps a part that lies outside of the edited span",
+                f"{source.path}: {edit.describe()} retains a part outside of the edited span",
                 line=edit.span.line,
                 column=edit.span.column,
             )
-        parts.append(kept)
+        parts.append(retained)
     if edit.node in bare:
         parts = ["(", *parts, ")"]
-    return _Placed(edit, start, end, parts)
+    return _PlacedEdit(edit, start, end, parts)
 
 
 def _offsets(source: SourceFile, edit: Edit, span: Span) -> tuple[int, int]:
@@ -125,12 +125,12 @@ def _offsets(source: SourceFile, edit: Edit, span: Span) -> tuple[int, int]:
     return start, end
 
 
-def _nest(source: SourceFile, placed: Sequence[_Placed]) -> list[_Placed]:
-    """The edits as a forest by containment; raises where two cannot both be made."""
+def _nest(source: SourceFile, placed: Sequence[_PlacedEdit]) -> list[_PlacedEdit]:
+    """Return the edits as a forest by containment; raise `EditError` where two conflict."""
     order = {id(one): number for number, one in enumerate(placed)}
     ordered = sorted(placed, key=lambda one: (one.start, -one.end, not one.edit.keeps_all, -order[id(one)]))
-    roots: list[_Placed] = []
-    open_edits: list[_Placed] = []
+    roots: list[_PlacedEdit] = []
+    open_edits: list[_PlacedEdit] = []
     for one in ordered:
         while open_edits and open_edits[-1].end <= one.start and not _same(open_edits[-1], one):
             open_edits.pop()
@@ -144,8 +144,12 @@ def _nest(source: SourceFile, placed: Sequence[_Placed]) -> list[_Placed]:
                 and not one.edit.keeps_all
                 and one.start < one.end
             ):
-                continue  # two passes that ask for the same replacement agree
-            if not any(kept[0] <= one.start and one.end <= kept[1] for kept in around.parts if isinstance(kept, tuple)):
+                continue  # two passes request the same replacement
+            if not any(
+                retained[0] <= one.start and one.end <= retained[1]
+                for retained in around.parts
+                if isinstance(retained, tuple)
+            ):
                 first, second = sorted((around, one), key=lambda each: order[id(each)])
                 raise Conflict(first.edit, second.edit).error(source.path)
             around.inner.append(one)
@@ -153,20 +157,20 @@ def _nest(source: SourceFile, placed: Sequence[_Placed]) -> list[_Placed]:
     return roots
 
 
-def _same(first: _Placed, second: _Placed) -> bool:
+def _same(first: _PlacedEdit, second: _PlacedEdit) -> bool:
     return (first.start, first.end) == (second.start, second.end)
 
 
-class _Renderer:
-    """Turns the nested edits of one source into pieces."""
+class _EditRenderer:
+    """Renders the nested edits of one source as pieces."""
 
     def __init__(self, source: SourceFile) -> None:
         self._source = source
         self._text = source.text
         self._starts = source.lines.starts
 
-    def region(self, start: int, end: int, edits: Sequence[_Placed]) -> list[Piece]:
-        """The pieces of the original from `start` to `end` with the `edits` in it made."""
+    def region(self, start: int, end: int, edits: Sequence[_PlacedEdit]) -> list[Piece]:
+        """Return the pieces of the original from `start` to `end`, with `edits` applied."""
         pieces: list[Piece] = []
         at = start
         for one in edits:
@@ -178,29 +182,29 @@ class _Renderer:
             pieces.append(Copied(at, end))
         return pieces
 
-    def _edit(self, one: _Placed) -> list[Piece]:
-        kept = [part for part in one.parts if isinstance(part, tuple)]
-        in_order = all(left[1] <= right[0] for left, right in pairwise(kept))
+    def _edit(self, one: _PlacedEdit) -> list[Piece]:
+        retained = [part for part in one.parts if isinstance(part, tuple)]
+        in_order = all(left[1] <= right[0] for left, right in pairwise(retained))
         out = _Output(one, isinstance(one.edit.node, ast.expr))
         for part in one.parts:
             if isinstance(part, str):
                 out.add(part)
                 continue
             if in_order:
-                out.pad(self._missing(one, out, part[0]), self._line_ends(one, part[0]))
+                out.pad(self._count_missing(one, out, part[0]), self._line_ends(one, part[0]))
             inner = [each for each in one.inner if part[0] <= each.start and each.end <= part[1]]
             out.keep(self.region(*part, inner), self._line(part[1]) - self._line(part[0]))
-        missing = self._missing(one, out, one.end)
+        missing = self._count_missing(one, out, one.end)
         out.close(missing, self._line_ends(one, one.end), self._rest_of_line(one.end))
         return out.pieces
 
-    def _missing(self, one: _Placed, out: _Output, offset: int) -> int:
-        """How many line ends lie before `offset` in the original span that are not in the new text yet."""
+    def _count_missing(self, one: _PlacedEdit, out: _Output, offset: int) -> int:
+        """Return how many line ends before `offset` in the original span the new text still lacks."""
         missing = self._line(offset) - self._line(one.start) - out.line_ends
         if missing < 0:
             raise EditError(
-                f"{self._source.path}: {one.edit.describe()} has {-missing} more line end(s) than what it replaces, "
-                "and would move the lines below\n    → keep the new text on the lines of the old",
+                f"{self._source.path}: {one.edit.describe()} has {-missing} more line end(s) than the replaced text, "
+                "and would move the lines below\n    → write the new text on as many lines as the old",
                 line=one.edit.span.line,
                 column=one.edit.span.column,
             )
@@ -209,7 +213,7 @@ class _Renderer:
     def _line(self, offset: int) -> int:
         return bisect_right(self._starts, offset)
 
-    def _line_ends(self, one: _Placed, offset: int) -> list[str]:
+    def _line_ends(self, one: _PlacedEdit, offset: int) -> list[str]:
         return line_ends(self._text[one.start : offset])
 
     def _rest_of_line(self, offset: int) -> str:
@@ -219,9 +223,9 @@ class _Renderer:
 
 
 class _Output:
-    """The pieces of one edit as they come, with the line ends and open brackets counted."""
+    """The pieces of one edit so far, with counts of line ends and open brackets."""
 
-    def __init__(self, one: _Placed, expression: bool) -> None:
+    def __init__(self, one: _PlacedEdit, expression: bool) -> None:
         self.pieces: list[Piece] = []
         self.line_ends = 0
         self._one = one
@@ -230,7 +234,7 @@ class _Output:
         self._bracketed = False
 
     def add(self, text: str) -> None:
-        """New text."""
+        """Append new text."""
         if not text:
             return
         self.line_ends += len(line_ends(text))
@@ -238,12 +242,12 @@ class _Output:
         self.pieces.append(Added(text, self._one.start, self._one.end))
 
     def keep(self, pieces: list[Piece], ends: int) -> None:
-        """A kept part, rendered."""
+        """Append a rendered, retained part."""
         self.pieces.extend(pieces)
         self.line_ends += ends
 
     def pad(self, missing: int, ends: list[str]) -> None:
-        """Line ends that are missing before a kept part."""
+        """Append the line ends that are missing before a retained part."""
         if not missing:
             return
         breaks = ends[-missing:]
@@ -255,7 +259,7 @@ class _Output:
         self.add("".join(breaks))
 
     def close(self, missing: int, ends: list[str], rest: str) -> None:
-        """Line ends that are missing at the end, and the bracket around all if one was opened."""
+        """Append the line ends that are missing at the end, and the enclosing bracket if one was opened."""
         if missing:
             breaks = "".join(ends[-missing:])
             last = self.pieces[-1] if self.pieces else None
@@ -283,7 +287,7 @@ class _Output:
 
 
 def bracket_depth(text: str) -> int:
-    """How many brackets `text` opens and does not close (negative where it closes more); strings do not count."""
+    """Return how many brackets `text` opens minus how many it closes, outside of strings."""
     depth = 0
     quote = ""
     skip = False
