@@ -141,7 +141,7 @@ def takes_other_branch(a: Trace, b: Trace) -> bool:
 def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
     """The first node in which two traces differ, and how."""
     for one, two in zip(a.nodes, b.nodes, strict=False):
-        for field in ("kind", "target", "region", "sketch", "checkpoint", "mutates", "args", "kwargs"):
+        for field in ("kind", "target", "region", "out_spec", "checkpoint", "mutates", "args", "kwargs"):
             left, right = getattr(one, field), getattr(two, field)
             if not _same(left, right):
                 return _owner(a, one), f"its {field} depend on the batch size: {_first_difference(left, right)}"

@@ -141,7 +141,7 @@ class ModelCall:
         return Ref(len(self.tensors) - 1)
 
     @property
-    def kept(self) -> list[Any]:
+    def shared_arguments(self) -> list[Any]:
         """The arguments that repeated calls share: live objects, not copies."""
         return [leaf.value for leaf in leaves(self.form) if isinstance(leaf, Literal)]
 

@@ -1,1 +1,1 @@
-"""Snapshots: the Python and tensor state of a model, saved and restored."""
+"""Snapshots: the Python and tensor state of a model, saved, compared and restored."""

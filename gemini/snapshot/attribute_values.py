@@ -1,7 +1,7 @@
-"""What an attribute holds: everything in it that a forward can change, copied, compared and put back in place.
+"""Attribute values: the mutable parts of an attribute, copied, compared and restored in place.
 
-Containers and objects at any depth, also in tuples; cells of the program's functions; arrays of NumPy; generators of
-random numbers. Copies are of one level each: what a container holds is copied on its own.
+These are containers and objects at any depth, also in tuples; closure cells of user functions; NumPy arrays; random
+number generators. Copies are shallow: each nested container is copied separately.
 """
 
 from __future__ import annotations
@@ -22,98 +22,102 @@ import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set, deque)
-_FIXED = (tuple, frozenset)  # hold what may change, and do not change
-_LIBRARIES = (  # and this one
+_FIXED = (tuple, frozenset)  # immutable containers of possibly mutable items
+_LIBRARIES = (  # Gemini included
     *{sysconfig.get_path(one) + os.sep for one in ("stdlib", "purelib", "platlib")},
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
 )
 _NAMESPACES = frozenset({"__main__", "types", "argparse", "collections"})
 _SOURCES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-_MANY = 10_000  # items, or containers: more are data, and are not looked into
-_LARGE = 1 << 20  # bytes of an array
+_MAX_ITEMS = 10_000  # larger containers are data, and are not entered
+_MAX_BYTES = 1 << 20  # larger arrays are data
 MISSING: Any = object()
 
 
 class SlotAttributes:
-    """The attributes of an object that keeps them in slots."""
+    """The attributes of an object with `__slots__`."""
 
     def __init__(self, owner: Any, names: list[str]) -> None:
         self.owner, self.names = owner, names
 
     def values(self) -> dict[str, Any]:
-        """Those that are set."""
+        """Return the attributes that are set."""
         return {name: getattr(self.owner, name) for name in self.names if hasattr(self.owner, name)}
 
 
 def iter_mutable(value: Any) -> Iterator[Any]:
-    """Whatever a value holds, at any depth, that can change."""
+    """Yield the mutable parts of a value, at any depth."""
     return (live for _, found in _walk(value) for live in found)
 
 
 def callable_state(value: Any) -> list[Any]:
-    """What something callable of the program works with: variables around it, the object of a method, attributes."""
-    return [one for one in (*map(copy_contents, _changeable(value)), *_parts(value)) if one is not None and one != {}]
+    """Return the state of a user callable: closure variables, the object of a method, attributes."""
+    return [
+        one
+        for one in (*map(copy_contents, _mutable_parts(value)), *_fixed_parts(value))
+        if one is not None and one != {}
+    ]
 
 
 def generators(value: Any) -> list[torch.Generator]:
-    """The generators of torch that a value is, or holds."""
+    """Return the torch generators that a value is or contains."""
     return [one for one, _ in _walk(value) if isinstance(one, torch.Generator)]
 
 
 def holds_iterator(value: Any) -> bool:
-    """Whether a value is or holds an iterator that cannot be put back: a counter, a generator function at work, a file.
+    """Return whether a value is or contains an iterator that cannot be restored: a counter, a running generator, a file.
 
-    Objects of the program's own classes can, whatever they are.
+    Objects of user classes can be restored.
     """
-    return any(isinstance(one, Iterator) and not _keeps_state(type(one).__module__) for one, _ in _walk(value))
+    return any(isinstance(one, Iterator) and not _may_hold_state(type(one).__module__) for one, _ in _walk(value))
 
 
 def _walk(value: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """What a value is and holds, at any depth, each with its parts that can change."""
+    """Yield a value and everything it contains, at any depth, each with its mutable parts."""
     seen: set[int] = set()
     waiting = [value]
-    while waiting and len(seen) < _MANY:
+    while waiting and len(seen) < _MAX_ITEMS:
         one = waiting.pop()
         if id(one) in seen or isinstance(one, (str, int, float, torch.Tensor)):
             continue
         seen.add(id(one))
-        found = [*_changeable(one)]
+        found = [*_mutable_parts(one)]
         yield one, found
         for live in found:
             waiting += _items(live)
-        waiting += _parts(one)
+        waiting += _fixed_parts(one)
 
 
-def _parts(value: Any) -> list[Any]:
-    """What a value is made of, for good: items of a tuple, the object of a method, arguments that a partial has."""
+def _fixed_parts(value: Any) -> list[Any]:
+    """Return the fixed parts of a value: items of a tuple, the object of a method, the arguments of a partial."""
     if isinstance(value, _FIXED):
-        return [*value] if len(value) <= _MANY else []
+        return [*value] if len(value) <= _MAX_ITEMS else []
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
-    if isinstance(value, types.FunctionType) and _is_of_program(value.__module__):
+    if isinstance(value, types.FunctionType) and _is_user_module(value.__module__):
         return [value.__defaults__, value.__kwdefaults__]
     return []
 
 
-def _changeable(value: Any) -> Iterator[Any]:
-    """The parts of a value that can change: itself, its attributes, also of a function, and the variables around it."""
+def _mutable_parts(value: Any) -> Iterator[Any]:
+    """Yield the mutable parts of a value: itself, its attributes, and the closure cells of a function."""
     if isinstance(value, (*_CONTAINERS, *_SOURCES, bytearray)):
         yield value
     elif isinstance(value, np.ndarray):
-        if value.nbytes <= _LARGE and value.flags.writeable:
+        if value.nbytes <= _MAX_BYTES and value.flags.writeable:
             yield value
     elif isinstance(value, types.MethodType):
-        yield from _changeable(value.__func__)
-        yield from _changeable(value.__self__)
+        yield from _mutable_parts(value.__func__)
+        yield from _mutable_parts(value.__self__)
     elif isinstance(value, types.BuiltinMethodType):
-        yield from _changeable(value.__self__)
+        yield from _mutable_parts(value.__self__)
     elif isinstance(value, types.FunctionType):
-        if _is_of_program(value.__module__):
+        if _is_user_module(value.__module__):
             yield from value.__closure__ or ()
             yield vars(value)
-    elif not isinstance(value, (nn.Module, type)) and _keeps_state(type(value).__module__):
+    elif not isinstance(value, (nn.Module, type)) and _may_hold_state(type(value).__module__):
         if isinstance(own := getattr(value, "__dict__", None), dict):
             yield own
         if names := slots_of(type(value)):
@@ -121,29 +125,29 @@ def _changeable(value: Any) -> Iterator[Any]:
 
 
 def slots_of(kind: type) -> list[str]:
-    """The slots that objects of a class have."""
+    """Return the slots of instances of a class."""
     return [name for one in kind.__mro__ for name in _slots(one)]
 
 
 def _slots(kind: type) -> list[str]:
-    """The slots that a class adds."""
+    """Return the slots that a class adds."""
     names = vars(kind).get("__slots__", ())
     own = [names] if isinstance(names, str) else list(names)
     return [name for name in own if isinstance(vars(kind).get(name), types.MemberDescriptorType)]
 
 
-def _is_of_program(module: str | None) -> bool:
-    """Whether code of a module is the program's, and of no library."""
+def _is_user_module(module: str | None) -> bool:
+    """Return whether a module is user code, and not a library."""
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
     return module == "__main__" or (bool(file) and not file.startswith(_LIBRARIES))
 
 
-def _keeps_state(module: str) -> bool:
-    """Whether objects of a module's classes may keep state of a forward, and nobody else's meanwhile.
+def _may_hold_state(module: str) -> bool:
+    """Return whether instances of a module's classes may hold state of a forward that is safe to restore.
 
-    Those of libraries may be used by other threads: to put them back would undo what these have done.
+    Objects of libraries may be in use by other threads: restoring them would undo the writes of these.
     """
-    return module in _NAMESPACES or _is_of_program(module)
+    return module in _NAMESPACES or _is_user_module(module)
 
 
 def _items(live: Any) -> list[Any]:
@@ -151,13 +155,13 @@ def _items(live: Any) -> list[Any]:
         return [*live.values().values()]
     if isinstance(live, types.CellType):
         return [copy_contents(live)]
-    if not isinstance(live, _CONTAINERS) or len(live) > _MANY:
+    if not isinstance(live, _CONTAINERS) or len(live) > _MAX_ITEMS:
         return []
     return [*live.values()] if isinstance(live, dict) else [*live]
 
 
 def copy_contents(live: Any) -> Any:
-    """What it holds now: the items as they are, for a class of its own may copy itself into something else."""
+    """Return a shallow copy of a mutable part, as a plain container: a subclass may copy itself into another type."""
     if isinstance(live, SlotAttributes):
         return live.values()
     if isinstance(live, types.CellType):
@@ -179,7 +183,7 @@ def copy_contents(live: Any) -> Any:
 
 
 def tensors_in(saved: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what something held, whose writes are counted."""
+    """Yield the tensors in a copy whose writes torch counts."""
     items = saved.values() if isinstance(saved, dict) else saved if isinstance(saved, (list, deque)) else [saved]
     for one in items:
         if isinstance(one, torch.Tensor) and not one.is_inference():
@@ -187,7 +191,7 @@ def tensors_in(saved: Any) -> Iterator[torch.Tensor]:
 
 
 def is_unchanged(live: Any, saved: Any) -> bool:
-    """Whether it holds what was saved of it."""
+    """Return whether a mutable part equals its saved copy."""
     if isinstance(live, np.ndarray):
         return bool(live.shape == saved.shape and live.tobytes() == saved.tobytes())
     if isinstance(live, torch.Generator):
@@ -199,14 +203,14 @@ def is_unchanged(live: Any, saved: Any) -> bool:
         return now is saved or plain_equal(now, saved)
     if isinstance(live, (random.Random, bytearray)):
         return bool(copy_contents(live) == saved)
-    return _same_items(live.values() if isinstance(live, SlotAttributes) else live, saved)
+    return _have_same_items(live.values() if isinstance(live, SlotAttributes) else live, saved)
 
 
-def _same_items(a: Any, b: Any) -> bool:
+def _have_same_items(a: Any, b: Any) -> bool:
     if not isinstance(a, type(b)) or len(a) != len(b):
         return False
     if isinstance(a, dict):
-        if all(map(is_, a, b)) and all(map(is_, a.values(), b.values())):  # as a rule; a loop in C
+        if all(map(is_, a, b)) and all(map(is_, a.values(), b.values())):  # the usual case; a loop in C
             return True
         return all(key in b and (b[key] is value or plain_equal(b[key], value)) for key, value in a.items())
     if isinstance(a, set):
@@ -215,7 +219,7 @@ def _same_items(a: Any, b: Any) -> bool:
 
 
 def plain_equal(a: Any, b: Any) -> bool:
-    """Whether two plain values, or tuples of such, are equal."""
+    """Return whether two plain values, or tuples of these, are equal."""
     if isinstance(a, tuple):
         return (
             type(a) is type(b)
@@ -227,7 +231,7 @@ def plain_equal(a: Any, b: Any) -> bool:
 
 
 def restore_contents(live: Any, saved: Any) -> None:
-    """Have it hold what was saved of it."""
+    """Restore a mutable part to its saved copy, in place."""
     if isinstance(live, SlotAttributes):
         for name in live.names:
             if name in saved:
@@ -258,14 +262,14 @@ def _refill(live: Any, saved: Any) -> None:
 
 
 class ContentsSnapshot:
-    """What some values hold, to be put back after trial runs that are given the values themselves."""
+    """The contents of some values, to be restored after trial runs that receive the values themselves."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self._held = [(one, copy_contents(one)) for value in values for one in iter_mutable(value)]
+        self._copies = [(one, copy_contents(one)) for value in values for one in iter_mutable(value)]
 
-    def put_back(self) -> str:
-        """Have all of it as it was; what was not is named."""
-        found = [(live, saved) for live, saved in self._held if not is_unchanged(live, saved)]
+    def restore(self) -> str:
+        """Restore all values; return the types of those that had changed."""
+        found = [(live, saved) for live, saved in self._copies if not is_unchanged(live, saved)]
         for live, saved in found:
             restore_contents(live, saved)
         return ", ".join(sorted({type(live).__name__ for live, _ in found}))

@@ -1,7 +1,7 @@
-"""Changes: which modules keep something from a call that a later call may see.
+"""Changed modules: the modules whose state a call changes (batch statistics, counters, caches).
 
-Batch statistics, counters, caches: a module that changes its own state when it runs must not run in two places, each
-with a state of its own. Tensors are known by version, plain attributes by value, other objects by identity and length.
+Such a module must not run in two processes, each with its own state. Tensors are compared by version, plain attributes
+by value, other objects by identity and length.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ ModuleStates = dict[str, Any]
 
 
 def module_states(module: nn.Module) -> ModuleStates:
-    """What tells the state of a module and its children from another one, by name."""
+    """Return comparable facts about the state of a module and its children, by name."""
     return {name: tuple(_facts(part)) for name, part in module.named_modules()}
 
 
 def find_changed(before: ModuleStates, module: nn.Module, written: Collection[int] = ()) -> list[str]:
-    """The children, or "" for the module itself, whose state is another now; `written`: memory that the run wrote."""
+    """Return the children, "" for the module itself, whose state has changed; `written`: storages the run wrote."""
     after = module_states(module)
-    writing = {name for name, part in module.named_modules() if _counts_batches(part) or _holds(part, written)}
+    writing = {
+        name for name, part in module.named_modules() if _updates_statistics(part) or _has_storage_in(part, written)
+    }
     return [name for name, facts in after.items() if before.get(name) != facts or name in writing]
 
 
@@ -38,7 +40,7 @@ def _facts(part: nn.Module) -> list[Any]:
     found: list[Any] = []
     for key, value in vars(part).items():
         if key in ("_buffers", "_parameters"):
-            found += [_fact(key, held) for held in value.values()]
+            found += [_fact(key, tensor) for tensor in value.values()]
         elif key not in _INTERNAL:
             found.append(_fact(key, value))
     if part.training and not isinstance(part, _Normalization):
@@ -47,7 +49,7 @@ def _facts(part: nn.Module) -> list[Any]:
 
 
 def _contents(value: Any) -> Any:
-    """What tells statistics from others: torch writes them without a new version."""
+    """Return a hash of statistics: torch writes them without a new version."""
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return None
     return hash(value.detach().cpu().to(torch.float64).numpy().tobytes())
@@ -61,12 +63,12 @@ def _fact(key: str, value: Any) -> tuple[Any, ...]:
     return key, id(value), len(value) if isinstance(value, (list, dict, set)) else 0
 
 
-def _holds(part: nn.Module, written: Collection[int]) -> bool:
-    """Whether some of its own tensors look at this memory."""
-    held = (*part._parameters.values(), *part._buffers.values(), *vars(part).values()) if written else ()
-    return any(isinstance(one, torch.Tensor) and storage_id(one) in written for one in held)
+def _has_storage_in(part: nn.Module, written: Collection[int]) -> bool:
+    """Return whether a module has a tensor in one of these storages."""
+    own = (*part._parameters.values(), *part._buffers.values(), *vars(part).values()) if written else ()
+    return any(isinstance(one, torch.Tensor) and storage_id(one) in written for one in own)
 
 
-def _counts_batches(part: nn.Module) -> bool:
-    """Batch normalization writes its statistics without a new version; layers of other names show it by contents."""
+def _updates_statistics(part: nn.Module) -> bool:
+    """Return whether a module is batch normalization in training; other layers are compared by contents."""
     return part.training and isinstance(part, _Normalization) and isinstance(part.running_mean, torch.Tensor)

@@ -1,8 +1,8 @@
-"""State: what a run of the model may change, saved and put back.
+"""Model state: everything that a run of a model may change, saved and restored.
 
-Capture runs the model several times; the user must not notice. `ModelSnapshot` holds buffers, generators, the plain
-attributes of every module and what runs write of its tensors. Comparing two snapshots also tells which modules
-keep Python state in their forward: these stay basic blocks, since a graph would not repeat the change.
+Capture runs the model several times without a visible effect. A `ModelSnapshot` holds the tensors that runs write, the
+generators and the plain attributes of every module. Comparing snapshots also finds the modules whose forward changes
+Python state: these stay basic blocks, since a graph would not repeat the change.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.snapshot.attribute_values import MISSING, copy_contents, generators, is_unchanged, iter_mutable, plain_equal
-from gemini.snapshot.attribute_values import restore_contents as put_items_back
+from gemini.snapshot.attribute_values import (
+    MISSING,
+    copy_contents,
+    generators,
+    is_unchanged,
+    iter_mutable,
+    plain_equal,
+    restore_contents,
+)
 from gemini.snapshot.rng_snapshot import GeneratorStates
 from gemini.snapshot.tensor_writes import (
     TensorCopy,
@@ -30,7 +37,7 @@ _INTERNAL = frozenset(vars(nn.Module()))
 
 
 class AttributeSnapshot:
-    """The plain attributes of every module, with what containers and objects in them hold."""
+    """The plain attributes of every module, with the contents of containers and objects in them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = dict(model.named_modules())
@@ -38,14 +45,14 @@ class AttributeSnapshot:
             name: {key: value for key, value in vars(module).items() if key not in _INTERNAL or key == "training"}
             for name, module in self.modules.items()
         }
-        known: dict[int, tuple[tuple[Any, Any], ...]] = {}  # many modules hold the same object: a configuration
+        known: dict[int, tuple[tuple[Any, Any], ...]] = {}  # many modules share an object: a configuration
         self.contents = {
             name: {key: _contents(value, known) for key, value in found.items()} for name, found in self.values.items()
         }
         self.slots = {name: tuple(dict(held) for held in _slots(module)) for name, module in self.modules.items()}
 
     def changed(self) -> dict[str, list[str]]:
-        """Modules whose attributes, buffers or parameters are other objects now, with their names."""
+        """Return the modules whose attributes, buffers or parameters have changed, with the attribute names."""
         found: dict[str, list[str]] = {}
         seen: dict[int, bool] = {}
 
@@ -71,7 +78,7 @@ class AttributeSnapshot:
         return found
 
     def restore(self, only: dict[str, list[str]] | None = None) -> None:
-        """Put attributes back, containers in place: all, or only those named."""
+        """Restore all attributes, or only those named; containers in place."""
         for name in self.modules if only is None else only:
             keys = None if only is None else set(only[name])
             self._restore_module(name, lambda key, keys=keys: keys is None or key in keys)  # type: ignore[misc]
@@ -87,7 +94,7 @@ class AttributeSnapshot:
         for key, held in self.contents[name].items():
             for live, saved in held if wanted(key) else ():
                 if not is_unchanged(live, saved):
-                    put_items_back(live, saved)
+                    restore_contents(live, saved)
         for live, saved in zip(_slots(module), self.slots[name], strict=True):
             for key in [key for key in live if wanted(key) and live[key] is not saved.get(key, MISSING)]:
                 if key in saved:
@@ -97,19 +104,19 @@ class AttributeSnapshot:
 
 
 def _contents(value: Any, known: dict[int, tuple[tuple[Any, Any], ...]]) -> tuple[tuple[Any, Any], ...]:
-    """What a value holds that can change, each with what it holds in turn."""
+    """Return the mutable parts of a value, each with a copy."""
     if id(value) not in known:
         known[id(value)] = tuple((one, copy_contents(one)) for one in iter_mutable(value))
     return known[id(value)]
 
 
 def _slots(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where a module holds its buffers and parameters; a scripted one holds them out of reach."""
+    """Return the buffer and parameter dictionaries of a module; a scripted module has none."""
     return tuple(held for held in (module._buffers, module._parameters) if isinstance(held, dict))
 
 
 def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Tensors with the memory that they have, as far as they could be given another one."""
+    """Return the tensors that can be assigned other memory, each with its memory."""
     return [
         (name, tensor, tensor.data)
         for name, tensor in held
@@ -119,9 +126,9 @@ def _memory(held: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.T
 
 
 class ModelSnapshot:
-    """All that a run may change. `restore` puts it back as often as it is called.
+    """Everything that a run may change. `restore` may be called any number of times.
 
-    Tensors are copied at once, or, inside `watching()`, only those that a run is about to write.
+    Tensors are copied at once; with `watch`, inside `watching()`, each before its first write.
     """
 
     def __init__(self, model: nn.Module, *, watch: bool = False) -> None:
@@ -137,7 +144,7 @@ class ModelSnapshot:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Copy what is about to be written, until the block ends."""
+        """Copy each tensor before its first write, until the block ends."""
         if self.writes is None:
             yield
             return
@@ -148,7 +155,7 @@ class ModelSnapshot:
             self.writes.forget_compiled()
 
     def add_new_tensors(self) -> None:
-        """Take in tensors that the model has come to hold since."""
+        """Include the tensors that were added to the model since."""
         held = [(name, tensor) for name, tensor in model_tensors(self.model) if has_contents(tensor)]
         self.memory = _memory(held)
         if self.writes is not None:
@@ -157,16 +164,16 @@ class ModelSnapshot:
             self.copies = [TensorCopy(name, tensor, tensor.detach().clone()) for name, tensor in held]
 
     def written(self) -> list[TensorCopy]:
-        """The tensors that runs have written, or may have, each with its contents before."""
+        """Return the tensors that runs have or may have written, each with its contents before."""
         return self.copies if self.writes is None else self.writes.copies
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         self.attributes.restore()
         self.restore_tensors()
 
     def restore_tensors(self) -> None:
-        """Put tensors and generators back."""
+        """Restore tensors and generators."""
         with torch.no_grad():
             self._restore_memory()
             if self.writes is not None:

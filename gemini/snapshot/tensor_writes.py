@@ -1,8 +1,8 @@
-"""Writes: which tensors of a model a run writes, with a copy of each from just before.
+"""Tensor writes: the tensors of a model that a run writes, each copied before its first write.
 
-Copying all weights in order to undo a run would double the memory of the model, though few models write any. A dispatch
-mode sees every kernel before it runs; the first time one is about to write memory that the model holds, that tensor
-is copied. Writes through `.data`, detached views and `out=` count, since memory is known by its storage.
+Copying all weights to undo a run would double the memory of the model, though few models write any. A dispatch mode
+sees every kernel before it runs and copies a tensor of the model before a kernel first writes its storage. Writes
+through `.data`, detached views and `out=` count, since memory is identified by storage.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemini.ir.encode import walk
 
-# Kernels of batch normalization write these without saying so in their schema.
+# Kernels of batch normalization write these without declaring it in their schema.
 _UNDECLARED = frozenset({"running_mean", "running_var"})
 
 
 @dataclass(frozen=True)
 class TensorCopy:
-    """A tensor that the model holds, and its contents before the first write."""
+    """A tensor of the model, and its contents before the first write."""
 
     name: str
     tensor: torch.Tensor
@@ -32,14 +32,14 @@ class TensorCopy:
 
 
 class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
-    """Copies what is about to be written; `copies` holds what was written so far."""
+    """Dispatch mode that copies tensors before their first write; `copies` holds the copies so far."""
 
     supports_higher_order_operators = True
     schemas: ClassVar[dict[int, tuple[int | str, ...]]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # to keep the compiler away would load it, which takes longer than many a capture
+        return False  # True would load the compiler, which takes longer than many captures
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
         self.watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
 
     def watch(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Watch these tensors, and none of those before."""
+        """Watch these tensors in place of the previous ones."""
         self.watched = {}
         for name, tensor in held:
             key = storage_id(tensor)
@@ -62,8 +62,8 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a kernel, and note what it is about to write."""
-        written = self.schemas.get(id(func))  # by identity: the hash of a kernel is slow, and kernels live for ever
+        """Run a kernel, and copy the tensors it writes first."""
+        written = self.schemas.get(id(func))  # by identity: hashing a kernel is slow, and kernels are never freed
         if written is None:
             written = self.schemas[id(func)] = _written_arguments(func)
         self.compiled |= isinstance(func, torch._ops.HigherOrderOperator)
@@ -73,14 +73,14 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def forget_compiled(self) -> None:
-        """`torch.cond` and its like compile themselves; what they compiled under a mode fails without it."""
+        """Reset the compiler after `torch.cond` and similar ops: code they compile under a mode fails without it."""
         if self.compiled:
             import torch._dynamo
 
             torch._dynamo.reset()
 
     def undo(self) -> None:
-        """Put back what was written."""
+        """Restore all written tensors."""
         for copy in self.copies:
             if id(copy.tensor) in self.dirty:
                 restore_tensor(copy)
@@ -92,12 +92,12 @@ class TensorWriteMode(TorchDispatchMode):  # type: ignore[misc]
                 for name, held in self.watched.get(storage_id(tensor), ()):
                     self.dirty.add(id(held))
                     if id(held) not in self.copied:
-                        self.copied.add(id(held))  # stays unique: the copy keeps the tensor alive
+                        self.copied.add(id(held))  # the id stays unique: the copy keeps the tensor alive
                         self.copies.append(TensorCopy(name, held, held.detach().clone()))
 
 
 class _UncompiledWriteMode(TensorWriteMode):
-    """The same where the compiler is loaded: a model that compiles parts of itself must not compile this with them."""
+    """The mode for processes with the compiler loaded: a model that compiles parts of itself must not compile it."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -109,12 +109,12 @@ class _UncompiledWriteMode(TensorWriteMode):
 
 
 def make_write_mode() -> TensorWriteMode:
-    """What fits to a process with or without the compiler."""
+    """Return the mode for this process, with or without the compiler loaded."""
     return _UncompiledWriteMode() if "torch._dynamo" in sys.modules else TensorWriteMode()
 
 
 def _written_arguments(func: Any) -> tuple[int | str, ...]:
-    """The arguments a kernel writes: positions and names. A kernel from outside torch may write all it is given."""
+    """Return positions and names of the arguments a kernel writes; a kernel from outside torch may write any."""
     schema = getattr(func, "_schema", None)
     if schema is None:
         return ()
@@ -128,11 +128,11 @@ def _written_arguments(func: Any) -> tuple[int | str, ...]:
 
 
 def restore_tensor(copy: TensorCopy) -> None:
-    """Give a tensor its contents from before, if it has others."""
+    """Restore the contents of a tensor."""
     now, before = copy.tensor.detach(), copy.before
     strides = now.stride() if now.layout == torch.strided else ()
     overlaps = any(stride == 0 and size > 1 for stride, size in zip(strides, now.shape, strict=False))
-    if not overlaps or not torch.equal(now, before):  # what overlaps itself cannot be written as a whole
+    if not overlaps or not torch.equal(now, before):  # a self-overlapping tensor cannot be copied to
         copy.tensor.data.copy_(before)
 
 
@@ -141,7 +141,7 @@ def _at(args: tuple[Any, ...], index: int) -> Any:
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's memory while it lives; 0 for what has none."""
+    """Return the identity of a tensor's storage while it is alive; 0 for a tensor without one."""
     if tensor.device.type == "meta":
         return 0
     try:
@@ -150,17 +150,17 @@ def storage_id(tensor: torch.Tensor) -> int:
         return 0
 
 
-# Tells a tensor whose contents are still to be computed; whoever makes such tensors says so here.
+# Predicates for tensors whose contents are not computed yet, registered by the modules that make such tensors.
 deferred_checks: list[Callable[[torch.Tensor], bool]] = []
 
 
 def has_contents(tensor: torch.Tensor) -> bool:
-    """Whether there is anything to read: not on the meta device, nor where to look would be to compute it."""
-    return tensor.device.type != "meta" and not any(is_put_off(tensor) for is_put_off in deferred_checks)
+    """Return whether a tensor has contents to copy: not on the meta device, and not deferred."""
+    return tensor.device.type != "meta" and not any(is_deferred(tensor) for is_deferred in deferred_checks)
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors a model holds, each once: parameters, buffers, and those in plain attributes."""
+    """Yield all tensors of a model, each once: parameters, buffers, and those in plain attributes."""
     seen: set[int] = set()
     attributes = (
         (f"{name}.{key}", leaf)

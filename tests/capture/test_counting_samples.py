@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.sample_dims import find_batch_dims
 
 
 class Words(nn.Module):
@@ -23,13 +23,13 @@ class Words(nn.Module):
 
 def test_states_of_one_layer_are_no_single_sample() -> None:
     states = torch.zeros(1, 8, 6), torch.zeros(1, 8, 6)
-    found = find_samples(Words(), (torch.randint(9, (8, 5)), states), {})
+    found = find_batch_dims(Words(), (torch.randint(9, (8, 5)), states), {})
     assert found is not None
     assert (found.size, found.dims) == (8, (0, 1, 1))
 
 
 def test_one_sample_is_one() -> None:
     states = torch.zeros(1, 1, 6), torch.zeros(1, 1, 6)
-    found = find_samples(Words(), (torch.randint(9, (1, 5)), states), {})
+    found = find_batch_dims(Words(), (torch.randint(9, (1, 5)), states), {})
     assert found is not None
     assert found.size == 1

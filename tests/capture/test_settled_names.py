@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.sample_dims import find_batch_dims
 
 
 class DroppedWeights(nn.Module):
@@ -29,7 +29,7 @@ def test_a_parameter_with_one_more_name_is_put_back() -> None:
     model, x = DroppedWeights(), torch.randn(4, 4)
     model(x)
     names = [name for name, _ in model.named_parameters()]
-    found = find_samples(model, (x,), {})
+    found = find_batch_dims(model, (x,), {})
     assert found is not None
     assert found.size == 4
     assert [name for name, _ in model.named_parameters()] == names

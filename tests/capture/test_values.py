@@ -77,10 +77,10 @@ class Log:
     def __init__(self):
         self.facts = []
 
-    def compared(self, expr, outcome):
+    def on_compare(self, expr, outcome):
         self.facts.append((expr, outcome))
 
-    def concretized(self, expr, value):
+    def on_concretize(self, expr, value):
         self.facts.append((expr, value))
 
 

@@ -15,22 +15,30 @@ from gemini.guards.model_version import ModelContents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.step_plan import UnplannableError
-from gemini.runtime.deferred import Outline
+from gemini.runtime.call_outcome import describe_failure, describe_planning_error
+from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import before_drawing
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.call_signature import Found, Kind, Planner, differ_in_values, exact_of, kind_of, short_of
-from gemini.runtime.pipelined.fallback_reason import of_failure, of_plan
+from gemini.runtime.pipelined.call_signature import (
+    CallKind,
+    KindMatch,
+    Planner,
+    differ_in_values,
+    exact_of,
+    kind_of,
+    short_of,
+)
 from gemini.runtime.pipelined.loss_request import port_names
-from gemini.runtime.pipelined.returned_attributes import Leavings
-from gemini.runtime.pool.speed_probe import measure_speeds
-from gemini.runtime.run_journal import Story
+from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
+from gemini.runtime.pool.worker_stats import measure_speeds
+from gemini.runtime.run_journal import ModelJournal
 from gemini.snapshot.attribute_values import ContentsSnapshot
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.interception.managed_model import Managed
-    from gemini.runtime.pipelined.step_request import StepResult
+    from gemini.runtime.interception.managed_model import ManagedModel
+    from gemini.runtime.pipelined.step_request import ExecutedStep
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
 _SHAPES = 64  # and so many with those that are served by the plan of another
@@ -45,18 +53,20 @@ _SAID = 3  # plans that are told of, a line each: where sizes are others all the
 _WAYS = 3  # more ways through branches on random numbers that are planned for, beside the first
 
 
-class Catalogue:
+class PlanTable:
     """Kinds of calls, planned for as they come."""
 
-    def __init__(self, managed: Managed, planner: Planner, story: Story, leavings: Leavings) -> None:
+    def __init__(
+        self, managed: ManagedModel, planner: Planner, story: ModelJournal, leavings: ReturnedAttributes
+    ) -> None:
         self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
-        self.kinds: dict[Any, list[Kind]] = {}
+        self.kinds: dict[Any, list[CallKind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.told: StepPlan | None = None  # the one that the story tells of
         self._untold: Exception | None = None  # why planning has failed
         self._said = 0  # plans that the user was told of
 
-    def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[Kind, int | None]:
+    def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
         state, exact = roster.state, exact_of(call)
         if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
@@ -71,17 +81,17 @@ class Catalogue:
             if kind.plan is None:
                 return kind, None
             samples = kind.samples(call.tensors)
-            if samples is not None and kind.plan.splits(samples, self.managed.micro_batches):
+            if samples is not None and kind.plan.can_split(samples, self.managed.micro_batches):
                 if state is not None and exact is not None and len(state.found) < _EXACT:
-                    state.found[exact] = Found(kind, kind.plan, samples, found)
+                    state.found[exact] = KindMatch(kind, kind.plan, samples, found)
                 return kind, samples
         key = kind_of(roster, call)
         if reason := self._why_no_more(key):
-            return Kind(reason=reason), None
+            return CallKind(reason=reason), None
         known = [kind for kinds in self.kinds.values() for kind in kinds]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
-            return Kind(reason=f"it is called in more than {len(known)} ways"), None
+            return CallKind(reason=f"it is called in more than {len(known)} ways"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
         made = self._planned(model, call, earlier_plans=earlier)
         self.kinds.setdefault(key, []).append(made)
@@ -96,7 +106,7 @@ class Catalogue:
         unused = [kind for kind in alike if kind.plan is not None and not kind.is_used]
         return "its plain arguments are others in every call" if len(unused) >= _FLEETING else ""
 
-    def going(self, model: nn.Module, kind: Kind, samples: int, args: Any, kwargs: Any) -> Kind | None:
+    def going(self, model: nn.Module, kind: CallKind, samples: int, args: Any, kwargs: Any) -> CallKind | None:
         """The kind for the way that random numbers send a call; None where there is no plan for it."""
         assert kind.plan is not None
         if kind.plan.branches is None:
@@ -105,7 +115,7 @@ class Catalogue:
         bound = bind(model, args, kwargs)
         found = kind.going(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
-            reason = kind.plan.unsplit
+            reason = kind.plan.single_micro_batch_reason
             kind.variants.append(
                 self._planned(model, ModelCall(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
             )
@@ -115,7 +125,7 @@ class Catalogue:
             found.see_others((kind, *kind.variants), samples)
         return found
 
-    def drop(self, kind: Kind) -> bool:
+    def drop(self, kind: CallKind) -> bool:
         """The program has changed the model: plan again for what it is now; False where it does so ever again."""
         if len(self.former) >= _CHANGES or kind.plan is None:
             return False
@@ -124,7 +134,7 @@ class Catalogue:
             found[:] = [one for one in found if one is not kind]
         return True
 
-    def ran(self, kind: Kind, ran: StepResult, step_ms: float, samples: int) -> None:
+    def ran(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
         """A step has run by the plan of a kind."""
         if kind.plan is None:
             return
@@ -142,11 +152,11 @@ class Catalogue:
         kind = self._told_kind()
         return "" if kind is None or kind.plan is None else str(kind.rehearsal.expecting(kind.plan))
 
-    def _told_kind(self) -> Kind | None:
+    def _told_kind(self) -> CallKind | None:
         everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided))
         return next((one for one in everyone if one is not None and one.plan is self.told), None)
 
-    def plan_again(self, kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def plan_again(self, kind: CallKind, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
         assert kind.plan is not None
         before, began = kind.rehearsal.expecting(kind.plan), time.perf_counter()
@@ -166,11 +176,11 @@ class Catalogue:
         took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
-    def undivided_like(self, kind: Kind, model: nn.Module, call: ModelCall, reason: str) -> Kind | None:
+    def undivided_like(self, kind: CallKind, model: nn.Module, call: ModelCall, reason: str) -> CallKind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
-        if kind.plan is None or kind.plan.unsplit or kind.plan.forms.own_statistics:
+        if kind.plan is None or kind.plan.single_micro_batch_reason or kind.plan.forms.own_statistics:
             return None
-        if kind.plan.is_foreign:  # what it draws from NumPy is drawn ahead for micro-batches only
+        if kind.plan.uses_host_rng:  # what it draws from NumPy is drawn ahead for micro-batches only
             return None
         tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
         if kind.undivided is None or (tailed and kind.undivided.failures > 1):
@@ -182,15 +192,15 @@ class Catalogue:
         if plan is None or samples is None:
             return None
         bound = bind(model, *call.arguments())
-        fits = plan.build()._fitting.misfit(bound) is None
+        fits = plan.build().call_guard.find_mismatch(bound) is None
         goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
         return kind.undivided if fits and goes else None
 
-    def learn(self, kind: Kind, model: nn.Module, samples: int, output: Any) -> None:
+    def learn(self, kind: CallKind, model: nn.Module, samples: int, output: Any) -> None:
         """See what calls of a kind return."""
         assert kind.plan is not None
         try:
-            outline = Outline.of(self.leavings.seen(kind.plan, model, output))
+            outline = OutputSpec.of(self.leavings.seen(kind.plan, model, output))
         except UnsupportedValueError as error:
             kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
             return
@@ -199,38 +209,38 @@ class Catalogue:
             return
         kind.outlines[samples] = outline
 
-    def _planned(self, model: nn.Module, call: ModelCall, **changes: Any) -> Kind:
+    def _planned(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.leavings.settle(model)
-        contents = ContentsSnapshot(call.kept)
+        contents = ContentsSnapshot(call.shared_arguments)
         try:
             try:
                 with run_locally(), without_hooks(model), preserve_rng_state():
                     probe = partial(measure_speeds, self.managed.pool)
                     plan = self.planner(model, *call.arguments(), measure_speeds=probe, **changes)
             finally:
-                changed = contents.put_back()
+                changed = contents.restore()
             if changed:
                 raise UnplannableError(f"it changes objects that it is given: {changed}")
             self._check(plan)
         except ScheduleError:  # what was asked for cannot be: the user is to know
             raise
         except (UnplannableError, GeminiError) as error:
-            reason = of_plan(error)
+            reason = describe_planning_error(error)
         except Exception as error:
             self._untold = error  # if the call itself fails too, it is a matter of the program's
-            return Kind(None, f"{_FAILED}{of_failure(error)}", shapes)
+            return CallKind(None, f"{_FAILED}{describe_failure(error)}", shapes)
         else:
             if not self.story.plan:
                 self._tell_of(plan)
-            if plan.unsplit:
-                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.unsplit}"
-                self.managed.record.say(text, once=plan.unsplit)
+            if plan.single_micro_batch_reason:
+                text = f"{self.managed.name} runs a batch as one micro-batch: {plan.single_micro_batch_reason}"
+                self.managed.record.say(text, once=plan.single_micro_batch_reason)
             self._say_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
-            return Kind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
+            return CallKind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
         self._say(reason)
-        return Kind(None, reason, shapes)
+        return CallKind(None, reason, shapes)
 
     def _say_plan(self, plan: StepPlan, took: str) -> None:
         self._said += 1
@@ -255,12 +265,12 @@ class Catalogue:
                 kinds[:] = [kind for kind in kinds if kind.plan is not None or not kind.reason.startswith(_FAILED)]
             return
         self.managed.record.demote(f"planning {self.managed.name}", error)
-        self._say(f"{_FAILED}{of_failure(error)}")
+        self._say(f"{_FAILED}{describe_failure(error)}")
 
     def _check(self, plan: Any) -> None:
         sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]
-        if plan.writes and any(node.kind == "buffer" for node in sources):
+        if plan.writes_buffers and any(node.kind == "buffer" for node in sources):
             raise UnplannableError("it returns one of its buffers as it is, and writes buffers")
-        if plan.micro_batches < 2 and not plan.unsplit:
+        if plan.micro_batches < 2 and not plan.single_micro_batch_reason:
             raise UnplannableError("there is only one sample")
         port_names(plan)
