@@ -1,13 +1,12 @@
-"""The partition: which node runs in which stage, and which stage on which worker. Plain data with a JSON form.
+"""Partition: the stage of every node and the worker of every stage. Plain data with a JSON form.
 
-Stages are numbered so that values only flow from lower to higher numbers: run in order they are the model. With
-one stage a worker, stage and worker are the same number; a mixed pipe gives a worker several stages that need not be
-neighbours:
+Stages are in topological order: executed in order they are the model. With one stage per worker, stage and worker have
+the same number; in a mixed pipeline a worker has several stages, which need not be adjacent:
 
     stage    0    1    2    3    4    5
     worker   0    1    0    2    1    2
 
-Inputs of the model and tensors it holds belong to no stage: every stage that reads them has them.
+Model inputs, parameters and buffers belong to no stage: every stage that reads them has them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Partition:
-    """A graph in stages."""
+    """The stages of a graph and their workers."""
 
     model: str
     partitioner: str
@@ -37,10 +36,10 @@ class Partition:
     stages: tuple[tuple[int, ...], ...]  # node ids, ascending
     workers: tuple[int, ...]  # of each stage
     options: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)  # what the partitioner says: optimal, gap, seconds, tries
+    facts: dict[str, Any] = field(default_factory=dict)  # reported by the partitioner: optimal, gap, seconds, tries
 
     def __post_init__(self) -> None:
-        for name in ("options", "facts"):  # as they are when read from a file
+        for name in ("options", "facts"):  # the same types as after loading from a file
             object.__setattr__(self, name, _plain(getattr(self, name)))
         faults = list(self._faults())
         if faults:
@@ -48,7 +47,7 @@ class Partition:
 
     def _faults(self) -> Iterator[str]:
         if len(self.stages) != len(self.workers):
-            yield f"{len(self.stages)} stages, but a worker for {len(self.workers)}"
+            yield f"{len(self.stages)} stages, but workers for {len(self.workers)}"
         if any(worker not in range(self.nparts) for worker in self.workers):
             yield f"stages on workers {sorted(set(self.workers))} of {self.nparts}"
         empty = [at for at, nodes in enumerate(self.stages) if not nodes]
@@ -64,7 +63,7 @@ class Partition:
 
     @property
     def nstages(self) -> int:
-        """How many stages there are; at least as many as workers that have work."""
+        """The number of stages, at least that of workers in use."""
         return len(self.stages)
 
     @cached_property
@@ -78,20 +77,20 @@ class Partition:
         return len(set(self.workers)) < len(self.workers)
 
     def validate(self, graph: Graph) -> None:
-        """Raise PartitionError unless every node of the graph is in one stage and values flow forward only."""
+        """Raise PartitionError unless every node of the graph is in one stage and no stage reads from a later one."""
         faults = list(_graph_faults(self, graph))
         if faults:
             shown = "\n".join(f"  - {fault}" for fault in faults[:10])
             raise PartitionError(f"the partition does not fit the graph of {graph.model_name}:\n{shown}")
 
-    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"format": FORMAT, **asdict(self)}
 
     @staticmethod
     def from_json(data: Any) -> Partition:
-        """The partition of plain data."""
+        """Build a partition from plain data."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise PartitionError(f"not a partition of format {FORMAT}: {found}\n    → partition the model again")
@@ -109,12 +108,12 @@ class Partition:
 
     @staticmethod
     def load(path: str | Path) -> Partition:
-        """Read one that `save` wrote."""
+        """Read a file written by `save`."""
         return Partition.from_json(read_json(path))
 
 
 def _plain(value: Any) -> Any:
-    """The same with lists for tuples."""
+    """Return the value with tuples as lists."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}
     return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
@@ -127,7 +126,7 @@ def _graph_faults(partition: Partition, graph: Graph) -> Iterator[str]:
     if missing:
         yield f"{len(missing)} nodes are in no stage, the first is {graph.nodes[missing[0]].name}"
     if strange:
-        yield f"{strange[:5]} are not nodes that compute"
+        yield f"{strange[:5]} are not compute nodes"
     for node in graph.compute_nodes:
         for source in node.dependencies:
             before, after = stage_of.get(source), stage_of.get(node.id)

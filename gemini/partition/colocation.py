@@ -1,17 +1,17 @@
-"""Inseparable nodes: what must share a stage for the stages together to equal the model.
+"""Colocation: nodes that must share a stage for the stages to be equivalent to the model.
 
-A value that crosses to another stage arrives there as a copy, taken when its stage has ended. That is invisible unless
-somebody writes to its memory: so whoever writes to memory stays with the node that made it. The views in between lie
-on the way from one to the other, and readers from before the write are ordered before it, so these stay too. Later
-readers may live elsewhere: they get the value as it is after all writes.
+A value sent to another stage is copied after its stage has ended. The copy is only observable if a node writes to the
+value's memory in place: so a writing node shares a stage with the node that allocated the memory. Views lie on the path
+between them, and readers from before the write are ordered before it, so both join the group. Later readers may be in
+any stage: they get the value after all writes.
 
-    x = conv(…)   makes          ┐
-    y = x[0]      looks at it    │ together
+    x = conv(…)   allocates      ┐
+    y = x[0]      views          │ one stage
     y.add_(1)     writes         ┘
-    z = x * 2     reads later      anywhere
+    z = x * 2     reads later      any stage
 
-A tensor that the model or the caller holds is written where everybody who takes it is: each stage brings its own.
-Likewise a module that keeps something of its runs (batch statistics, a counter) runs in one stage only.
+A model tensor or model input that is written in place is read by one stage only, since each stage has its own copy.
+Likewise a module that keeps state between calls (batch statistics, a counter) runs in one stage only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from gemini.ir.graph import Graph
-from gemini.ir.interpreter import get_held
+from gemini.ir.interpreter import find_model_tensor
 from gemini.ir.node import MODULES, Node
 from gemini.ir.pytree import Ref
 from gemini.profiling.node_memory import storage_key
@@ -32,29 +32,29 @@ from gemini.profiling.node_tensors import HELD, held_tensors
 _MAYBE_VIEWS = frozenset({"reshape", "reshape_as", "flatten", "ravel", "contiguous", "Flatten", "to"})
 
 
-class Joined:
-    """A union of groups that grow together."""
+class DisjointSets:
+    """Union-find over indices."""
 
     def __init__(self, count: int) -> None:
         self.parent = list(range(count))
 
     def find(self, at: int) -> int:
-        """The representative of a group."""
+        """Return the representative of a group."""
         while self.parent[at] != at:
             self.parent[at] = self.parent[self.parent[at]]
             at = self.parent[at]
         return at
 
     def join(self, members: Iterable[int]) -> None:
-        """Make one group of all groups that the members are in."""
+        """Merge the groups of all members."""
         roots = sorted({self.find(member) for member in members})
         for root in roots[1:]:
             self.parent[root] = roots[0]
 
 
-def written_groups(graph: Graph) -> Iterator[set[int]]:
-    """Groups of nodes that must not be separated."""
-    memory = _Memory(graph)
+def find_colocated(graph: Graph) -> Iterator[set[int]]:
+    """Yield groups of nodes that must share a stage."""
+    memory = _MemoryOwners(graph)
     for node in graph.compute_nodes:
         for ref in node.mutates:
             group = {node.id}
@@ -62,17 +62,17 @@ def written_groups(graph: Graph) -> Iterator[set[int]]:
                 group |= memory.touching[maker] if graph.nodes[maker].is_source else {maker}
             if len(group) > 1:
                 yield group
-    yield from _stateful(graph)
+    yield from _find_stateful(graph)
 
 
-class _Memory:
-    """Who makes, and who touches, the memory of values."""
+class _MemoryOwners:
+    """The nodes that allocate, and the nodes that access, the memory of values."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
     def makers(self, ref: Ref) -> set[int]:
-        """The nodes that may have made the memory of a value, views on the way included."""
+        """Return the nodes that may have allocated the memory of a value, views included."""
         pending, found = [ref.node], set[int]()
         while pending:
             at = pending.pop()
@@ -87,9 +87,9 @@ class _Memory:
 
     @cached_property
     def touching(self) -> dict[int, set[int]]:
-        """Who brings along each tensor that the caller or the model holds: as an argument, or as its module.
+        """The nodes that access each model input or model tensor directly: as an argument, or as part of their module.
 
-        Who reads a view of it, or what an in-place op returned, gets that from such a node, after all writes.
+        Readers of a view, or of the result of an in-place op, get it from such a node after all writes.
         """
         found: dict[int, set[int]] = defaultdict(set)
         for node in self.graph.compute_nodes:
@@ -103,13 +103,13 @@ class _Memory:
         for node in self.graph.compute_nodes:
             if model is not None and node.kind in MODULES:
                 own = {_storage_of(tensor) for tensor in held_tensors(self.graph, model, node)}
-                for brought, storage in held.items():
+                for source_id, storage in held.items():
                     if storage in own:
-                        found[brought].add(node.id)
+                        found[source_id].add(node.id)
         return found
 
     def _storage(self, node: Node) -> int:
-        return _storage_of(get_held(self.graph.bound_model(), node.target))
+        return _storage_of(find_model_tensor(self.graph.bound_model(), node.target))
 
 
 def _storage_of(tensor: Any) -> int:
@@ -122,8 +122,8 @@ def _may_view(node: Node) -> bool:
     return node.kind == "module" and node.cls in _MAYBE_VIEWS
 
 
-def _stateful(graph: Graph) -> Iterator[set[int]]:
-    """For every module that keeps something of its runs, the nodes that run it or read its buffers."""
+def _find_stateful(graph: Graph) -> Iterator[set[int]]:
+    """Yield, for every module that keeps state between calls, the nodes that run it or read its buffers."""
     changing = dict.fromkeys(name for node in graph.compute_nodes for name in node.changes)
     if not changing:
         return
@@ -136,7 +136,7 @@ def _stateful(graph: Graph) -> Iterator[set[int]]:
                 runs[id(part)].add(node.id)
         for ref in node.inputs():
             if graph.nodes[ref.node].kind in HELD:
-                reads[id(get_held(model, graph.nodes[ref.node].target))].add(node.id)
+                reads[id(find_model_tensor(model, graph.nodes[ref.node].target))].add(node.id)
     for name in changing:
         part = model.get_submodule(name) if name else model
         group = set(runs[id(part)]).union(*(reads[id(buffer)] for buffer in part.buffers(recurse=False)))

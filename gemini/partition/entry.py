@@ -1,4 +1,4 @@
-"""`partition(graph, profile, nparts)`: the way in. Build the problem, solve it, put the stages in order, check."""
+"""`partition(graph, profile, nparts)`: build the problem, solve it, order the stages, validate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gemini.errors import PartitionError
 from gemini.ir.graph import Graph
 from gemini.partition.assignment import Partition
-from gemini.partition.infeasible import check_limits, check_memory, explained
+from gemini.partition.infeasible import check_limits, check_memory, explain_failure
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import Problem
 from gemini.partition.problem_builder import build_problem
@@ -29,43 +29,43 @@ def partition(
     began = time.perf_counter()
     try:
         found = solve(problem)
-        items, workers = items_in_order(problem, found)
+        items, workers = order_items(problem, found)
         check_memory(problem, items, workers)
     except PartitionError as error:
-        raise explained(error, graph, profile, problem) from error
+        raise explain_failure(error, graph, profile, problem) from error
     facts = {**found.facts, "seconds": round(time.perf_counter() - began, 3)}
-    stages = _nodes(problem, items)
+    stages = _nodes_of_stages(problem, items)
     made = Partition(graph.model_name, partitioner, nparts, stages, workers, options.to_json(), facts)
     made.validate(graph)
     return made
 
 
-def in_order(problem: Problem, found: Assignment) -> Stages:
-    """Nodes and worker of each stage, numbered so that values flow forward; empty stages are left out."""
-    items, workers = items_in_order(problem, found)
-    return _nodes(problem, items), workers
+def order_stages(problem: Problem, found: Assignment) -> Stages:
+    """Return the nodes and the worker of each stage, in topological order without empty stages."""
+    items, workers = order_items(problem, found)
+    return _nodes_of_stages(problem, items), workers
 
 
-def items_in_order(problem: Problem, found: Assignment) -> Stages:
-    """Items and worker of each stage, likewise."""
+def order_items(problem: Problem, found: Assignment) -> Stages:
+    """Return the items and the worker of each stage, in topological order without empty stages."""
     faults = list(_faults(problem, found))
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in faults[:8])
-        raise PartitionError(f"the partitioner's answer is not what was asked:\n{listed}")
-    members: dict[int, list[int]] = {stage: [] for stage in _order(problem, found)}
+        raise PartitionError(f"the partitioner returned an invalid assignment:\n{listed}")
+    members: dict[int, list[int]] = {stage: [] for stage in _topological_order(problem, found)}
     for item, stage in enumerate(found.stage_of):
         members[stage].append(item)
     return tuple(map(tuple, members.values())), tuple(found.worker_of[stage] for stage in members)
 
 
-def _nodes(problem: Problem, stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+def _nodes_of_stages(problem: Problem, stages: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(node for item in items for node in problem.items[item].nodes)) for items in stages)
 
 
 def _faults(problem: Problem, found: Assignment) -> Iterator[str]:
-    """What is wrong with an answer, whoever gave it."""
+    """Report the faults of an assignment."""
     if len(found.stage_of) != len(problem.items):
-        yield f"{len(found.stage_of)} items have a stage, of {len(problem.items)}"
+        yield f"{len(found.stage_of)} of {len(problem.items)} items have a stage"
         return
     wrong = sorted(
         stage
@@ -73,18 +73,18 @@ def _faults(problem: Problem, found: Assignment) -> Iterator[str]:
         if stage not in range(len(found.worker_of)) or found.worker_of[stage] not in range(problem.nparts)
     )
     if wrong:
-        yield f"stages {wrong[:5]} have no worker of the {problem.nparts}"
+        yield f"stages {wrong[:5]} have no valid worker; workers are 0 … {problem.nparts - 1}"
         return
     for item, stage in zip(problem.items, found.stage_of, strict=True):
         if item.pin not in (None, found.worker_of[stage]):
-            yield f"{item.name} is pinned to part {item.pin} and was put in part {found.worker_of[stage]}"
+            yield f"{item.name} is pinned to part {item.pin} and was assigned to part {found.worker_of[stage]}"
     used = [found.worker_of[stage] for stage in set(found.stage_of)]
     if problem.options.mixed is False and len(set(used)) < len(used):
-        yield f"{len(used)} stages on {len(set(used))} workers, where each was to have one (mixed=False)"
+        yield f"{len(used)} stages on {len(set(used))} workers contradict one stage per worker (mixed=False)"
 
 
-def _order(problem: Problem, found: Assignment) -> list[int]:
-    """The stages in use, in an order in which values flow forward: that of their numbers, where it is one."""
+def _topological_order(problem: Problem, found: Assignment) -> list[int]:
+    """Return the stages in use in topological order: the order of their numbers, where it is one."""
     import networkx as nx
 
     ends = [(found.stage_of[edge.source], found.stage_of[edge.target]) for edge in problem.edges]
@@ -99,5 +99,5 @@ def _order(problem: Problem, found: Assignment) -> list[int]:
     try:
         return list(nx.lexicographical_topological_sort(quotient, key=lambda stage: first[stage]))
     except nx.NetworkXUnfeasible as error:
-        circle = [stage for stage, _ in nx.find_cycle(quotient)]
-        raise PartitionError(f"stages {circle} need each other: this is a fault of the partitioner") from error
+        cycle = [stage for stage, _ in nx.find_cycle(quotient)]
+        raise PartitionError(f"stages {cycle} depend on each other: this is a fault of the partitioner") from error

@@ -1,11 +1,12 @@
-"""Orders: the rows in which items can be cut into stretches.
+"""Topological orders of the items, from which contiguous segments are cut.
 
-A contiguous cut is only as good as the order it is made in. Where a graph branches there are many orders in which
-values flow forward; three are tried:
+A contiguous cut is only as good as its order. Where a graph branches there are many topological orders; three are tried:
 
     execution     as the model runs
-    depth first   every item just before the first that needs it: masks and skips are made late, branches stay whole
-    least live    always the ready item that leaves the fewest bytes alive: cuts are narrow
+    depth first   every item just before its first reader: masks and skips are produced late, branches stay together
+    least live    always the ready item that leaves the fewest bytes live: cuts transfer few bytes
+
+Random orders serve graphs with parallel branches, and pin orders serve pins that the execution order contradicts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gemini.partition.partition_problem import Problem
 Order = tuple[int, ...]
 
 
-def orders(problem: Problem) -> dict[str, Order]:
-    """The distinct orders that are tried, by name."""
+def item_orders(problem: Problem) -> dict[str, Order]:
+    """Return the distinct orders to try, by name."""
     found: dict[str, Order] = {"execution": tuple(range(len(problem.items)))}
     for name, order in (("depth first", _depth_first(problem)), ("least live", _least_live(problem))):
         if order not in found.values():
@@ -84,8 +85,8 @@ def _least_live(problem: Problem) -> Order:
     return tuple(order)
 
 
-def topological(problem: Problem, priority: Sequence[float]) -> list[int]:
-    """The order that takes, of the items whose needs are met, the one of lowest priority first."""
+def topological_order(problem: Problem, priority: Sequence[float]) -> list[int]:
+    """Return the topological order that always takes the ready item of lowest priority value."""
     missing = [len(before) for before in problem.predecessors]
     ready = [(priority[at], at) for at, count in enumerate(missing) if not count]
     heapq.heapify(ready)
@@ -100,28 +101,28 @@ def topological(problem: Problem, priority: Sequence[float]) -> list[int]:
     return order
 
 
-def random_order(problem: Problem, rng: random.Random) -> list[int]:
-    """Any order, drawn at random."""
-    return topological(problem, [rng.random() for _ in problem.items])
+def random_topological_order(problem: Problem, rng: random.Random) -> list[int]:
+    """Return a random topological order."""
+    return topological_order(problem, [rng.random() for _ in problem.items])
 
 
-def pinned_order(problem: Problem) -> list[int]:
-    """The order in which pinned items come worker by worker, as one stage a worker needs them.
+def order_by_pins(problem: Problem) -> list[int]:
+    """Return an order with pinned items grouped by worker, as required for one stage per worker.
 
-    Raises PartitionError where pins ask that two workers each come before the other.
+    Raises PartitionError where pins require two workers to precede each other.
     """
-    rank = {worker: at for at, worker in enumerate(worker_order(problem))}
+    rank = {worker: at for at, worker in enumerate(order_pinned_workers(problem))}
     last = len(rank)
     needed = [float(last)] * len(problem.items)  # the first pinned worker that needs the item, by rank
     for at in reversed(range(len(problem.items))):
         pin = problem.items[at].pin
         own = rank[pin] if pin is not None else last
         needed[at] = min([own, *(needed[later] for later in problem.successors[at])])
-    return topological(problem, needed)
+    return topological_order(problem, needed)
 
 
-def worker_order(problem: Problem) -> list[int]:
-    """Pinned workers in an order that all pins allow."""
+def order_pinned_workers(problem: Problem) -> list[int]:
+    """Return the pinned workers in an order that satisfies all pins."""
     before: dict[int, set[int]] = {item.pin: set() for item in problem.items if item.pin is not None}
     carried: list[frozenset[int]] = []  # the pins that each item comes after, its own included
     for at, item in enumerate(problem.items):
@@ -134,10 +135,10 @@ def worker_order(problem: Problem) -> list[int]:
     while before:
         free = [worker for worker in before if before[worker] <= set(order)]
         if not free:
-            circle = sorted(before)
+            cycle = sorted(before)
             raise PartitionError(
-                f"pins ask that parts {circle} each come before the other, which one stage a worker cannot do\n"
-                "    → allow several stages a worker (mixed=True, with metis or mpipe), or move a pin"
+                f"pins require parts {cycle} to precede each other, which is impossible with one stage per worker\n"
+                "    → allow several stages per worker (mixed=True, with metis or mpipe), or move a pin"
             )
         order.append(free[0])
         del before[free[0]]

@@ -1,7 +1,7 @@
-"""Shortage: how much memory is missing for a cut, and what would do without it.
+"""Memory shortage: the memory that is missing for contiguous cuts, and remedies.
 
-Contiguous cuts are asked: they are what a pipeline has. The least amount that every worker would need more is found by
-bisection over filling the workers in turn; what would do is tried before it is proposed.
+The least additional memory per worker is found by bisection over a greedy fill; remedies are checked before they are
+proposed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from gemini.ir.graph import Graph
-from gemini.partition.exact.contiguous import fill
-from gemini.partition.exact.device_order import Seats, seatings
-from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.item_orders import orders
+from gemini.partition.exact.contiguous import find_fitting_cuts
+from gemini.partition.exact.device_order import StageSlots, slot_orders
+from gemini.partition.exact.prefix_costs import SegmentCosts
+from gemini.partition.item_orders import item_orders
 from gemini.partition.partition_problem import Problem
 from gemini.partition.problem_builder import build_problem
 from gemini.profiling.profile_result import Profile
@@ -24,7 +24,7 @@ _MOST_PARTS = 64
 
 @dataclass(frozen=True)
 class Shortage:
-    """What the best cut lacks: MB in total for the stage that lacks most."""
+    """The memory that the best cuts lack, at the stage that lacks most."""
 
     missing_mb: float
     stage: int = 0
@@ -33,13 +33,13 @@ class Shortage:
     name: str = ""  # the first item of the stage
 
 
-def shortage(problem: Problem) -> Shortage:
-    """The least that is missing over contiguous cuts; nothing (0) where one fits."""
+def find_shortage(problem: Problem) -> Shortage:
+    """Return the least shortage over contiguous cuts; 0 MB where cuts fit."""
     best: Shortage | None = None
-    for order in orders(problem).values():
-        line = Line(problem, order)
-        for seats in seatings(problem):
-            found = _of_line(line, seats, best.missing_mb if best else None)
+    for order in item_orders(problem).values():
+        costs = SegmentCosts(problem, order)
+        for slots in slot_orders(problem):
+            found = _shortage_of_order(costs, slots, best.missing_mb if best else None)
             if found is not None and (best is None or found.missing_mb < best.missing_mb):
                 best = found
             if best is not None and best.missing_mb == 0:
@@ -47,51 +47,51 @@ def shortage(problem: Problem) -> Shortage:
     return best or Shortage(0.0)
 
 
-def fits(problem: Problem) -> bool:
-    """Whether contiguous cuts keep to the memory of the workers."""
+def has_fitting_cuts(problem: Problem) -> bool:
+    """Return whether any contiguous cuts fit the memory of the workers."""
     return any(
-        fill(line, seats) is not None
-        for line in (Line(problem, order) for order in orders(problem).values())
-        for seats in seatings(problem)
+        find_fitting_cuts(costs, slots) is not None
+        for costs in (SegmentCosts(problem, order) for order in item_orders(problem).values())
+        for slots in slot_orders(problem)
     )
 
 
-def _of_line(line: Line, seats: Seats, worth: float | None) -> Shortage | None:
-    if fill(line, seats, 0.0) is not None:
+def _shortage_of_order(costs: SegmentCosts, slots: StageSlots, best_mb: float | None) -> Shortage | None:
+    if find_fitting_cuts(costs, slots, 0.0) is not None:
         return Shortage(0.0)
-    low, high = 0.0, sum(map(line.problem.held_mb, line.problem.parameters_mb)) + 1.0
-    if worth is not None and fill(line, seats, worth) is None:
+    low, high = 0.0, sum(map(costs.problem.parameter_state_mb, costs.problem.parameters_mb)) + 1.0
+    if best_mb is not None and find_fitting_cuts(costs, slots, best_mb) is None:
         return None
-    while fill(line, seats, high) is None:
+    while find_fitting_cuts(costs, slots, high) is None:
         high *= 2
     while high - low > _EXACT_MB:
         middle = (low + high) / 2
-        low, high = (low, middle) if fill(line, seats, middle) is not None else (middle, high)
-    cuts = fill(line, seats, high) or []
-    lacking = max(range(len(seats)), key=lambda at: _excess(line, seats, cuts, at))
-    needs = _memory(line, seats, cuts, lacking)
-    name = line.problem.items[line.order[cuts[lacking]]].name
-    return Shortage(_excess(line, seats, cuts, lacking), lacking, seats[lacking].worker, needs, name)
+        low, high = (low, middle) if find_fitting_cuts(costs, slots, middle) is not None else (middle, high)
+    cuts = find_fitting_cuts(costs, slots, high) or []
+    lacking = max(range(len(slots)), key=lambda at: _excess(costs, slots, cuts, at))
+    needs = _memory(costs, slots, cuts, lacking)
+    name = costs.problem.items[costs.order[cuts[lacking]]].name
+    return Shortage(_excess(costs, slots, cuts, lacking), lacking, slots[lacking].worker, needs, name)
 
 
-def _memory(line: Line, seats: Seats, cuts: list[int], at: int) -> float:
-    return line.problem.memory_mb(line.order[cuts[at] : cuts[at + 1]], seats[at].in_flight)
+def _memory(costs: SegmentCosts, slots: StageSlots, cuts: list[int], at: int) -> float:
+    return costs.problem.memory_mb(costs.order[cuts[at] : cuts[at + 1]], slots[at].in_flight)
 
 
-def _excess(line: Line, seats: Seats, cuts: list[int], at: int) -> float:
-    limit = seats[at].memory_mb
-    return float("-inf") if limit is None else _memory(line, seats, cuts, at) - limit
+def _excess(costs: SegmentCosts, slots: StageSlots, cuts: list[int], at: int) -> float:
+    limit = slots[at].memory_mb
+    return float("-inf") if limit is None else _memory(costs, slots, cuts, at) - limit
 
 
-# ── what would do ──────────────────────────────────────────────────────────────────────────────────────────────────
-def shortage_text(graph: Graph, profile: Profile, problem: Problem) -> str:
-    """What is missing and what would do; empty where contiguous cuts fit."""
-    found = shortage(problem)
+# ── remedies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+def explain_shortage(graph: Graph, profile: Profile, problem: Problem) -> str:
+    """Describe the missing memory and the remedies; empty where contiguous cuts fit."""
+    found = find_shortage(problem)
     if found.missing_mb <= 0:
         return ""
     limit = problem.workers[found.worker].memory_mb or 0.0
     text = (
-        f"{graph.model_name} in {problem.nparts} parts does not fit the memory of the workers: at best stage "
+        f"{graph.model_name} in {problem.nparts} parts does not fit the memory of the workers: with the best cuts stage "
         f"{found.stage} (from {found.name}) needs {_mb(found.needs_mb)} and worker {found.worker} "
         f"has {_mb(limit)}: {_mb(found.missing_mb)} too little"
     )
@@ -105,25 +105,25 @@ def _mb(amount: float) -> str:
 
 def _remedies(graph: Graph, profile: Profile, problem: Problem, found: Shortage) -> Iterator[str]:
     options = problem.options
-    parts = _more_parts(problem)
+    parts = _find_fitting_nparts(problem)
     if parts:
         yield f"nparts={parts} fits"
     if not options.recompute:
         again = build_problem(graph, profile, problem.nparts, replace(options, recompute=True))
-        if fits(again):
+        if has_fitting_cuts(again):
             yield "recompute=True fits"
-        elif not parts and (parts := _more_parts(again)):
+        elif not parts and (parts := _find_fitting_nparts(again)):
             yield f"recompute=True with nparts={parts} fits"
     for more in (2, 4, 8, 16):
         split = replace(problem, options=replace(options, micro_batches=options.micro_batches * more))
-        if fits(split):
+        if has_fitting_cuts(split):
             yield f"micro_batches={options.micro_batches * more} fits"
             break
     yield f"give every worker {found.missing_mb:.1f} MB more"
 
 
-def _more_parts(problem: Problem) -> int | None:
-    """The fewest parts that fit, of workers like these."""
+def _find_fitting_nparts(problem: Problem) -> int | None:
+    """Return the fewest parts of identical workers that fit, or None."""
     limit = problem.workers[0].memory_mb
     if len(set(problem.workers)) != 1 or limit is None:
         return None
@@ -133,6 +133,6 @@ def _more_parts(problem: Problem) -> int | None:
     for nparts in range(problem.nparts + 1, most + 1):
         workers = (problem.workers[0],) * nparts
         more = replace(problem, nparts=nparts, options=replace(problem.options, workers=workers, pins={}))
-        if fits(more):
+        if has_fitting_cuts(more):
             return nparts
     return None

@@ -1,6 +1,6 @@
-"""Comparing partitioners: all of them on one problem, side by side, and equal layers as people cut by hand.
+"""Comparison of all partitioners and the equal-layers baseline on one problem.
 
-One that fails is a row with its reason.
+A partitioner that fails is listed with its reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.partition.baseline import NAME as BASELINE
 from gemini.partition.baseline import assign_equal_layers
-from gemini.partition.entry import in_order, partition
+from gemini.partition.entry import order_stages, partition
 from gemini.partition.partition_options import Options
 from gemini.partition.problem_builder import build_problem
 from gemini.partition.registry import find_partitioner, partitioners
@@ -27,8 +27,8 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one partitioner made of the problem; without an analysis it failed, for `reason`."""
+class ComparisonRow:
+    """The result of one partitioner; without an analysis it failed, for `reason`."""
 
     name: str
     seconds: float
@@ -39,27 +39,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Partitioners side by side: those that succeeded by balance, then those that failed."""
+    """The results of all partitioners: successful ones by balance, then failed ones."""
 
     model: str
     nparts: int
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ComparisonRow]:
         return iter(self.rows)
 
-    def __getitem__(self, name: str) -> Row:
-        """The row of a partitioner."""
+    def __getitem__(self, name: str) -> ComparisonRow:
+        """Return the row of a partitioner."""
         return next(row for row in self.rows if row.name == name)
 
     @property
-    def best(self) -> Row | None:
-        """The row with the greatest predicted speed-up among those that fit their memory."""
+    def best(self) -> ComparisonRow | None:
+        """The row with the greatest predicted speed-up among those within the memory limits."""
         fitting = [row for row in self.rows if row.analysis is not None and row.analysis.fits]
         return max(fitting, key=lambda row: row.analysis.speedup if row.analysis else 0.0, default=None)
 
     def table(self) -> str:
-        """A table, the best marked; coloured on a terminal."""
+        """Return a table with the best row marked; coloured on a terminal."""
         from gemini.partition.analysis.analysis_table import comparison_text
 
         return comparison_text(self)
@@ -68,7 +68,7 @@ class Comparison:
         return self.table()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {
             "model": self.model,
             "nparts": self.nparts,
@@ -94,36 +94,36 @@ def compare(
     *,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run several partitioners (default: all there are, and the baseline) on one problem."""
+    """Run several partitioners (default: all, and the baseline) on one problem."""
     options = options or Options()
     names = all_partitioners() if partitioners is None else list(partitioners)
     for name in partitioners or ():
         if name != BASELINE:
-            find_partitioner(name)  # a wrong name is the caller's mistake, not a result
+            find_partitioner(name)  # an unknown name is an error of the caller, not a result
     rows = []
     for at, name in enumerate(names):
         if progress is not None:
             progress(at, len(names), name)
-        rows.append(_row(graph, profile, nparts, name, options))
+        rows.append(_run_partitioner(graph, profile, nparts, name, options))
     rows.sort(key=lambda row: (row.analysis is None, row.analysis.balance if row.analysis else 0.0))
     return Comparison(graph.model_name, nparts, tuple(rows))
 
 
 def all_partitioners() -> list[str]:
-    """Every partitioner there is, and the baseline."""
+    """Return the names of all partitioners and the baseline."""
     return [*partitioners(), BASELINE]
 
 
 def partition_equal_layers(graph: Graph, profile: Profile, nparts: int, options: Options | None = None) -> Partition:
-    """Cut a profiled graph by the baseline."""
+    """Cut a profiled graph into equal numbers of layers."""
     options = options or Options()
     problem = build_problem(graph, profile, nparts, options)
     found = assign_equal_layers(graph, problem)
-    stages, workers = in_order(problem, found)
+    stages, workers = order_stages(problem, found)
     return Partition(graph.model_name, BASELINE, nparts, stages, workers, options.to_json(), found.facts)
 
 
-def _row(graph: Graph, profile: Profile, nparts: int, name: str, options: Options) -> Row:
+def _run_partitioner(graph: Graph, profile: Profile, nparts: int, name: str, options: Options) -> ComparisonRow:
     began = time.perf_counter()
     try:
         made = (
@@ -132,8 +132,8 @@ def _row(graph: Graph, profile: Profile, nparts: int, name: str, options: Option
             else partition(graph, profile, nparts, name, options)
         )
         seconds = time.perf_counter() - began
-        return Row(name, seconds, made, analyse(graph, profile, made, options))
+        return ComparisonRow(name, seconds, made, analyse(graph, profile, made, options))
     except GeminiError as error:
-        return Row(name, time.perf_counter() - began, reason=str(error))
-    except Exception as error:  # a partitioner of somebody else's package must not keep the others' results away
-        return Row(name, time.perf_counter() - began, reason=f"{type(error).__name__}: {error}")
+        return ComparisonRow(name, time.perf_counter() - began, reason=str(error))
+    except Exception as error:  # a third-party partitioner must not prevent the results of the rest
+        return ComparisonRow(name, time.perf_counter() - began, reason=f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""Building: from a graph, its profile and the options to a problem.
+"""Problem builder: from a graph, its profile and the options to a partition problem.
 
-Nodes become items; what is inseparable or asked to stay together becomes one item; so does every circle among items,
-since no order of stages could serve it. Scopes of options are looked up here, and wrong ones named.
+Every node becomes an item; nodes that must share a stage become one item, and so does every cycle among items, since no
+order of stages could serve it. Scopes of options are resolved here; unknown ones are reported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Node
 from gemini.ir.pytree import Ref
 from gemini.nearest_name import nearest
-from gemini.partition.colocation import Joined, written_groups
+from gemini.partition.colocation import DisjointSets, find_colocated
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import ORDER, Edge, Item, Problem, Value
 from gemini.profiling.measured_device import MB
@@ -23,17 +23,17 @@ from gemini.profiling.profile_result import Profile
 
 
 def build_problem(graph: Graph, profile: Profile, nparts: int, options: Options) -> Problem:
-    """The problem of cutting a graph into `nparts`."""
+    """Build the problem of cutting a graph into `nparts`."""
     _check(graph, profile, nparts, options)
     costs = {cost.id: cost for cost in (profile.with_recomputation() if options.recompute else profile)}
-    links = list(_links(graph, options))
-    groups = _groups(graph, profile, options, links)
+    links = list(_dependencies(graph, options))
+    groups = _group_nodes(graph, profile, options, links)
     item_of = {node: at for at, nodes in enumerate(groups) for node in nodes}
-    pins = _pins(graph, options, item_of)
+    pins = _resolve_pins(graph, options, item_of)
     items = tuple(
-        _item(graph, [costs[node] for node in nodes], options, pins.get(at)) for at, nodes in enumerate(groups)
+        _build_item(graph, [costs[node] for node in nodes], options, pins.get(at)) for at, nodes in enumerate(groups)
     )
-    edges, values = _edges(graph, links, item_of)
+    edges, values = _build_edges(graph, links, item_of)
     trainable = frozenset(name for name, p in graph.bound_model().named_parameters() if p.requires_grad)
     return Problem(
         items, edges, values, nparts, options, dict(profile.parameters_mb), trainable, tuple(profile.values_mb)
@@ -42,19 +42,23 @@ def build_problem(graph: Graph, profile: Profile, nparts: int, options: Options)
 
 def _check(graph: Graph, profile: Profile, nparts: int, options: Options) -> None:
     if not isinstance(nparts, int) or isinstance(nparts, bool) or nparts < 1:
-        raise PartitionError(f"{nparts!r} parts\n    → ask for a whole number, 1 or more")
+        raise PartitionError(f"{nparts!r} parts\n    → request an integer, 1 or more")
     _check_profile(graph, profile)
     scopes = {scope for node in graph.compute_nodes for scope in (*node.scope, node.name, node.target)}
-    asked = [*options.uncut, *options.pins, *(scope for group in options.together for scope in group)]
-    faults = [f"no scope {scope!r}{_meant(scope, scopes)}" for scope in dict.fromkeys(asked) if scope not in scopes]
-    faults += [f"{s!r} is pinned to part {p} of {nparts}, which count from 0"
+    named = [*options.uncut, *options.pins, *(scope for group in options.together for scope in group)]
+    faults = [
+        f"no scope {scope!r}{_suggestion(scope, scopes)}" for scope in dict.fromkeys(named) if scope not in scopes
+    ]
+    faults += [f"{s!r} is pinned to part {p} of {nparts}; parts count from 0"
                for s, p in options.pins.items() if p >= nparts]  # fmt: skip
     if options.workers and len(options.workers) != nparts:
-        faults.append(f"{len(options.workers)} workers are described for {nparts} parts; describe one a part, or none")
+        faults.append(
+            f"{len(options.workers)} workers are described for {nparts} parts; describe one per part, or none"
+        )
     for name in ("latency", "bandwidth"):
         table = getattr(options.links, name)
         if isinstance(table, tuple) and len(table) != nparts:
-            faults.append(f"the {name} of links is given between {len(table)} workers, of {nparts}")
+            faults.append(f"the {name} table of links is for {len(table)} workers, not {nparts}")
     if faults:
         raise PartitionError("constraints cannot be met:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
@@ -72,24 +76,24 @@ def _check_profile(graph: Graph, profile: Profile) -> None:
         if names
     )
     raise PartitionError(
-        f"the profile of {profile.model} is not of this graph of {graph.model_name}: {len(known)} nodes are profiled, "
-        f"{len(wanted)} compute{shown}\n    → profile(graph)"
+        f"the profile of {profile.model} does not match this graph of {graph.model_name}: {len(known)} nodes are profiled, "
+        f"{len(wanted)} compute nodes are in the graph{shown}\n    → profile(graph)"
     )
 
 
-def _meant(scope: str, scopes: set[str]) -> str:
+def _suggestion(scope: str, scopes: set[str]) -> str:
     near = nearest(scope, sorted(scopes))
     return f"; did you mean {near!r}?" if near else ""
 
 
-def nodes_in(graph: Graph, scope: str) -> list[int]:
-    """The nodes of a scope: a module's, or the node of that name."""
+def find_nodes(graph: Graph, scope: str) -> list[int]:
+    """Return the nodes of a scope: those of a module, or the node of that name."""
     return [node.id for node in graph.compute_nodes if scope in node.scope or scope in (node.name, node.target)]
 
 
-# ── what flows ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def _links(graph: Graph, options: Options) -> Iterator[tuple[int, int, Ref | None]]:
-    """(producer, reader, value) between nodes that compute; None where only the order matters."""
+# ── dependencies ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _dependencies(graph: Graph, options: Options) -> Iterator[tuple[int, int, Ref | None]]:
+    """Yield (producer, reader, value) between compute nodes; the value is None where only the order matters."""
     last_random: int | None = None
     for node in graph.compute_nodes:
         tensors = set(tensor_inputs(node))
@@ -105,7 +109,7 @@ def _links(graph: Graph, options: Options) -> Iterator[tuple[int, int, Ref | Non
             last_random = node.id
 
 
-def _edges(
+def _build_edges(
     graph: Graph, links: Iterable[tuple[int, int, Ref | None]], item_of: dict[int, int]
 ) -> tuple[tuple[Edge, ...], tuple[Value, ...]]:
     place: dict[Ref, int] = {}
@@ -120,31 +124,31 @@ def _edges(
             continue
         if ref not in place:
             place[ref] = len(values)
-            values.append(_value(graph, ref))
+            values.append(_value_sizes(graph, ref))
         edges[Edge(one, other, place[ref])] = None
     return tuple(edges), tuple(values)
 
 
-def _value(graph: Graph, ref: Ref) -> Value:
+def _value_sizes(graph: Graph, ref: Ref) -> Value:
     size = value_size(graph, ref) / MB
     meta = graph.nodes[ref.node].outputs.get((ref.source, ref.path))
     return Value(size, size if meta is not None and meta.requires_grad else 0.0)
 
 
-# ── what stays together ────────────────────────────────────────────────────────────────────────────────────────────
-def _groups(
+# ── colocation ───────────────────────────────────────────────────────────────────────────────────────────────────────
+def _group_nodes(
     graph: Graph, profile: Profile, options: Options, links: Iterable[tuple[int, int, Ref | None]]
 ) -> list[list[int]]:
-    """The nodes of each item, the items in an order in which values flow forward."""
+    """Return the nodes of each item, items in topological order."""
     import networkx as nx
 
-    joined = Joined(len(graph.nodes))
-    for group in written_groups(graph):
+    joined = DisjointSets(len(graph.nodes))
+    for group in find_colocated(graph):
         joined.join(group)
     for scopes in options.together:
-        joined.join(node for scope in scopes for node in nodes_in(graph, scope))
+        joined.join(node for scope in scopes for node in find_nodes(graph, scope))
     for scope in options.uncut:
-        joined.join(nodes_in(graph, scope))
+        joined.join(find_nodes(graph, scope))
     if options.tied == "together":
         users: dict[str, list[int]] = {}
         for cost in profile:
@@ -155,8 +159,8 @@ def _groups(
     quotient = nx.DiGraph()
     quotient.add_nodes_from(joined.find(node.id) for node in graph.compute_nodes)
     quotient.add_edges_from((joined.find(source), joined.find(target)) for source, target, _ in links)
-    for circle in nx.strongly_connected_components(quotient):
-        joined.join(circle)
+    for cycle in nx.strongly_connected_components(quotient):
+        joined.join(cycle)
     members: dict[int, list[int]] = {}
     for node in graph.compute_nodes:
         members.setdefault(joined.find(node.id), []).append(node.id)
@@ -167,16 +171,16 @@ def _groups(
     return [members[root] for root in nx.lexicographical_topological_sort(order, key=lambda root: members[root][0])]
 
 
-def _pins(graph: Graph, options: Options, item_of: dict[int, int]) -> dict[int, int]:
+def _resolve_pins(graph: Graph, options: Options, item_of: dict[int, int]) -> dict[int, int]:
     pins: dict[int, int] = {}
     owner: dict[int, str] = {}
     faults = []
     for scope, part in options.pins.items():
-        for node in nodes_in(graph, scope):
+        for node in find_nodes(graph, scope):
             at = item_of[node]
             if pins.setdefault(at, part) != part:
                 faults.append(
-                    f"{scope!r} is pinned to part {part}, and {owner[at]!r}, which cannot be separated from it, to "
+                    f"{scope!r} is pinned to part {part}, and {owner[at]!r}, which must share its stage, to "
                     f"part {pins[at]} ({graph.nodes[node].name})"
                 )
                 break
@@ -186,8 +190,8 @@ def _pins(graph: Graph, options: Options, item_of: dict[int, int]) -> dict[int, 
     return pins
 
 
-# ── what it costs ──────────────────────────────────────────────────────────────────────────────────────────────────
-def _item(graph: Graph, costs: list[NodeCost], options: Options, pin: int | None) -> Item:
+# ── costs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _build_item(graph: Graph, costs: list[NodeCost], options: Options, pin: int | None) -> Item:
     forward, backward = sum(cost.forward_ms for cost in costs), sum(cost.backward_ms for cost in costs)
     first: Node = graph.nodes[costs[0].id]
     return Item(

@@ -1,6 +1,6 @@
-"""Where partitioners come from: Gemini's own table, and packages that bring more.
+"""Registry of partitioners: the built-in ones and those of installed packages.
 
-A partitioner is a function of a problem to an `Assignment`. A package adds one through an entry point of the group
+A partitioner is a function from a problem to an `Assignment`. A package adds one through an entry point of the group
 `gemini.partitioners`:
 
     [project.entry-points."gemini.partitioners"]
@@ -33,10 +33,9 @@ BUILT_IN = {
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a partitioner answers: the stage of each item, and the worker of each stage.
+    """The result of a partitioner: the stage of each item, and the worker of each stage.
 
-    Stages need not be numbered in order nor be all used: the result is put in order afterwards. Along every edge the
-    stages must be such that stages can be put in an order in which values flow forward.
+    Stages need not be numbered in order nor all be used: the caller sorts them. The graph of stages must be acyclic.
     """
 
     stage_of: tuple[int, ...]
@@ -48,17 +47,17 @@ Partitioner = Callable[[Problem], Assignment]
 
 
 def partitioners() -> dict[str, str]:
-    """Name → `module:function` of all that can be had."""
+    """Return name → `module:function` of all installed partitioners."""
     return {**{point.name: point.value for point in entry_points(group=GROUP)}, **BUILT_IN}
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """The partitioner of a name; raises PartitionError listing those that exist."""
+    """Load a partitioner by name; raises PartitionError listing the valid names."""
     known = partitioners()
     if name not in known:
         near = nearest(name, sorted(known))
         hint = f"did you mean {near!r}? " if near else ""
-        raise PartitionError(f"unknown partitioner {name!r}\n    → {hint}there are {', '.join(known)}")
+        raise PartitionError(f"unknown partitioner {name!r}\n    → {hint}choose from {', '.join(known)}")
     module, _, attribute = known[name].partition(":")
     try:
         found: Any = getattr(importlib.import_module(module), attribute)

@@ -159,7 +159,7 @@ def check_request(
     if nparts < 1:
         raise PartitionError(f"{nparts} parts\n    → ask for 1 or more")
     find_partitioner(partitioner)
-    options.of(nparts)
+    options.workers_for(nparts)
     find_schedule(options.schedule)
     if device is not None:
         find_device(device)
@@ -205,9 +205,9 @@ def _partition(flow: _Flow, _: Progress) -> None:
 
 
 def _generate(flow: _Flow, _: Progress) -> None:
-    from gemini.codegen import generate
+    from gemini.codegen import generate_stages
 
-    flow.codes = generate(flow.graph, flow.partition)
+    flow.codes = generate_stages(flow.graph, flow.partition)
     flow.piped = Piped(flow.model, flow.graph, flow.profile, flow.partition, flow.codes)
 
 

@@ -138,7 +138,7 @@ def looped(problem: Problem, orders: Sequence[Sequence[int]], chunks: int) -> It
 def fits_looped(problem: Problem, stages: Sequence[Sequence[int]], workers: Sequence[int]) -> bool:
     """Whether several stages a worker keep to pins and memory."""
     pinned = (problem.items[i].pin in (None, w) for s, w in zip(stages, workers, strict=True) for i in s)
-    used = problem.memories(stages, workers)
+    used = problem.worker_memory_mb(stages, workers)
     limits = [worker.memory_mb for worker in problem.workers]
     return all(pinned) and all(
         limit is None or mb <= limit * (1 + 1e-9) for mb, limit in zip(used, limits, strict=True)

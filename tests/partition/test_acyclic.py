@@ -7,14 +7,14 @@ import random
 import pytest
 
 from gemini.errors import PartitionError
-from gemini.partition.acyclic import acyclic_answers, partition_acyclic
-from gemini.partition.exact.exact_partitioner import searched
+from gemini.partition.acyclic import acyclic_candidates, partition_acyclic
+from gemini.partition.exact.exact_partitioner import search
 from tests.partition.random_graphs import chain, made
 from tests.partition.shapes import problem_of
 
 
 def test_all_kinds_of_moves_are_tried() -> None:
-    found = acyclic_answers(problem_of("translator", 4), random.Random(0))
+    found = acyclic_candidates(problem_of("translator", 4), random.Random(0))
     for moves in ("simple", "advanced", "global"):
         assert any(answer.origin.endswith(f"{moves} moves") for answer in found)
 
@@ -22,7 +22,7 @@ def test_all_kinds_of_moves_are_tried() -> None:
 @pytest.mark.parametrize("model", ["stack", "translator", "u"])
 def test_moves_never_lose_what_contiguous_cuts_have(model: str) -> None:
     problem = problem_of(model, 4)
-    best = min(answer.time_ms for answer in acyclic_answers(problem, random.Random(0)))
+    best = min(answer.time_ms for answer in acyclic_candidates(problem, random.Random(0)))
     found = partition_acyclic(problem)
     part_of = [found.worker_of[stage] for stage in found.stage_of]
     assert max(problem.times(part_of)) <= best * (1 + problem.options.slack) * (1 + 1e-9)
@@ -39,7 +39,7 @@ def test_branches_are_balanced_across() -> None:
 def test_is_as_good_as_exact_on_chains() -> None:
     rng = random.Random(3)
     problem = made([rng.random() for _ in range(60)], chain(60), 5, slack=0.0)
-    mine, best = partition_acyclic(problem), searched(problem)
+    mine, best = partition_acyclic(problem), search(problem)
     assert max(problem.loads([mine.worker_of[s] for s in mine.stage_of])) == pytest.approx(
         max(problem.loads([best.worker_of[s] for s in best.stage_of]))
     )

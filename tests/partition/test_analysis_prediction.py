@@ -6,18 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.partition.step_estimate import Work, predict
-from gemini.partition.traffic import Flow
+from gemini.partition.step_estimate import StageWork, estimate_step
+from gemini.partition.traffic import StageTransfer
 from gemini.schedule.library import LIBRARY, library
 from gemini.schedule.link_costs import FREE, Links
 
 
-def work(worker, forward=1.0, backward=2.0, kept=1.0, learns=True):
-    return Work(worker, forward, backward / 2, backward / 2, kept, learns)
+def work(worker, forward=1.0, backward=2.0, kept=1.0, has_backward=True):
+    return StageWork(worker, forward, backward / 2, backward / 2, kept, learns)
 
 
 def flow(source, target, mb=0.0, gradients=True, crosses=True):
-    return Flow(source, target, 1, int(crosses), int(crosses and gradients), mb, mb * gradients, gradients, crosses)
+    return StageTransfer(
+        source, target, 1, int(crosses), int(crosses and gradients), mb, mb * gradients, gradients, crosses
+    )
 
 
 def chain(workers, **times):
@@ -31,10 +33,10 @@ def chain(workers, **times):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
 def test_a_chain_takes_what_the_library_says(nworkers, nmicros, schedule):
     stages, flows = chain(range(nworkers))
-    found = predict(stages, flows, nworkers, schedule=schedule, nmicros=nmicros, links=FREE)
+    found = estimate_step(stages, flows, nworkers, schedule=schedule, nmicros=nmicros, links=FREE)
     known = library(schedule, nworkers, nmicros, forward=1, backward=2, input_gradient=1, weight_gradient=1)
     assert found.step_ms == pytest.approx(float(known.nsteps))
-    assert [float(known.peak_memory(dev)) for dev in range(nworkers)] == pytest.approx(list(found.held_mb))
+    assert [float(known.peak_memory(dev)) for dev in range(nworkers)] == pytest.approx(list(found.activations_mb))
 
 
 @st.composite
@@ -66,7 +68,7 @@ def pipes(draw):
 )
 def test_any_pipe_runs_to_its_end(pipe, nmicros, schedule, links):
     stages, flows, nworkers = pipe
-    found = predict(stages, flows, nworkers, schedule=schedule, nmicros=nmicros, links=links)
+    found = estimate_step(stages, flows, nworkers, schedule=schedule, nmicros=nmicros, links=links)
     loads = [0.0] * nworkers
     for one in stages:
         loads[one.worker] += (one.forward_ms + one.input_gradient_ms + one.weight_gradient_ms) * nmicros
@@ -75,11 +77,11 @@ def test_any_pipe_runs_to_its_end(pipe, nmicros, schedule, links):
     assert found.step_ms <= sum(loads) + moved + 1e-3
     for at, one in enumerate(stages):
         assert found.depth[at] <= nmicros
-        assert (found.depth[at] > 0) == one.learns
-        assert found.kept_mb[at] == pytest.approx(found.depth[at] * one.kept_mb * one.learns, abs=1e-6) or (
-            LIBRARY[found.schedule].split and found.kept_mb[at] <= found.depth[at] * one.kept_mb + 1e-6
-        )
-        if found.schedule == "1f1b" and one.learns:
+        assert (found.depth[at] > 0) == one.has_backward
+        assert found.stage_activations_mb[at] == pytest.approx(
+            found.depth[at] * one.saved_mb * one.has_backward, abs=1e-6
+        ) or (LIBRARY[found.schedule].split and found.stage_activations_mb[at] <= found.depth[at] * one.saved_mb + 1e-6)
+        if found.schedule == "1f1b" and one.has_backward:
             assert found.depth[at] <= len(stages) - at
 
 
@@ -87,7 +89,7 @@ def test_any_pipe_runs_to_its_end(pipe, nmicros, schedule, links):
 @given(pipe=pipes(), nmicros=st.integers(1, 4))
 def test_any_pipe_is_composed(pipe, nmicros):
     stages, flows, nworkers = pipe
-    found = predict(stages, flows, nworkers, schedule="composed", nmicros=nmicros, links=FREE, time_limit=0.3)
+    found = estimate_step(stages, flows, nworkers, schedule="composed", nmicros=nmicros, links=FREE, time_limit=0.3)
     assert found.schedule == "composed"
     busy = sum(one.forward_ms + one.input_gradient_ms + one.weight_gradient_ms for one in stages) * nmicros
     assert found.step_ms <= busy + 1e-3
@@ -95,5 +97,5 @@ def test_any_pipe_is_composed(pipe, nmicros):
 
 def test_a_mixed_pipe_is_better_than_stages_one_after_another():
     stages, flows = chain([0, 1, 0, 1])
-    found = predict(stages, flows, 2, schedule="1f1b", nmicros=8, links=FREE)
+    found = estimate_step(stages, flows, 2, schedule="1f1b", nmicros=8, links=FREE)
     assert 8 * 6 <= found.step_ms <= 8 * 6 + 12  # the work of a worker, and one micro-batch to fill and drain

@@ -12,7 +12,7 @@ from gemini.capture import capture
 from gemini.ir.graph import Graph
 from gemini.partition import Options, partition
 from gemini.partition.partition_problem import ORDER, Problem
-from gemini.partition.problem_builder import build_problem, nodes_in
+from gemini.partition.problem_builder import build_problem, find_nodes
 from gemini.profiling import profile
 from tests.partition.shapes import captured, problem_of
 
@@ -50,22 +50,22 @@ def test_recomputation_counts_forward_twice() -> None:
 def test_scopes_that_stay_together_are_one_item() -> None:
     graph, _ = captured("stack")
     problem = problem_of("stack", 2, Options(uncut=("layers.3",), together=(("layers.5.feed", "layers.7.feed"),)))
-    assert len(items_of(problem, nodes_in(graph, "layers.3"))) == 1
-    between = [*nodes_in(graph, "layers.5.feed"), *nodes_in(graph, "layers.6"), *nodes_in(graph, "layers.7.feed")]
+    assert len(items_of(problem, find_nodes(graph, "layers.3"))) == 1
+    between = [*find_nodes(graph, "layers.5.feed"), *find_nodes(graph, "layers.6"), *find_nodes(graph, "layers.7.feed")]
     assert len(items_of(problem, between)) == 1  # what lies on the way comes along
-    assert len(items_of(problem, nodes_in(graph, "layers.4"))) > 1
+    assert len(items_of(problem, find_nodes(graph, "layers.4"))) > 1
 
 
 def test_pins_are_kept() -> None:
     graph, costs = captured("stack")
     made = partition(graph, costs, 3, options=Options(pins={"layers.2": 1, "head": 2}))
-    assert {made.workers[made.stage_of[node]] for node in nodes_in(graph, "layers.2")} == {1}
-    assert {made.workers[made.stage_of[node]] for node in nodes_in(graph, "head")} == {2}
+    assert {made.workers[made.stage_of[node]] for node in find_nodes(graph, "layers.2")} == {1}
+    assert {made.workers[made.stage_of[node]] for node in find_nodes(graph, "head")} == {2}
 
 
 def test_tied_weights_may_be_kept_together() -> None:
     graph, _ = captured("translator")
-    users = [*nodes_in(graph, "embed"), *nodes_in(graph, "head")]
+    users = [*find_nodes(graph, "embed"), *find_nodes(graph, "head")]
     assert len(items_of(problem_of("translator", 2), users)) == 3
     assert len(items_of(problem_of("translator", 2, Options(tied="together")), users)) == 1
 

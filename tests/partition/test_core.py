@@ -11,7 +11,7 @@ import pytest
 from gemini.errors import ArtifactError, PartitionError
 from gemini.partition import Options, Partition, Worker, partition
 from gemini.partition.baseline import assign_equal_layers, find_layers
-from gemini.partition.entry import in_order, items_in_order
+from gemini.partition.entry import order_items, order_stages
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.partitioner_comparison import partition_equal_layers
 from gemini.partition.registry import Assignment, find_partitioner
@@ -92,7 +92,7 @@ def chain(pins: tuple[int | None, ...] = (None,) * 4, **options: Any) -> Problem
 
 
 def test_stages_are_put_in_order_and_empty_ones_left_out() -> None:
-    assert in_order(chain(), Assignment((5, 5, 2, 2), (0,) * 2 + (1,) * 3 + (0,))) == (((0, 1), (2, 3)), (0, 1))
+    assert order_stages(chain(), Assignment((5, 5, 2, 2), (0,) * 2 + (1,) * 3 + (0,))) == (((0, 1), (2, 3)), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_stages_are_put_in_order_and_empty_ones_left_out() -> None:
 )
 def test_wrong_answers_are_refused(answer: Assignment, said: str) -> None:
     with pytest.raises(PartitionError) as caught:
-        items_in_order(chain(mixed=False), answer)
+        order_items(chain(mixed=False), answer)
     assert said in str(caught.value)
 
 

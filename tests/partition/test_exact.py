@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 
 from gemini.errors import PartitionError
-from gemini.partition.exact.contiguous import fastest, narrowest
-from gemini.partition.exact.device_order import seatings
-from gemini.partition.exact.exact_partitioner import searched
-from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.item_orders import orders
+from gemini.partition.exact.contiguous import find_fastest, find_narrowest
+from gemini.partition.exact.device_order import slot_orders
+from gemini.partition.exact.exact_partitioner import search
+from gemini.partition.exact.prefix_costs import SegmentCosts
+from gemini.partition.item_orders import item_orders
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
 from tests.partition.small_problems import contiguous, fits, problems
@@ -32,9 +32,11 @@ def part_of(found: Assignment) -> list[int]:
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_the_bottleneck_is_the_least_of_all_contiguous_cuts(problem: Problem) -> None:
-    tried = list(contiguous(problem, list(orders(problem).values())))
-    lines = [Line(problem, order) for order in orders(problem).values()]
-    found = [cuts for line in lines for seats in seatings(problem) if (cuts := fastest(line, seats)) is not None]
+    tried = list(contiguous(problem, list(item_orders(problem).values())))
+    lines = [SegmentCosts(problem, order) for order in item_orders(problem).values()]
+    found = [
+        cuts for line in lines for seats in slot_orders(problem) if (cuts := find_fastest(line, seats)) is not None
+    ]
     if not tried:
         assert not found
         return
@@ -44,12 +46,12 @@ def test_the_bottleneck_is_the_least_of_all_contiguous_cuts(problem: Problem) ->
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_no_contiguous_cut_within_the_slack_is_narrower(problem: Problem) -> None:
-    tried = list(contiguous(problem, list(orders(problem).values())))
+    tried = list(contiguous(problem, list(item_orders(problem).values())))
     if not tried:
         return
     limit = min(ms for ms, _ in tried) * (1 + problem.options.slack)
-    lines = [Line(problem, order) for order in orders(problem).values()]
-    found = [cuts for line in lines for seats in seatings(problem) if (cuts := narrowest(line, seats, limit))]
+    lines = [SegmentCosts(problem, order) for order in item_orders(problem).values()]
+    found = [cuts for line in lines for seats in slot_orders(problem) if (cuts := find_narrowest(line, seats, limit))]
     assert min(cuts.nbytes for cuts in found) / (1 << 20) == pytest.approx(
         min(mb for ms, mb in tried if ms <= limit * (1 + ROUNDING))
     )
@@ -58,9 +60,9 @@ def test_no_contiguous_cut_within_the_slack_is_narrower(problem: Problem) -> Non
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_the_answer_is_a_valid_partition_within_the_slack(problem: Problem) -> None:
-    tried = list(contiguous(problem, list(orders(problem).values())))
+    tried = list(contiguous(problem, list(item_orders(problem).values())))
     try:
-        found = searched(problem)
+        found = search(problem)
     except PartitionError:
         assert not tried
         return
@@ -79,13 +81,13 @@ def test_the_answer_is_a_valid_partition_within_the_slack(problem: Problem) -> N
 @given(problems())
 def test_the_same_problem_has_the_same_answer(problem: Problem) -> None:
     with contextlib.suppress(PartitionError):
-        assert searched(problem) == searched(problem)
+        assert search(problem) == search(problem)
 
 
 @settings(max_examples=100, deadline=None)
 @given(problems())
 def test_orders_keep_values_flowing_forward(problem: Problem) -> None:
-    for order in orders(problem).values():
+    for order in item_orders(problem).values():
         place = {item: at for at, item in enumerate(order)}
         assert sorted(order) == list(range(len(problem.items)))
         assert all(place[edge.source] < place[edge.target] for edge in problem.edges)

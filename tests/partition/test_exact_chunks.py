@@ -9,8 +9,8 @@ from hypothesis import given, settings
 
 import gemini.partition.exact.chunked as chunked_module
 from gemini.errors import PartitionError
-from gemini.partition.exact.exact_partitioner import searched
-from gemini.partition.item_orders import orders
+from gemini.partition.exact.exact_partitioner import search
+from gemini.partition.item_orders import item_orders
 from gemini.partition.partition_options import Options, Worker
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.registry import Assignment
@@ -35,9 +35,9 @@ def test_the_bottleneck_is_the_least_of_all_looped_cuts(problem: Problem) -> Non
     chunks = min(2, len(problem.items) // problem.nparts)
     if chunks < 2 or problem.nparts == 1:
         return
-    tried = list(looped(problem, list(orders(problem).values()), chunks))
+    tried = list(looped(problem, list(item_orders(problem).values()), chunks))
     try:
-        found = searched(problem)
+        found = search(problem)
     except PartitionError:
         assert not tried
         return
@@ -53,11 +53,11 @@ def test_the_search_gives_valid_answers_and_honest_bounds(problem: Problem) -> N
     chunks = min(2, len(problem.items) // problem.nparts)
     if chunks < 2 or problem.nparts == 1:
         return
-    tried = list(looped(problem, list(orders(problem).values()), chunks))
+    tried = list(looped(problem, list(item_orders(problem).values()), chunks))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_module, "_FEW", 0)
         try:
-            found = searched(problem)
+            found = search(problem)
         except PartitionError:
             return
     least = min(ms for ms, _ in tried)
@@ -77,14 +77,14 @@ def chain(count: int, nparts: int, **options: object) -> Problem:
 @pytest.mark.parametrize("workers", [(), tuple(Worker(speed) for speed in (1.0, 2.0, 1.0, 0.5))])
 def test_large_problems_come_close_to_the_ideal(chunks: int, workers: tuple[Worker, ...]) -> None:
     problem = chain(600, 4, chunks=chunks, workers=workers, slack=0.0)
-    found = searched(problem)
+    found = search(problem)
     assert check_valid(problem, found) <= problem.ideal_ms * 1.01
-    assert searched(problem) == found
+    assert search(problem) == found
 
 
 def test_bytes_become_fewer_within_the_slack() -> None:
     tight, loose = chain(300, 4, chunks=2, slack=0.0), chain(300, 4, chunks=2, slack=0.1)
-    assert searched(loose).facts["cut_mb"] < searched(tight).facts["cut_mb"]
+    assert search(loose).facts["cut_mb"] < search(tight).facts["cut_mb"]
 
 
 def test_chunks_with_links_and_pins() -> None:
@@ -93,8 +93,8 @@ def test_chunks_with_links_and_pins() -> None:
         Item(i.name, i.nodes, i.ms, 1, 1, pin={10: 0, 110: 0, 199: 3}.get(at)) for at, i in enumerate(plain.items)
     )
     problem = Problem(items, plain.edges, plain.values, 4, plain.options)
-    assert check_valid(problem, searched(problem)) <= problem.ideal_ms * 1.6
+    assert check_valid(problem, search(problem)) <= problem.ideal_ms * 1.6
 
 
 def test_fewer_chunks_where_there_are_fewer_items() -> None:
-    assert searched(chain(5, 2, chunks=4)).facts["chunks"] == 2
+    assert search(chain(5, 2, chunks=4)).facts["chunks"] == 2

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 
 import gemini.partition.exact.exact_partitioner as solve_module
 from gemini.errors import PartitionError
-from gemini.partition.exact.convex import domains, find_convex
-from gemini.partition.exact.device_order import seatings
-from gemini.partition.exact.exact_partitioner import searched
+from gemini.partition.exact.convex import find_convex, stage_domains
+from gemini.partition.exact.device_order import slot_orders
+from gemini.partition.exact.exact_partitioner import search
 from gemini.partition.partition_options import Options
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from tests.partition.small_problems import convex, fits, problems
@@ -26,8 +26,8 @@ def test_the_bottleneck_is_the_least_of_all_convex_stages(problem: Problem) -> N
     least, total = min(ms for ms, _ in tried), sum(max(problem.times([0] * len(problem.items))) for _ in (0,))
     found = [
         (seats, answer)
-        for seats in seatings(problem)
-        if (answer := find_convex(problem, seats, domains(problem, (), (), 0), total * 8 + 100, 2.0)) is not None
+        for seats in slot_orders(problem)
+        if (answer := find_convex(problem, seats, stage_domains(problem, (), (), 0), total * 8 + 100, 2.0)) is not None
     ]
     assert found
     best = min(answer.ms for _, answer in found)
@@ -45,7 +45,7 @@ def test_the_bottleneck_is_the_least_of_all_convex_stages(problem: Problem) -> N
 def test_the_answer_is_near_the_best_of_all_convex_stages(problem: Problem) -> None:
     tried = list(convex(problem))
     try:
-        found = searched(problem)
+        found = search(problem)
     except PartitionError:
         return
     ms = max(problem.times([found.worker_of[stage] for stage in found.stage_of]))
@@ -63,7 +63,7 @@ def diamond() -> Problem:
 def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = diamond()
     monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
-    found = searched(problem)
+    found = search(problem)
     assert max(problem.loads(found.stage_of)) == 11.0
     assert found.facts["optimal"]
 
@@ -71,6 +71,6 @@ def test_a_branching_graph_may_need_no_stretches(monkeypatch: pytest.MonkeyPatch
 def test_without_the_solver_the_contiguous_answer_is_given_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve_module, "has_solver", lambda: False)
     monkeypatch.setattr(solve_module, "orders", lambda _: {"execution": tuple(range(6))})
-    found = searched(diamond())
+    found = search(diamond())
     assert found.facts["method"] == "contiguous"
     assert "OR-tools is not installed" in found.facts["note"]

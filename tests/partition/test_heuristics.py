@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker, partition
 from gemini.partition.baseline import assign_equal_layers
-from gemini.partition.entry import items_in_order
+from gemini.partition.entry import order_items
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment, find_partitioner
 from tests.partition.random_graphs import HEURISTICS, chain, graphs, made, shapes
@@ -27,13 +27,13 @@ def solved(problem: Problem, name: str) -> Assignment | None:
 
 def checked(problem: Problem, name: str, found: Assignment) -> float:
     """The bottleneck of an answer that keeps to what was asked."""
-    stages, workers = items_in_order(problem, found)
+    stages, workers = order_items(problem, found)
     part_of = [found.worker_of[stage] for stage in found.stage_of]
     assert sorted(item for stage in stages for item in stage) == list(range(len(problem.items)))
     if all(item.pin is None for item in problem.items):
         assert set(part_of) == set(range(problem.nparts)), "a worker has nothing to run"
     assert all(item.pin in (None, part) for item, part in zip(problem.items, part_of, strict=True))
-    for mb, worker in zip(problem.memories(stages, workers), problem.workers, strict=True):
+    for mb, worker in zip(problem.worker_memory_mb(stages, workers), problem.workers, strict=True):
         assert worker.memory_mb is None or mb <= worker.memory_mb * (1 + 1e-6)
     if problem.options.mixed is False or name in ("acyclic", "multilevel"):
         assert len(set(workers)) == len(workers)
@@ -98,11 +98,11 @@ class TestEveryone:
         free = partition(graph, costs, 2, name)
         problem = problem_of("stack", 2)
         items, workers = _items(problem, free.stage_of), free.workers
-        used = problem.memories(items, workers)
+        used = problem.worker_memory_mb(items, workers)
         tight = Options(workers=(Worker(1.0, used[0] * 0.8), Worker(1.0, None)))
         found = partition(graph, costs, 2, name, tight)
         limited = problem_of("stack", 2, tight)
-        assert limited.memories(_items(limited, found.stage_of), found.workers)[0] <= used[0] * 0.8 * (1 + 1e-6)
+        assert limited.worker_memory_mb(_items(limited, found.stage_of), found.workers)[0] <= used[0] * 0.8 * (1 + 1e-6)
 
     def test_memory_that_is_not_there(self, name: str) -> None:
         graph, costs = captured("stack")

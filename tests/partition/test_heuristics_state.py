@@ -10,33 +10,33 @@ from hypothesis import strategies as st
 
 from gemini.errors import PartitionError
 from gemini.partition.local_search.acyclic_moves import rearrange
-from gemini.partition.local_search.initial import starts
+from gemini.partition.local_search.initial import initial_candidates
 from gemini.partition.local_search.item_moves import refine
-from gemini.partition.local_search.merge_stages import with_fewer_stages
-from gemini.partition.local_search.search_state import State
-from gemini.partition.local_search.stage_builder import stages_of
+from gemini.partition.local_search.merge_stages import reduce_stages
+from gemini.partition.local_search.search_state import SearchState
+from gemini.partition.local_search.stage_builder import build_stages
 from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import graphs, made
 
 QUICK = settings(max_examples=40, deadline=None)
 
 
-def started(problem: Problem, seed: int) -> State:
+def started(problem: Problem, seed: int) -> SearchState:
     """A state of several blocks a worker, from workers drawn at random."""
     rng = random.Random(seed)
     part_of = [item.pin if item.pin is not None else rng.randrange(problem.nparts) for item in problem.items]
-    return State(problem, *stages_of(problem, part_of))
+    return SearchState(problem, *build_stages(problem, part_of))
 
 
-def flows(state: State) -> bool:
+def flows(state: SearchState) -> bool:
     return all(state.block_of[edge.source] <= state.block_of[edge.target] for edge in state.problem.edges)
 
 
-def agrees(state: State) -> None:
+def agrees(state: SearchState) -> None:
     """What the state keeps up to date equals what is computed anew."""
     part_of = state.workers()
     assert state.loads == pytest.approx(state.problem.times(part_of))
-    fresh = State(state.problem, state.block_of, state.worker_of)
+    fresh = SearchState(state.problem, state.block_of, state.worker_of)
     assert state.cut == pytest.approx(fresh.cut, abs=1e-6)
     assert state.members == fresh.members
     if state.memory is not None and fresh.memory is not None:
@@ -89,7 +89,7 @@ def test_global_moves_keep_an_order(problem: Problem, seed: int) -> None:
 def test_global_moves_reach_what_numbers_forbid() -> None:
     """Two islands: the item of the later block may join the earlier one only if the blocks change places."""
     problem = made([1.0, 1.0, 1.0, 3.0], [(0, 1), (2, 3)], 2)
-    state = State(problem, [0, 1, 1, 1], [0, 1])
+    state = SearchState(problem, [0, 1, 1, 1], [0, 1])
     assert list(state.targets(1)) == [0]
     rearrange(state, 0.0, random.Random(0))
     assert flows(state)
@@ -100,7 +100,7 @@ def test_global_moves_reach_what_numbers_forbid() -> None:
 def test_stages_are_in_order_and_no_two_could_be_one(problem: Problem, seed: int) -> None:
     rng = random.Random(seed)
     part_of = [rng.randrange(problem.nparts) for _ in problem.items]
-    stage_of, worker_of = stages_of(problem, part_of)
+    stage_of, worker_of = build_stages(problem, part_of)
     assert [worker_of[stage] for stage in stage_of] == part_of
     assert all(stage_of[edge.source] <= stage_of[edge.target] for edge in problem.edges)
     assert sorted(set(stage_of)) == list(range(len(worker_of)))
@@ -115,7 +115,7 @@ def test_stages_are_in_order_and_no_two_could_be_one(problem: Problem, seed: int
 def test_fewer_stages_stay_within_the_limit(problem: Problem, seed: int) -> None:
     state = started(problem, seed)
     limit = state.bottleneck * 1.1
-    stage_of, worker_of = with_fewer_stages(problem, state.workers(), limit)
+    stage_of, worker_of = reduce_stages(problem, state.workers(), limit)
     assert len(worker_of) <= len(state.worker_of)
     assert max(problem.times([worker_of[stage] for stage in stage_of])) <= limit * (1 + 1e-9)
 
@@ -124,7 +124,7 @@ def test_fewer_stages_stay_within_the_limit(problem: Problem, seed: int) -> None
 @given(problem=graphs())
 def test_starts_keep_pins_and_order(problem: Problem) -> None:
     try:
-        found = starts(problem, random.Random(0))
+        found = initial_candidates(problem, random.Random(0))
     except PartitionError:
         return
     for answer in found:

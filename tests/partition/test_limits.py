@@ -13,7 +13,7 @@ from gemini.capture import capture
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker, partition
 from gemini.partition.infeasible import contradictory_pins
-from gemini.partition.memory_shortage import shortage
+from gemini.partition.memory_shortage import find_shortage
 from gemini.partition.partition_problem import Edge, Item, Problem, Value
 from gemini.partition.problem_builder import build_problem
 from gemini.profiling import profile
@@ -125,7 +125,7 @@ def test_parts_that_need_each_other_are_found() -> None:
 
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 def test_missing_memory_is_told_with_what_would_do() -> None:
-    need = shortage(problem_of("stack", 2, Options(workers=(Worker(1, 1e-6),) * 2)))
+    need = find_shortage(problem_of("stack", 2, Options(workers=(Worker(1, 1e-6),) * 2)))
     limit = need.needs_mb * 0.75
     said = refused(2, workers=(Worker(1, limit),) * 2)
     assert "does not fit the memory of the workers" in said
@@ -144,8 +144,8 @@ def test_recomputation_is_proposed_where_it_fits() -> None:
     graph = capture(Stack(6), (torch.randint(0, 1000, (8, 32)),), depth=1)
     costs = profile(graph, analytic="cpu")
     plain = Options(workers=(Worker(1, 1e-6),) * 2, optimizer_copies=0, micro_batches=1)
-    kept = shortage(build_problem(graph, costs, 2, plain)).needs_mb
-    again = shortage(build_problem(graph, costs, 2, replace(plain, recompute=True))).needs_mb
+    kept = find_shortage(build_problem(graph, costs, 2, plain)).needs_mb
+    again = find_shortage(build_problem(graph, costs, 2, replace(plain, recompute=True))).needs_mb
     assert again < kept
     options = replace(plain, workers=(Worker(1, (kept + again) / 2),) * 2)
     with pytest.raises(PartitionError, match="recompute=True fits"):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from gemini.errors import MissingEngineError, PartitionError
 from gemini.partition import Worker
-from gemini.partition.metis.acyclic_repair import filled, in_sequence, on_workers
+from gemini.partition.metis.acyclic_repair import fill_empty_parts, match_workers, repair_to_sequence
 from gemini.partition.metis.metis_call import Metis
 from gemini.partition.metis.metis_partitioner import partition_metis
 from gemini.partition.partition_problem import Problem
@@ -48,9 +48,9 @@ def test_the_engine_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 @given(problem=graphs(limited=False, linked=False))
 def test_repaired_parts_flow_forward(problem: Problem) -> None:
     raw = Metis(problem).parts(seed=1, imbalance=20, recursive=False)
-    part_of = filled(problem, on_workers(problem, raw))
+    part_of = fill_empty_parts(problem, match_workers(problem, raw))
     try:
-        found = in_sequence(problem, part_of)
+        found = repair_to_sequence(problem, part_of)
     except PartitionError:  # pins that ask for a circle
         return
     for stage_of, worker_of in found:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from gemini.partition import Worker
-from gemini.partition.exact.contiguous import fastest
-from gemini.partition.exact.device_order import seatings
-from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.local_search.portfolio import equal_layers
+from gemini.partition.exact.contiguous import find_fastest
+from gemini.partition.exact.device_order import slot_orders
+from gemini.partition.exact.prefix_costs import SegmentCosts
+from gemini.partition.local_search.portfolio import equal_layer_candidates
 from gemini.partition.mpipe.coarsen import coarsen
-from gemini.partition.mpipe.lpt import pack
+from gemini.partition.mpipe.lpt import assign_pieces
 from gemini.partition.mpipe.mpipe_partitioner import partition_mpipe
 from gemini.partition.mpipe.seeds import cut_pieces
 from gemini.partition.partition_problem import Problem
@@ -46,7 +46,7 @@ def test_pieces_are_consecutive_and_never_mix_pins(problem: Problem) -> None:
 def test_the_longest_piece_is_packed_first() -> None:
     """Longest first: 6 | 5 then 4 to the second, 3 to the first; shortest first would end at 10 against 8."""
     problem = made([3.0, 4.0, 5.0, 6.0], [], 2)
-    worker_of = pack(problem, [0, 1, 2, 3])
+    worker_of = assign_pieces(problem, [0, 1, 2, 3])
     assert worker_of[3] != worker_of[2]
     assert worker_of[3] == worker_of[0]
     assert problem.loads(worker_of) == [9.0, 9.0]
@@ -54,15 +54,15 @@ def test_the_longest_piece_is_packed_first() -> None:
 
 def test_faster_workers_are_packed_fuller() -> None:
     problem = made([1.0] * 12, [], 2, workers=(Worker(1.0), Worker(2.0)))
-    worker_of = pack(problem, list(range(12)))
+    worker_of = assign_pieces(problem, list(range(12)))
     assert worker_of.count(1) == 8
 
 
 def test_several_stages_a_worker_balance_what_contiguous_ones_cannot() -> None:
     """Pieces of 4 2 4 2 4 2: two workers in a row are 10 and 8, several stages a worker 9 and 9."""
     problem = made([4.0, 2.0, 4.0, 2.0, 4.0, 2.0, 3.0, 3.0], chain(8), 2, slack=0.0)
-    line = Line(problem, tuple(range(8)))
-    straight = fastest(line, seatings(problem)[0])
+    line = SegmentCosts(problem, tuple(range(8)))
+    straight = find_fastest(line, slot_orders(problem)[0])
     found = partition_mpipe(problem)
     part_of = [found.worker_of[stage] for stage in found.stage_of]
     assert straight is not None
@@ -84,7 +84,7 @@ def test_uneven_models_gain() -> None:
 
 def test_equal_layers_come_from_names() -> None:
     problem = problem_of("stack", 4)
-    (found,) = equal_layers(problem)
+    (found,) = equal_layer_candidates(problem)
     layers = {
         item.name.split(".")[1]: found.stage_of[at] for at, item in enumerate(problem.items) if "layers." in item.name
     }

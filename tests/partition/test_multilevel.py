@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.partition.local_search.clusters import contract, pairs, runs, siblings
+from gemini.partition.local_search.clusters import cluster_runs, contract, match_pairs, match_siblings
 from gemini.partition.multilevel import coarsen, partition_multilevel
 from gemini.partition.partition_problem import Problem
 from tests.partition.random_graphs import chain, graphs, made
@@ -16,9 +16,9 @@ from tests.partition.shapes import problem_of
 
 QUICK = settings(max_examples=50, deadline=None)
 RULES = {
-    "pairs": lambda problem: pairs(problem, lambda source, target: (source * 7 + target) % 5, float("inf")),
-    "siblings": lambda problem: siblings(problem, float("inf")),
-    "runs": lambda problem: runs(problem, lambda one, other: len(one.name) == len(other.name), 20.0),
+    "pairs": lambda problem: match_pairs(problem, lambda source, target: (source * 7 + target) % 5, float("inf")),
+    "siblings": lambda problem: match_siblings(problem, float("inf")),
+    "runs": lambda problem: cluster_runs(problem, lambda one, other: len(one.name) == len(other.name), 20.0),
 }
 
 

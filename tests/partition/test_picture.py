@@ -10,7 +10,7 @@ import torch
 from gemini.capture import capture
 from gemini.errors import ArtifactError
 from gemini.partition import Analysis, Options, Partition, Worker, analyse
-from gemini.partition.analysis.analysis_picture import darker, stage_colour
+from gemini.partition.analysis.analysis_picture import darken, stage_colour
 from gemini.profiling import profile
 from gemini.schedule.link_costs import Links
 from tests.profiling.models import CASES
@@ -46,7 +46,7 @@ def test_every_stage_is_named_in_its_colour(tmp_path):
     bars, graph = (path.read_text() for path in analysis.draw(tmp_path / "cut.svg"))
     for stage in analysis.stages:
         assert stage_colour(stage.stage) in bars
-        assert darker(stage_colour(stage.stage)) in bars
+        assert darken(stage_colour(stage.stage)) in bars
         assert stage_colour(stage.stage) in graph
         assert f"stage {stage.stage}<" in graph
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from gemini.errors import PartitionError
 from gemini.partition import Options, Worker
-from gemini.partition.pipedream.merged_items import row_of
+from gemini.partition.pipedream.merged_items import merge_items
 from gemini.partition.pipedream.pipedream_partitioner import partition_pipedream
-from gemini.partition.pipedream.replicated import levels, replicated
+from gemini.partition.pipedream.replicated import find_replicated, network_levels
 from gemini.schedule.link_costs import Links
 from tests.partition.random_graphs import chain, made
 from tests.partition.shapes import problem_of
@@ -57,23 +57,23 @@ def test_large_weights_are_not_replicated() -> None:
         parameters_mb={"light": 0.001, "heavy": 1000.0},
         trainable=frozenset({"light", "heavy"}),
     )
-    ms, stages = replicated(row_of(problem, 64))
+    ms, stages = find_replicated(merge_items(problem, 64))
     assert [stage.workers for stage in stages] == [(0, 1, 2), (3,)]
     assert ms == pytest.approx(10.0, rel=0.01)
 
 
 def test_machines_are_found_in_the_table_of_links() -> None:
     near = tuple(tuple(0.1 if a // 2 == b // 2 else 5.0 for a in range(4)) for b in range(4))
-    inner, outer = levels(Links(near, 0), 4)
+    inner, outer = network_levels(Links(near, 0), 4)
     assert (inner.count, outer.count) == (2, 2)
     assert inner.latency < outer.latency
-    assert [network.count for network in levels(Links(1.0, 0), 4)] == [4]
+    assert [network.count for network in network_levels(Links(1.0, 0), 4)] == [4]
 
 
 def test_levels_share_out_all_workers() -> None:
     near = tuple(tuple(0.1 if a // 2 == b // 2 else 5.0 for a in range(4)) for b in range(4))
     problem = problem_of("stack", 4, Options(links=Links(near, 1 << 20)))
-    _, stages = replicated(row_of(problem, 32))
+    _, stages = find_replicated(merge_items(problem, 32))
     assert sorted(worker for stage in stages for worker in stage.workers) == [0, 1, 2, 3]
     assert [stage.begin for stage in stages[1:]] == [stage.end for stage in stages[:-1]]
 
@@ -84,7 +84,7 @@ def test_chunks_take_turns() -> None:
 
 
 def test_rows_merge_the_lightest() -> None:
-    row = row_of(made([0.0, 0.0, 5.0, 0.0, 5.0, 0.0], chain(6), 2), 3)
+    row = merge_items(made([0.0, 0.0, 5.0, 0.0, 5.0, 0.0], chain(6), 2), 3)
     assert row.size == 3
     assert sorted(item.ms for item in row.problem.items) == [0.0, 5.0, 5.0]
 

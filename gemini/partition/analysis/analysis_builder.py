@@ -1,7 +1,7 @@
-"""`analyse(graph, profile, partition)`: from a partition to its analysis.
+"""`analyse(graph, profile, partition)`: build the analysis of a partition.
 
 stages ─► times, memory, parameters ─┐
-flows between them ──────────────────┴─► prediction under the schedule ─► Analysis
+transfers between stages ────────────┴─► simulated schedule ─► Analysis
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from gemini.errors import PartitionError
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
-from gemini.partition.analysis.analysis_result import Analysis, Memory, StageAnalysis, WorkerAnalysis
+from gemini.partition.analysis.analysis_result import Analysis, MemoryEstimate, StageAnalysis, WorkerAnalysis
 from gemini.partition.analysis.stage_scopes import stage_scopes
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
-from gemini.partition.step_estimate import Prediction, Work, find_schedule, predict
-from gemini.partition.traffic import Flow, find_flows, hops_to, learning_stages
+from gemini.partition.step_estimate import StageWork, StepEstimate, estimate_step, find_schedule
+from gemini.partition.traffic import StageTransfer, count_worker_changes, find_transfers, stages_with_backward
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.node_tensors import tensor_inputs, value_size
@@ -33,45 +33,47 @@ _NAMED = 6
 
 
 def analyse(graph: Graph, profile: Profile, partition: Partition, options: Options | None = None) -> Analysis:
-    """What a partition costs on this profile; `options` are those it was made with unless others are given.
+    """Analyse a partition on a profile; `options` default to those of the partition.
 
-    The profile may be another than the one the partition was made on: that is how a partition is judged.
+    The profile may differ from the one that the partition was computed on, which is the fair way to compare partitions.
     """
     options = options if options is not None else Options.from_json(partition.options)
     find_schedule(options.schedule)
     partition.validate(graph)
     if {cost.id for cost in profile} != {node.id for node in graph.compute_nodes}:
-        raise PartitionError("the profile is not of this graph\n    → profile(graph)")
-    return _Analysing(graph, profile, partition, options).run()
+        raise PartitionError("the profile does not match this graph\n    → profile(graph)")
+    return _AnalysisBuilder(graph, profile, partition, options).run()
 
 
 @dataclass(frozen=True)
-class _Analysing:
+class _AnalysisBuilder:
     graph: Graph
     profile: Profile
     partition: Partition
     options: Options
 
     def run(self) -> Analysis:
-        flows = find_flows(self.graph, self.partition, [sum(c.backward_ms for c in costs) for costs in self.costs])
-        works = self._works(flows)
-        prediction = self._predict(works, flows)
-        workers = tuple(self._worker(at, works, flows, prediction) for at in range(self.partition.nparts))
+        transfers = find_transfers(
+            self.graph, self.partition, [sum(c.backward_ms for c in costs) for costs in self.costs]
+        )
+        works = self._works(transfers)
+        prediction = self._predict(works, transfers)
+        workers = tuple(self._worker(at, works, transfers, prediction) for at in range(self.partition.nparts))
         speeds = [worker.speed for worker in self.workers]
-        everything = sum(self._balanced(cost) for costs in self.costs for cost in costs)
-        alone = self.profile.forward_ms if not any(work.learns for work in works) else sum(
-            cost.forward_ms + self._backward(cost) for costs in self.costs for cost in costs
+        everything = sum(self._balanced_ms(cost) for costs in self.costs for cost in costs)
+        single = self.profile.forward_ms if not any(work.has_backward for work in works) else sum(
+            cost.forward_ms + self._backward_ms(cost) for costs in self.costs for cost in costs
         )  # fmt: skip
         return Analysis(
             model=self.partition.model,
             partitioner=self.partition.partitioner,
             device=self.profile.device,
             nparts=self.partition.nparts,
-            stages=self._stages(works, flows, prediction),
+            stages=self._stages(works, transfers, prediction),
             workers=workers,
-            flows=flows,
+            flows=transfers,
             ideal_ms=everything / sum(speeds),
-            single_ms=alone / max(speeds),
+            single_ms=single / max(speeds),
             step_ms=prediction.step_ms,
             schedule=prediction.schedule,
             micro_batches=self.options.micro_batches,
@@ -81,7 +83,7 @@ class _Analysing:
             plan=prediction.plan,
         )
 
-    # ── parts ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────
     @cached_property
     def costs(self) -> tuple[tuple[NodeCost, ...], ...]:
         """The costs of the nodes of each stage."""
@@ -91,50 +93,51 @@ class _Analysing:
 
     @cached_property
     def workers(self) -> Sequence[Any]:
-        return self.options.of(self.partition.nparts)
+        return self.options.workers_for(self.partition.nparts)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Elements of trainable and frozen parameters by name."""
+        """Number of elements of each parameter by name."""
         return {name: p.numel() for name, p in self.graph.bound_model().named_parameters()}
 
     @cached_property
     def trainable(self) -> frozenset[str]:
         return frozenset(name for name, p in self.graph.bound_model().named_parameters() if p.requires_grad)
 
-    def _backward(self, cost: NodeCost) -> float:
+    def _backward_ms(self, cost: NodeCost) -> float:
         return cost.backward_ms * self.options.ratio
 
-    def _balanced(self, cost: NodeCost) -> float:
+    def _balanced_ms(self, cost: NodeCost) -> float:
         forward = 0.0 if self.options.weight == "backward" else cost.forward_ms
-        return forward + (0.0 if self.options.weight == "forward" else self._backward(cost))
+        return forward + (0.0 if self.options.weight == "forward" else self._backward_ms(cost))
 
-    def _works(self, flows: Sequence[Flow]) -> list[Work]:
-        """Each stage for one micro-batch."""
+    def _works(self, transfers: Sequence[StageTransfer]) -> list[StageWork]:
+        """Return the work of each stage for one micro-batch."""
         micros = self.options.micro_batches
-        learns = learning_stages(flows, [sum(c.backward_ms for c in costs) for costs in self.costs])
+        has_backward = stages_with_backward(transfers, [sum(c.backward_ms for c in costs) for costs in self.costs])
         works = []
         for stage, costs in enumerate(self.costs):
             worker = self.partition.workers[stage]
             scale = 1 / (micros * self.workers[worker].speed)
-            weight = sum(self._backward(cost) * self._weight_share(cost) for cost in costs)
-            sent = sum(flow.forward_mb for flow in flows if flow.source == stage)
-            returned = sum(flow.backward_mb for flow in flows if flow.target == stage)
+            weight = sum(self._backward_ms(cost) * self._weight_share(cost) for cost in costs)
+            sent = sum(transfer.forward_mb for transfer in transfers if transfer.source == stage)
+            returned = sum(transfer.backward_mb for transfer in transfers if transfer.target == stage)
             around, sending = self.options.action_ms * micros, self.options.sending_ms
             works.append(
-                Work(
+                StageWork(
                     worker,
                     forward_ms=(sum(cost.forward_ms for cost in costs) + around + sent * sending) * scale,
-                    input_gradient_ms=(sum(map(self._backward, costs)) - weight + around + returned * sending) * scale,
+                    input_gradient_ms=(sum(map(self._backward_ms, costs)) - weight + around + returned * sending)
+                    * scale,
                     weight_gradient_ms=weight * scale,
-                    kept_mb=self._kept(costs) / micros,
-                    learns=learns[stage],
+                    saved_mb=self.profile.saved_mb(costs) / micros,
+                    has_backward=has_backward[stage],
                 )
             )
         return works
 
     def _weight_share(self, cost: NodeCost) -> float:
-        """How much of a node's backward is the gradient of weights: of products half, without gradient input all."""
+        """Return the share of weight gradients in a node's backward: half for products, all without differentiable input."""
         if not self.trainable.intersection(cost.parameters):
             return 0.0
         if cost.weight_share is not None:
@@ -147,24 +150,21 @@ class _Analysing:
         meta = source.outputs.get((ref.source, ref.path))
         return source.kind != "parameter" and meta is not None and meta.requires_grad
 
-    def _kept(self, costs: Iterable[NodeCost]) -> float:
-        return self.profile.saved_mb(costs)
-
-    def _predict(self, works: Sequence[Work], flows: Sequence[Flow]) -> Prediction:
+    def _predict(self, works: Sequence[StageWork], transfers: Sequence[StageTransfer]) -> StepEstimate:
         free = [
             math.inf if worker.memory_mb is None else worker.memory_mb - self._memory(self._costs_of(at), 0.0).total_mb
             for at, worker in enumerate(self.workers)
         ]
         links = self.options.links
-        return predict(
-            works, flows, self.partition.nparts,
+        return estimate_step(
+            works, transfers, self.partition.nparts,
             schedule=self.options.schedule, nmicros=self.options.micro_batches,
-            links=Links(links.latency) if self.options.sending_ms else links, ends=self._ends(),
+            links=Links(links.latency) if self.options.sending_ms else links, ends=self._output_stages(),
             free_mb=free, time_limit=self.options.time_limit,
         )  # fmt: skip
 
-    def _ends(self) -> list[int]:
-        """The stages that make outputs of the model."""
+    def _output_stages(self) -> list[int]:
+        """Return the stages that produce model outputs."""
         stage_of = self.partition.stage_of
         return sorted({stage_of[ref.node] for ref in self.graph.outputs() if ref.node in stage_of})
 
@@ -173,32 +173,32 @@ class _Analysing:
             cost for at, costs in zip(self.partition.workers, self.costs, strict=True) if at == worker for cost in costs
         ]
 
-    def _memory(self, costs: Sequence[NodeCost], activations_mb: float) -> Memory:
+    def _memory(self, costs: Sequence[NodeCost], activations_mb: float) -> MemoryEstimate:
         names = {name for cost in costs for name in cost.parameters}
-        learnt = sum(self.profile.parameters_mb[name] for name in names & self.trainable)
+        trained = sum(self.profile.parameters_mb[name] for name in names & self.trainable)
         peak = max((max(cost.forward_peak_mb, cost.backward_peak_mb) for cost in costs), default=0.0)
-        return Memory(
+        return MemoryEstimate(
             weights_mb=sum(self.profile.parameters_mb[name] for name in names),
-            gradients_mb=learnt,
-            optimizer_mb=learnt * self.options.optimizer_copies,
+            gradients_mb=trained,
+            optimizer_mb=trained * self.options.optimizer_copies,
             activations_mb=activations_mb,
             working_mb=peak / self.options.micro_batches,
         )
 
-    # ── stages and workers ─────────────────────────────────────────────────────────────────────────────────────
+    # ── stages and workers ───────────────────────────────────────────────────────────────────────────────────────────
     def _stages(
-        self, works: Sequence[Work], flows: Sequence[Flow], prediction: Prediction
+        self, works: Sequence[StageWork], transfers: Sequence[StageTransfer], prediction: StepEstimate
     ) -> tuple[StageAnalysis, ...]:
         names = [{name for cost in costs for name in cost.parameters} for costs in self.costs]
         scopes = stage_scopes(self.graph, self.partition, {cost.id: cost.ms for cost in self.profile})
-        hops = hops_to(flows, len(works))
-        results = set(self.graph.outputs())
+        changes = count_worker_changes(transfers, len(works))
+        outputs = set(self.graph.outputs())
         found = []
         for at, work in enumerate(works):
             elsewhere = set().union(*(other for place, other in enumerate(names) if place != at))
             own = names[at] & set(self.sizes)
-            into = [flow for flow in flows if flow.target == at]
-            out = [flow for flow in flows if flow.source == at]
+            incoming = [transfer for transfer in transfers if transfer.target == at]
+            outgoing = [transfer for transfer in transfers if transfer.source == at]
             found.append(
                 StageAnalysis(
                     stage=at,
@@ -207,18 +207,18 @@ class _Analysing:
                     nodes=self.partition.stages[at],
                     forward_ms=work.forward_ms * self.options.micro_batches,
                     backward_ms=(work.input_gradient_ms + work.weight_gradient_ms) * self.options.micro_batches,
-                    memory=self._memory(self.costs[at], prediction.kept_mb[at]),
+                    memory=self._memory(self.costs[at], prediction.stage_activations_mb[at]),
                     depth=prediction.depth[at],
                     parameters=sum(self.sizes[name] for name in own),
                     parameters_mb=sum(self.profile.parameters_mb[name] for name in own),
                     shared=tuple(sorted(own & elsewhere)),
-                    in_mb=sum(flow.forward_mb for flow in into),
-                    out_mb=sum(flow.forward_mb for flow in out),
-                    returned_mb=sum(flow.backward_mb for flow in out),
-                    sent_back_mb=sum(flow.backward_mb for flow in into),
+                    in_mb=sum(transfer.forward_mb for transfer in incoming),
+                    out_mb=sum(transfer.forward_mb for transfer in outgoing),
+                    returned_mb=sum(transfer.backward_mb for transfer in outgoing),
+                    sent_back_mb=sum(transfer.backward_mb for transfer in incoming),
                     input_mb=self._input_mb(at),
-                    result_mb=sum(value_size(self.graph, ref) for ref in results if self._is_in(ref, at)) / MB,
-                    hops=hops[at],
+                    result_mb=sum(value_size(self.graph, ref) for ref in outputs if self._is_in(ref, at)) / MB,
+                    hops=changes[at],
                 )
             )
         return tuple(found)
@@ -231,36 +231,38 @@ class _Analysing:
         read = {ref for node in nodes for ref in tensor_inputs(node) if self.graph.nodes[ref.node].kind == "input"}
         return sum(value_size(self.graph, ref) for ref in read) / MB
 
-    def _worker(self, at: int, works: Sequence[Work], flows: Sequence[Flow], prediction: Prediction) -> WorkerAnalysis:
-        mine = tuple(stage for stage, work in enumerate(works) if work.worker == at)
+    def _worker(
+        self, at: int, works: Sequence[StageWork], transfers: Sequence[StageTransfer], prediction: StepEstimate
+    ) -> WorkerAnalysis:
+        stages = tuple(stage for stage, work in enumerate(works) if work.worker == at)
         costs, worker = self._costs_of(at), self.workers[at]
         return WorkerAnalysis(
             worker=at,
-            stages=mine,
+            stages=stages,
             speed=worker.speed,
             forward_ms=sum(cost.forward_ms for cost in costs) / worker.speed,
-            backward_ms=sum(map(self._backward, costs)) / worker.speed,
-            load_ms=sum(map(self._balanced, costs)) / worker.speed,
+            backward_ms=sum(map(self._backward_ms, costs)) / worker.speed,
+            load_ms=sum(map(self._balanced_ms, costs)) / worker.speed,
             transfer_ms=sum(
-                flow.transfer_ms(self.options.links, works[flow.source].worker, at, self.options.micro_batches)
-                for flow in flows
-                if flow.target in mine
+                transfer.transfer_ms(self.options.links, works[transfer.source].worker, at, self.options.micro_batches)
+                for transfer in transfers
+                if transfer.target in stages
             ),
             idle=prediction.idle[at],
-            memory=self._memory(costs, prediction.held_mb[at]),
+            memory=self._memory(costs, prediction.activations_mb[at]),
             limit_mb=worker.memory_mb,
         )
 
-    def _notes(self, prediction: Prediction) -> Iterable[str]:
+    def _notes(self, prediction: StepEstimate) -> Iterable[str]:
         if prediction.note:
             yield prediction.note
-        yield from self._tied()
+        yield from self._tied_notes()
         estimated = [cost for cost in self.profile if cost.source != "measured"]
         if estimated and self.profile.mode == "measured":
             yield f"{len(estimated)} nodes are estimated, not measured: {estimated[0].reason}"
 
-    def _tied(self) -> Iterable[str]:
-        """Parameters that several stages use, and whether these are on several workers."""
+    def _tied_notes(self) -> Iterable[str]:
+        """Report parameters that several stages use, and those on several workers."""
         places: dict[str, set[int]] = {}
         for stage, costs in enumerate(self.costs):
             for cost in costs:
@@ -270,11 +272,11 @@ class _Analysing:
         shared = {name: stages for name, stages in sorted(places.items()) if len(stages) > 1}
         apart = [name for name, stages in shared.items() if len({self.partition.workers[at] for at in stages}) > 1]
         if shared:
-            yield f"* used by several stages: {_listed(list(shared))}"
-        learnt = [name for name in apart if name in self.trainable]
-        if learnt:
-            yield f"on several workers, gradients to be summed: {_listed(learnt)}"
+            yield f"* parameters used by several stages: {_list_names(list(shared))}"
+        trained = [name for name in apart if name in self.trainable]
+        if trained:
+            yield f"parameters on several workers, whose gradients are summed: {_list_names(trained)}"
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,7 +1,7 @@
-"""The figures of an analysis: what a partition costs, by stage and by worker, and what it is expected to win.
+"""Analysis: time, memory and traffic of a partition by stage and by worker, and its predicted speed-up.
 
-Plain data with a JSON form, a table and a picture. Times are of the whole batch, on the worker that runs them; memory
-is what a step needs at its peak under the schedule; the rest of a partition's figures follow from these.
+Plain data with a JSON form, a table and a picture. Times are for the whole batch on the worker that runs the stage;
+memory is the peak of a step under the schedule.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemini.atomic_files import read_json, write_json
 from gemini.errors import PartitionError
-from gemini.partition.traffic import Flow
+from gemini.partition.traffic import StageTransfer
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
@@ -23,27 +23,27 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a stage or a worker holds at its peak (MB)."""
+class MemoryEstimate:
+    """Peak memory of a stage or a worker (MB)."""
 
     weights_mb: float  # parameters and buffers
     gradients_mb: float
     optimizer_mb: float
-    activations_mb: float  # kept for backward, of all micro-batches in flight
-    working_mb: float  # taken while a node runs, beyond all these
-    transfers_mb: float = 0.0  # on the way to and from other workers, where that is known
-    libraries_mb: float = 0.0  # that libraries keep, for themselves or in gaps of the heap, where that is known
+    activations_mb: float  # saved for backward, of all micro-batches in flight
+    working_mb: float  # temporary, while a node runs
+    transfers_mb: float = 0.0  # in flight to and from other workers, where known
+    libraries_mb: float = 0.0  # caches of libraries and heap fragmentation, where known
 
     @property
     def total_mb(self) -> float:
-        """All of it."""
-        held = self.weights_mb + self.gradients_mb + self.optimizer_mb
-        return held + self.activations_mb + self.working_mb + self.transfers_mb + self.libraries_mb
+        """The sum of all parts."""
+        state = self.weights_mb + self.gradients_mb + self.optimizer_mb
+        return state + self.activations_mb + self.working_mb + self.transfers_mb + self.libraries_mb
 
 
 @dataclass(frozen=True)
 class StageAnalysis:
-    """One stage. `in_mb` … `sent_back_mb` count what crosses to other workers; `flows` of the analysis say which."""
+    """One stage. `in_mb` … `sent_back_mb` count traffic with other workers; `Analysis.flows` lists it by pair of stages."""
 
     stage: int
     worker: int
@@ -51,18 +51,18 @@ class StageAnalysis:
     nodes: tuple[int, ...]
     forward_ms: float
     backward_ms: float
-    memory: Memory
+    memory: MemoryEstimate
     depth: int  # micro-batches between forward and backward
     parameters: int  # elements
     parameters_mb: float
-    shared: tuple[str, ...]  # parameters that other stages use too
+    shared: tuple[str, ...]  # parameters that other stages also use
     in_mb: float  # forward, from other stages
     out_mb: float
-    returned_mb: float  # gradients, from stages that read this one's values
+    returned_mb: float  # gradients, from stages that read its values
     sent_back_mb: float
     input_mb: float  # from the caller
     result_mb: float  # to the caller
-    hops: int  # changes of worker on the longest way here
+    hops: int  # worker changes on the longest path to the stage
 
     @property
     def ms(self) -> float:
@@ -79,15 +79,15 @@ class WorkerAnalysis:
     speed: float
     forward_ms: float
     backward_ms: float
-    load_ms: float  # the time that is balanced: see `Options.weight`
-    transfer_ms: float  # moving the values it needs, and their gradients back
+    load_ms: float  # the balanced time: see `Options.weight`
+    transfer_ms: float  # receiving the values it reads, and returning gradients
     idle: float  # share of the step
-    memory: Memory
+    memory: MemoryEstimate
     limit_mb: float | None
 
     @property
     def busy_ms(self) -> float:
-        """Computing and moving."""
+        """Compute and transfer time."""
         return self.load_ms + self.transfer_ms
 
     @property
@@ -98,7 +98,7 @@ class WorkerAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A partition judged on a profile, under a schedule."""
+    """A partition evaluated on a profile, under a schedule."""
 
     model: str
     partitioner: str
@@ -106,36 +106,36 @@ class Analysis:
     nparts: int
     stages: tuple[StageAnalysis, ...]
     workers: tuple[WorkerAnalysis, ...]
-    flows: tuple[Flow, ...]
-    ideal_ms: float  # of every worker, if work could be split at will
-    single_ms: float  # a step on the fastest worker alone
-    step_ms: float  # a step on all, predicted
+    flows: tuple[StageTransfer, ...]  # between each pair of stages
+    ideal_ms: float  # of every worker, if work were divisible
+    single_ms: float  # predicted step on the fastest worker alone
+    step_ms: float  # predicted step on all workers
     schedule: str
     micro_batches: int
     notes: tuple[str, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)  # what the partitioner said
+    facts: dict[str, Any] = field(default_factory=dict)  # reported by the partitioner
     graph: Graph | None = field(default=None, repr=False, compare=False)  # for pictures; not in files
-    plan: SchedPlan | None = field(default=None, repr=False, compare=False)  # what was simulated; not in files
+    plan: SchedPlan | None = field(default=None, repr=False, compare=False)  # the simulated schedule; not in files
 
-    # ── asking ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── totals ───────────────────────────────────────────────────────────────────────────────────────────────────────
     @property
     def balance(self) -> float:
-        """The time of the slowest worker over the ideal; 1 is perfect."""
+        """The time of the slowest worker relative to the ideal; 1 is perfect."""
         return max(worker.busy_ms for worker in self.workers) / self.ideal_ms if self.ideal_ms else 1.0
 
     @property
     def cut_mb(self) -> float:
-        """All that crosses between workers, both directions."""
-        return sum(flow.mb for flow in self.flows)
+        """MB sent between workers per step, gradients included."""
+        return sum(transfer.mb for transfer in self.flows)
 
     @property
     def hops(self) -> int:
-        """Changes of worker on the longest way through the model."""
+        """Worker changes on the longest path through the model."""
         return max(stage.hops for stage in self.stages)
 
     @property
     def speedup(self) -> float:
-        """A step on the fastest worker alone over the predicted step."""
+        """The step time on the fastest worker alone, relative to the predicted step."""
         return self.single_ms / self.step_ms if self.step_ms else 1.0
 
     @property
@@ -145,7 +145,7 @@ class Analysis:
 
     @property
     def memory_mb(self) -> float:
-        """What the fullest worker holds."""
+        """Peak memory of the worker that uses most."""
         return max(worker.memory.total_mb for worker in self.workers)
 
     @property
@@ -153,13 +153,13 @@ class Analysis:
         """Whether all workers are within their limits."""
         return all(worker.fits for worker in self.workers)
 
-    def neighbours(self, stage: int) -> tuple[Flow, ...]:
-        """The flows into and out of a stage."""
-        return tuple(flow for flow in self.flows if stage in (flow.source, flow.target))
+    def neighbours(self, stage: int) -> tuple[StageTransfer, ...]:
+        """Return the transfers into and out of a stage."""
+        return tuple(transfer for transfer in self.flows if stage in (transfer.source, transfer.target))
 
-    # ── showing ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── presentation ─────────────────────────────────────────────────────────────────────────────────────────────────
     def table(self) -> str:
-        """A table of stages (and of workers, where they differ), the totals below; coloured on a terminal."""
+        """Return a table of stages (and of workers, where they differ) with totals; coloured on a terminal."""
         from gemini.partition.analysis.analysis_table import analysis_text
 
         return analysis_text(self)
@@ -168,14 +168,14 @@ class Analysis:
         return self.table()
 
     def draw(self, path: str | Path, graph: Graph | None = None, fold: int | None = None) -> list[Path]:
-        """Write bars a stage to `path` and, where the graph is known, the coloured graph beside it; the files made."""
+        """Write bar charts to `path` and, where the graph is known, the coloured graph beside it; return the files."""
         from gemini.partition.analysis.analysis_picture import draw_analysis
 
         return draw_analysis(self, Path(path), graph or self.graph, fold)
 
-    # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────────
     def to_json(self) -> dict[str, Any]:
-        """Plain data, the derived figures included."""
+        """Return plain data, derived totals included."""
         own = {name: getattr(self, name) for name in _PLAIN}
         derived = {name: getattr(self, name) for name in _DERIVED}
         parts = {name: [asdict(part) for part in getattr(self, name)] for name in ("stages", "workers", "flows")}
@@ -183,15 +183,15 @@ class Analysis:
 
     @staticmethod
     def from_json(data: Any) -> Analysis:
-        """The analysis of plain data."""
+        """Build an analysis from plain data."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
             raise PartitionError(f"not an analysis of format {FORMAT}: {found}\n    → analyse the partition again")
         try:
             return Analysis(
-                stages=tuple(StageAnalysis(**_read(stage, ("nodes", "shared"))) for stage in data["stages"]),
-                workers=tuple(WorkerAnalysis(**_read(worker, ("stages",))) for worker in data["workers"]),
-                flows=tuple(Flow(**flow) for flow in data["flows"]),
+                stages=tuple(StageAnalysis(**_parse_part(stage, ("nodes", "shared"))) for stage in data["stages"]),
+                workers=tuple(WorkerAnalysis(**_parse_part(worker, ("stages",))) for worker in data["workers"]),
+                flows=tuple(StageTransfer(**transfer) for transfer in data["flows"]),
                 notes=tuple(data["notes"]),
                 **{name: data[name] for name in _PLAIN},
             )
@@ -204,7 +204,7 @@ class Analysis:
 
     @staticmethod
     def load(path: str | Path) -> Analysis:
-        """Read one that `save` wrote."""
+        """Read a file written by `save`."""
         return Analysis.from_json(read_json(path))
 
 
@@ -215,5 +215,5 @@ _PLAIN = (
 _DERIVED = ("balance", "speedup", "bubble", "cut_mb", "hops", "memory_mb", "fits")
 
 
-def _read(data: dict[str, Any], lists: Iterable[str]) -> dict[str, Any]:
-    return {**data, **{name: tuple(data[name]) for name in lists}, "memory": Memory(**data["memory"])}
+def _parse_part(data: dict[str, Any], lists: Iterable[str]) -> dict[str, Any]:
+    return {**data, **{name: tuple(data[name]) for name in lists}, "memory": MemoryEstimate(**data["memory"])}

@@ -1,4 +1,4 @@
-"""Tables for people: the stages of one analysis, and many partitions side by side."""
+"""Tables of an analysis and of a comparison, as text."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gemini.partition.analysis.analysis_result import Analysis, Memory, StageAnalysis, WorkerAnalysis
-    from gemini.partition.partitioner_comparison import Comparison, Row
+    from gemini.partition.analysis.analysis_result import Analysis, MemoryEstimate, StageAnalysis, WorkerAnalysis
+    from gemini.partition.partitioner_comparison import Comparison, ComparisonRow
 
 PLAIN_WIDTH = 160
-_BESIDE = 140  # columns from which on scopes stand beside the figures, and not below
-_LEAST = 104  # columns of the figures alone
+_BESIDE = 140  # terminal columns from which scopes fit beside the numbers, not below
+_LEAST = 108  # terminal columns of the numbers alone
 _STAGE = (
     "forward\nms", "backward\nms", "params", "weights\nMB", "grads\nMB", "optim\nMB", "activ\nMB", "work\nMB",
-    "peak\nMB", "in\nMB", "out\nMB", "hops",
+    "peak\nMB", "in\nMB", "out\nMB", "worker\nchanges",
 )  # fmt: skip
-_WORKER = ("stages", "forward\nms", "backward\nms", "moving\nms", "÷ ideal", "idle\n%", "peak\nMB", "limit\nMB")
+_WORKER = ("stages", "forward\nms", "backward\nms", "transfers\nms", "÷ ideal", "idle\n%", "peak\nMB", "limit\nMB")
 _COMPARED = (
-    "÷ ideal", "cut\nMB", "stages", "hops", "peak\nMB", "speed-up", "bubble\n%", "seconds",
+    "÷ ideal", "cut\nMB", "stages", "worker\nchanges", "peak\nMB", "speed-up", "bubble\n%", "seconds",
 )  # fmt: skip
 
 
-# ── one partition ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one partition ────────────────────────────────────────────────────────────────────────────────────────────────────
 def analysis_text(analysis: Analysis) -> str:
-    """Stages, then workers where they say more, then the totals."""
+    """Return the tables of stages and (where they differ) workers, then the totals."""
     beside = _width() >= _BESIDE
     stages = _table("stage", _STAGE, "scopes" if beside else None)
     for stage in analysis.stages:
@@ -43,7 +43,7 @@ def analysis_text(analysis: Analysis) -> str:
         for worker in analysis.workers:
             workers.add_row(*_worker_row(worker, analysis), style=None if worker.fits else "red")
         parts.append(workers)
-    return "\n".join([_rendered(parts), *_lines(analysis)])
+    return "\n".join([_render(parts), *_summary_lines(analysis)])
 
 
 def _workers_differ(analysis: Analysis) -> bool:
@@ -56,7 +56,7 @@ def _stage_row(stage: StageAnalysis, analysis: Analysis) -> list[str]:
         f"{stage.stage} on {stage.worker}"
     )  # fmt: skip
     mark = "*" if stage.shared else ""
-    memory: Memory = stage.memory
+    memory: MemoryEstimate = stage.memory
     return [
         name, f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}", f"{count_text(stage.parameters)}{mark}",
         *map(size_text, (
@@ -78,15 +78,15 @@ def _worker_row(worker: WorkerAnalysis, analysis: Analysis) -> list[str]:
     ]  # fmt: skip
 
 
-def _lines(analysis: Analysis) -> list[str]:
-    alone = "one worker" if len({worker.speed for worker in analysis.workers}) == 1 else "the fastest worker"
+def _summary_lines(analysis: Analysis) -> list[str]:
+    single = "one worker" if len({worker.speed for worker in analysis.workers}) == 1 else "the fastest worker"
     lines = [
         f"{analysis.model} in {len(analysis.stages)} stages on {analysis.nparts} workers ({analysis.partitioner}; "
-        f"times of {analysis.device})",
-        f"balance {analysis.balance:.3f} (bottleneck ÷ ideal of {analysis.ideal_ms:.2f} ms), "
-        f"{analysis.cut_mb:.2f} MB cross a step, {analysis.hops} hop{'' if analysis.hops == 1 else 's'}",
-        f"{analysis.schedule} with {analysis.micro_batches} micro-batches: step {analysis.step_ms:.2f} ms for "
-        f"{analysis.single_ms:.2f} ms on {alone}, speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
+        f"times on {analysis.device})",
+        f"balance {analysis.balance:.3f} (slowest worker ÷ ideal of {analysis.ideal_ms:.2f} ms), "
+        f"{analysis.cut_mb:.2f} MB sent per step, {analysis.hops} worker change{'' if analysis.hops == 1 else 's'} on the longest path",
+        f"{analysis.schedule} with {analysis.micro_batches} micro-batches: step {analysis.step_ms:.2f} ms, "
+        f"{analysis.single_ms:.2f} ms on {single}, speed-up {analysis.speedup:.2f}, bubble {analysis.bubble:.1%}",
     ]
     over = [worker for worker in analysis.workers if not worker.fits]
     for worker in over:
@@ -96,42 +96,42 @@ def _lines(analysis: Analysis) -> list[str]:
 
 
 def size_text(mb: float) -> str:
-    """Megabytes with three digits that count."""
+    """Format megabytes with three significant digits."""
     return f"{mb:.0f}" if mb >= 99.95 else f"{mb:.1f}" if mb >= 9.995 else f"{mb:.2f}"
 
 
 def count_text(count: int) -> str:
-    """A number of elements as people say it: 335.1M."""
+    """Format a number of elements with a unit: 335.1M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.1f}{unit}"
     return str(count)
 
 
-# ── many ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── comparison ───────────────────────────────────────────────────────────────────────────────────────────────────────
 def comparison_text(comparison: Comparison) -> str:
-    """One row a partitioner, best balance first; those that failed last, with the reason."""
+    """Return one row per partitioner, best balance first; failed ones last, with the reason."""
     table = _table("partitioner", _COMPARED)
     for row in comparison.rows:
         if row.analysis is not None:
             best = comparison.best is not None and row.name == comparison.best.name
-            table.add_row(*_compared_row(row, row.analysis), style="bold green" if best else None)
+            table.add_row(*_comparison_row(row, row.analysis), style="bold green" if best else None)
     failed = [f"{row.name}: {_first_line(row.reason)}" for row in comparison.rows if row.analysis is None]
     some = next((row.analysis for row in comparison.rows if row.analysis is not None), None)
     lines = [] if some is None else [
         f"{comparison.model} on {comparison.nparts} workers, {some.micro_batches} micro-batches; ideal "
-        f"{some.ideal_ms:.2f} ms a worker"
+        f"{some.ideal_ms:.2f} ms per worker"
     ]  # fmt: skip
-    notes: dict[str, list[str]] = {}  # alike ones once
+    notes: dict[str, list[str]] = {}  # equal notes are listed once
     for row in comparison.rows:
         for note in row.analysis.notes if row.analysis is not None else ():
             notes.setdefault(note, []).append(row.name)
-    said = [f"{', '.join(names)}: {note}" for note, names in notes.items() if not note.startswith("*")]
-    shown = [_rendered([table])] if some is not None else []
-    return "\n".join([*shown, *lines, *(f"failed: {line}" for line in failed), *said])
+    noted = [f"{', '.join(names)}: {note}" for note, names in notes.items() if not note.startswith("*")]
+    shown = [_render([table])] if some is not None else []
+    return "\n".join([*shown, *lines, *(f"failed: {line}" for line in failed), *noted])
 
 
-def _compared_row(row: Row, analysis: Analysis) -> list[str]:
+def _comparison_row(row: ComparisonRow, analysis: Analysis) -> list[str]:
     return [
         row.name, f"{analysis.balance:.3f}", size_text(analysis.cut_mb), str(len(analysis.stages)), str(analysis.hops),
         size_text(analysis.memory_mb) + ("" if analysis.fits else " !"), f"{analysis.speedup:.2f}",
@@ -143,7 +143,7 @@ def _first_line(text: str) -> str:
     return text.splitlines()[0] if text else ""
 
 
-# ── rich ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rich ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 def _table(first: str, headings: Sequence[str], last: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
@@ -158,13 +158,13 @@ def _table(first: str, headings: Sequence[str], last: str | None = None) -> Any:
 
 
 def _width() -> int:
-    """Of the terminal, but wide enough for the figures; elsewhere one that is always the same."""
+    """Return the terminal width, at least that of the numbers; a fixed width where output is no terminal."""
     from rich.console import Console
 
     return max(Console().width, _LEAST) if sys.stdout.isatty() else PLAIN_WIDTH
 
 
-def _rendered(parts: Sequence[Any]) -> str:
+def _render(parts: Sequence[Any]) -> str:
     from rich.console import Console
 
     text = io.StringIO()

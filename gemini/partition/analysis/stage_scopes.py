@@ -1,12 +1,12 @@
-"""Scopes: what a stage holds, in words a reader of the model knows.
+"""Stage scopes: name the contents of a stage by modules of the model.
 
-The nodes of a stage are runs of neighbours in execution order. A run is named by where it begins and ends, each the
-outermost module that is in the stage as a whole:
+The nodes of a stage form runs in execution order. A run is named by its first and last module, each the outermost module
+that is entirely in the stage:
 
     bert.embeddings … encoder.layer.11.attention
 
-What weighs next to nothing (the size of a mask computed elsewhere, a transpose moved to its reader) neither breaks a
-run nor a module.
+Nodes of negligible time (a mask size computed in another stage, a transpose moved to its reader) interrupt neither a run
+nor a module.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from gemini.ir.node import Node
 from gemini.partition.assignment import Partition
 
 WHOLE = "the whole model"
-_SHOWN = 2  # runs of a stage that are named
-_NOTHING = 0.02  # of the weight of a stage or module
+_SHOWN = 2  # named runs per stage
+_NOTHING = 0.02  # share of the weight of a stage or module that is negligible
 
 
 def stage_scopes(graph: Graph, partition: Partition, weight: Mapping[int, float]) -> tuple[str, ...]:
-    """What each stage holds; of many runs those that weigh most are named (`weight` of each node)."""
+    """Return the name of each stage, from its heaviest runs by the `weight` of nodes."""
     if partition.nstages == 1:
         return (WHOLE,)
-    return _Naming(graph, partition, weight).names()
+    return _StageNamer(graph, partition, weight).names()
 
 
-class _Naming:
+class _StageNamer:
     def __init__(self, graph: Graph, partition: Partition, weight: Mapping[int, float]) -> None:
         self.graph, self.partition = graph, partition
         self.order = [node.id for node in graph.compute_nodes]
-        least = sum(weight.values()) / len(self.order) * 1e-6 or 1.0  # so that nodes without weight count as well
+        least = sum(weight.values()) / len(self.order) * 1e-6 or 1.0  # so that nodes without weight count, too
         self.weight = {node: weight[node] + least for node in self.order}
-        self.share: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # of stages in a scope
+        self.share: dict[str, dict[int, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )  # weight of each stage in a scope
         for node in graph.compute_nodes:
             for scope in _scopes(node):
                 self.share[scope][partition.stage_of[node.id]] += self.weight[node.id]
@@ -54,7 +56,7 @@ class _Naming:
         return ", ".join(dict.fromkeys(texts)) + (f" and {hidden} more" if hidden else "")
 
     def _runs(self, stage: int, nothing: float) -> list[list[int]]:
-        """Neighbours, where what lies between them weighs nothing."""
+        """Return runs of the stage's nodes, joined where the nodes between them are negligible."""
         runs: list[list[int]] = []
         between = 0.0
         for node in self.order:
@@ -72,7 +74,7 @@ class _Naming:
         return sum(self.weight[node] for node in run)
 
     def _outermost(self, node: int, stage: int) -> str:
-        """The largest module around a node that lies in the stage; the node itself if none does."""
+        """Return the outermost module of a node that lies in the stage, or the node itself."""
         found = self.graph.nodes[node]
         return next((scope for scope in _scopes(found) if self._is_in(scope, stage)), found.name)
 
@@ -86,7 +88,7 @@ def _scopes(node: Node) -> list[str]:
 
 
 def span_text(first: str, last: str) -> str:
-    """From one name to another, without repeating what both begin with."""
+    """Format a range of names without repeating their common prefix."""
     if first == last:
         return first
     one, other = first.split("."), last.split(".")
@@ -94,5 +96,5 @@ def span_text(first: str, last: str) -> str:
     while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
         shared += 1
     if shared and other[shared].isdigit():
-        shared -= 1  # a bare number says nothing: layer.11, not 11
+        shared -= 1  # keep the name before a number: layer.11, not 11
     return f"{first} … {'.'.join(other[shared:])}"

@@ -1,7 +1,7 @@
-"""The solver: CP-SAT of OR-tools, where it is installed, with the same answer for the same question.
+"""CP-SAT solver of OR-tools, an optional dependency, run deterministically.
 
-Its effort is limited by its own count of work, not by the clock, and it runs on one thread: both would make answers
-differ from run to run. The clock only guards against a machine that is much slower than thought.
+Effort is limited by the solver's deterministic time, not by the clock, and it runs on one thread: clock limits and
+threads would make results vary between runs. The clock limit only guards against very slow machines.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
-_PATIENCE = 5.0  # seconds of clock for one unit of effort, which takes about one
+_PATIENCE = 5.0  # seconds per unit of effort, which takes about one second
 
 
 def has_solver() -> bool:
-    """Whether OR-tools is installed; it is not imported to find out."""
+    """Return whether OR-tools is installed, without importing it."""
     return importlib.util.find_spec("ortools") is not None
 
 
 def cp_model() -> Any:
-    """The module, imported where it is first used."""
+    """Import and return the solver module."""
     return importlib.import_module("ortools.sat.python.cp_model")
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What was found, and whether it is proven to be the best."""
+    """A solution, and whether it is proven optimal."""
 
     solver: Any
     proven: bool
 
     def value(self, variable: Any) -> int:
-        """The value of a variable."""
+        """Return the value of a variable."""
         return int(self.solver.value(variable))
 
 
 def solve(model: Any, effort: float, gap: float = 0.0) -> Solution | None:
-    """The best solution found, if any; effort is about seconds."""
+    """Return the best solution found, if any; one unit of effort is about one second."""
     module = cp_model()
     solver = module.CpSolver()
     solver.parameters.num_workers = 1
-    solver.parameters.catch_sigint_signal = False  # it would end the search, and the program would not hear of it
+    solver.parameters.catch_sigint_signal = False  # the solver would end its search and swallow the interrupt
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = effort
     solver.parameters.max_time_in_seconds = effort * _PATIENCE + 1.0

@@ -1,7 +1,7 @@
-"""Seats: which worker takes which stretch, from the front of the model to its end.
+"""Stage slots: the worker of each contiguous segment, from the first stage to the last.
 
-Workers that are alike may swap seats without a difference, so only orders that differ count: by speed, memory, or
-items pinned to them. All are tried where they are few; else the given order, and by speed, rising and falling.
+Identical workers are interchangeable, so only orders that differ in speed, memory or pinned items are tried: all of them
+where they are few, else the given order and the orders by rising and falling speed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _FEW = 120
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A worker's place in the row."""
+class StageSlot:
+    """One position of the pipeline: its worker, and the micro-batches in flight there."""
 
     worker: int
     speed: float
@@ -26,11 +26,11 @@ class Seat:
     in_flight: int
 
 
-Seats = tuple[Seat, ...]
+StageSlots = tuple[StageSlot, ...]
 
 
-def seatings(problem: Problem) -> list[Seats]:
-    """The orders of workers to try, the given one first."""
+def slot_orders(problem: Problem) -> list[StageSlots]:
+    """Return the orders of workers to try, the given one first."""
     kinds = _kinds(problem)
     given = tuple(range(problem.nparts))
     if _count(kinds) <= _FEW:
@@ -39,22 +39,22 @@ def seatings(problem: Problem) -> list[Seats]:
         rising = tuple(sorted(given, key=lambda worker: problem.workers[worker].speed))
         found = [rising, rising[::-1], _by_pins(problem)]
     ordered = dict.fromkeys([given, *found])
-    return [_seats(problem, workers) for workers in ordered]
+    return [_make_slots(problem, workers) for workers in ordered]
 
 
-def looped(problem: Problem, chunks: int) -> Seats:
-    """Every worker in turn, `chunks` times."""
-    return _seats(problem, tuple(range(problem.nparts)) * chunks)
+def looped_slots(problem: Problem, chunks: int) -> StageSlots:
+    """Return slots for every worker in turn, `chunks` times."""
+    return _make_slots(problem, tuple(range(problem.nparts)) * chunks)
 
 
 def _kinds(problem: Problem) -> list[tuple[object, ...]]:
-    """What tells each worker from others: nothing if they are alike."""
+    """Return a key per worker, equal for interchangeable workers."""
     pinned = {item.pin for item in problem.items}
-    told = {w for w in pinned if w is not None}
+    named = {w for w in pinned if w is not None}
     links = problem.options.links
     apart = isinstance(links.latency, tuple) or isinstance(links.bandwidth, tuple)
     return [
-        (worker.speed, worker.memory_mb, at if at in told or apart else None)
+        (worker.speed, worker.memory_mb, at if at in named or apart else None)
         for at, worker in enumerate(problem.workers)
     ]
 
@@ -64,7 +64,7 @@ def _count(kinds: list[tuple[object, ...]]) -> int:
 
 
 def _arrangements(kinds: list[tuple[object, ...]]) -> Iterator[tuple[int, ...]]:
-    """Orders of workers that differ; alike ones keep their own order."""
+    """Yield the distinct orders of workers; interchangeable workers keep their order."""
     waiting: dict[tuple[object, ...], list[int]] = {}
     for worker, kind in enumerate(kinds):
         waiting.setdefault(kind, []).append(worker)
@@ -81,7 +81,7 @@ def _arrangements(kinds: list[tuple[object, ...]]) -> Iterator[tuple[int, ...]]:
 
 
 def _by_pins(problem: Problem) -> tuple[int, ...]:
-    """Pinned workers where their items are, the others in between as they come."""
+    """Return pinned workers in the order of their items, the rest at their own numbers."""
     first: dict[int, int] = {}
     for at, item in enumerate(problem.items):
         if item.pin is not None:
@@ -90,10 +90,10 @@ def _by_pins(problem: Problem) -> tuple[int, ...]:
     return tuple(next(pinned) if worker in first else worker for worker in range(problem.nparts))
 
 
-def _seats(problem: Problem, workers: tuple[int, ...]) -> Seats:
+def _make_slots(problem: Problem, workers: tuple[int, ...]) -> StageSlots:
     count, micro_batches = len(workers), problem.options.micro_batches
     return tuple(
-        Seat(
+        StageSlot(
             worker,
             problem.workers[worker].speed,
             problem.workers[worker].memory_mb,

@@ -1,7 +1,6 @@
-"""Search: what the partitioners that improve an answer step by step share.
+"""Local search: the parts shared by partitioners that improve a solution step by step.
 
-An answer under change is a `State`: items in *blocks*, numbered so that values only flow to equal or higher numbers,
-and the worker of each block. With one block a worker it is a plain pipe; with several, a mixed one. Orders and starts
-make the first answer, refinement improves it, staging turns workers of items into stages, judging compares and
-finishes.
+A `SearchState` assigns items to *blocks* in topological order, and each block to a worker. One block per worker is a
+straight pipeline, several are a mixed one. `initial` builds the first candidates, `item_moves` and `acyclic_moves`
+improve them, `stage_builder` turns workers of items into stages, `score` ranks candidates.
 """

@@ -1,22 +1,22 @@
-"""Global moves: an item goes to any block, whatever the numbers say, if the blocks can still be put in an order.
+"""Acyclic moves: move an item to any block, if the graph of blocks stays acyclic.
 
-The graph of blocks is kept with the number of edges between each two. A move is tried on it; where no circle appears,
-it is made and the blocks get new numbers.
+The graph of blocks is maintained with edge multiplicities. A move is tried on it; if no cycle appears, it is applied and
+the blocks are renumbered.
 """
 
 from __future__ import annotations
 
 import random
 
-from gemini.partition.local_search.search_state import State
+from gemini.partition.local_search.search_state import SearchState
 
-_MOST = 200  # moves that renumber
+_MOST = 200  # moves that renumber blocks
 
 
 class Quotient:
-    """The graph of blocks: how many edges lead from each to each other."""
+    """The graph of blocks, with the number of edges between each pair."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SearchState) -> None:
         self.state = state
         self.count = len(state.worker_of)
         self.edges: list[dict[int, int]] = [{} for _ in range(self.count)]
@@ -35,7 +35,7 @@ class Quotient:
             del self.edges[one][other]
 
     def shift(self, at: int, source: int, target: int) -> None:
-        """Count the edges of an item at another block."""
+        """Move the edges of an item from one block to another."""
         block_of, problem = self.state.block_of, self.state.problem
         for before in problem.predecessors[at]:
             self._add(block_of[before], source, -1)
@@ -45,10 +45,10 @@ class Quotient:
             self._add(target, block_of[after], 1)
 
     def order(self) -> list[int] | None:
-        """Blocks in an order in which edges lead forward; None where they lead in a circle."""
+        """Return the blocks in topological order; None if there is a cycle."""
         missing = [0] * self.count
-        for others in self.edges:
-            for other in others:
+        for targets in self.edges:
+            for other in targets:
                 missing[other] += 1
         ready = [block for block in range(self.count) if not missing[block]][::-1]
         found = []
@@ -62,22 +62,22 @@ class Quotient:
         return found if len(found) == self.count else None
 
 
-def rearrange(state: State, limit: float, rng: random.Random) -> bool:
-    """Global moves that lower the load of a worker beyond `limit`, or cut less within it; whether any was made."""
+def rearrange(state: SearchState, limit: float, rng: random.Random) -> bool:
+    """Make global moves that unload workers beyond `limit` or reduce the cut within it; return whether any was made."""
     quotient = Quotient(state)
     items = list(range(len(state.block_of)))
     rng.shuffle(items)
     made = 0
     for at in items:
         source = state.block_of[at]
-        target = _better(state, quotient, at, limit)
+        target = _find_better_block(state, quotient, at, limit)
         if target is None:
             continue
         state.move(at, target)
         made += 1
         order = quotient.order()
         if order is None:
-            raise AssertionError(f"blocks in a circle after moving item {at} from block {source} to {target}")
+            raise AssertionError(f"blocks form a cycle after moving item {at} from block {source} to {target}")
         if order != list(range(quotient.count)):
             state.renumber(order)
             quotient = Quotient(state)
@@ -86,8 +86,8 @@ def rearrange(state: State, limit: float, rng: random.Random) -> bool:
     return made > 0
 
 
-def _better(state: State, quotient: Quotient, at: int, limit: float) -> int | None:
-    """The block outside the span of an item that improves most, already counted in the quotient; None if none does."""
+def _find_better_block(state: SearchState, quotient: Quotient, at: int, limit: float) -> int | None:
+    """Return the best block outside an item's span, already applied to the quotient; None if none improves."""
     source = state.block_of[at]
     low, high = state.span(at)
     worker, pin = state.worker_of[source], state.problem.items[at].pin
@@ -98,10 +98,10 @@ def _better(state: State, quotient: Quotient, at: int, limit: float) -> int | No
         if low <= target <= high or other == worker or (pin is not None and pin != other):
             continue
         cut, changes = state.effect(at, target)
-        calmer = min(state.unrest(changes), 0.0) if state.loads[worker] > limit else 0.0
+        smoother = min(state.balance_change(changes), 0.0) if state.loads[worker] > limit else 0.0
         within = state.peak_after(changes) <= max(limit, state.loads[worker])
-        if within and (calmer < -1e-9 or cut < -1e-9) and state.excess(at, target) <= 1e-9:
-            found.append((calmer, cut, target))
+        if within and (smoother < -1e-9 or cut < -1e-9) and state.excess(at, target) <= 1e-9:
+            found.append((smoother, cut, target))
     for _, _, target in sorted(found):
         quotient.shift(at, source, target)
         if quotient.order() is not None:

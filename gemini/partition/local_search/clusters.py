@@ -1,12 +1,12 @@
-"""Clustering: several items become one, such that the graph of clusters has no circle.
+"""Clustering: merge items such that the graph of clusters stays acyclic.
 
 Three rules, each safe for all its clusters at once:
   - *runs*: consecutive items of the order;
-  - *pairs*: an item and its only predecessor, or its only successor. A way into the pair reaches every way out of it,
-    so a circle of pairs would have been one of items;
-  - *siblings*: readers of one value that are equally deep in the graph. Edges lead from each depth to a greater one.
+  - *pairs*: an item and its only predecessor, or its only successor. Every path into the pair reaches every path out of
+    it, so a cycle of pairs would have been a cycle of items;
+  - *siblings*: readers of one value at equal depth in the graph. Edges lead from each depth to a greater one.
 
-A clustered problem is a problem again, so all that works on items works on clusters.
+A clustered problem is again a `Problem`, so every algorithm on items works on clusters.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from gemini.partition.partition_problem import ORDER, Edge, Item, Problem
 
 Clusters = list[int]  # the cluster of each item
-Rank = Callable[[int, int], float | None]  # of a pair (source, target): lower is merged first, None never
+Rank = Callable[[int, int], float | None]  # of a pair (source, target): lower is merged first, None is never merged
 
 
 def contract(problem: Problem, clusters: Sequence[int]) -> tuple[Problem, Clusters]:
-    """The problem of clusters, in an order in which values flow forward, and the new number of each item's cluster."""
-    number = ordered(problem, clusters)
+    """Return the problem of clusters, in topological order, and the cluster of each item."""
+    number = number_in_order(problem, clusters)
     cluster_of = [number[cluster] for cluster in clusters]
     members: list[list[Item]] = [[] for _ in number]
     for item, cluster in zip(problem.items, cluster_of, strict=True):
@@ -35,7 +35,7 @@ def contract(problem: Problem, clusters: Sequence[int]) -> tuple[Problem, Cluste
             value = ORDER if edge.value == ORDER else place.setdefault(edge.value, len(place))
             edges[Edge(one, other, value)] = None
     made = Problem(
-        tuple(_merged(items) for items in members),
+        tuple(_merge_items(items) for items in members),
         tuple(edges),
         tuple(problem.values[value] for value in place),
         problem.nparts,
@@ -47,7 +47,7 @@ def contract(problem: Problem, clusters: Sequence[int]) -> tuple[Problem, Cluste
     return made, cluster_of
 
 
-def _merged(items: Sequence[Item]) -> Item:
+def _merge_items(items: Sequence[Item]) -> Item:
     if len(items) == 1:
         return items[0]
     return Item(
@@ -64,8 +64,8 @@ def _merged(items: Sequence[Item]) -> Item:
     )
 
 
-def ordered(problem: Problem, clusters: Sequence[int]) -> dict[int, int]:
-    """Clusters, or stages, numbered in order, the one with the earliest item first where there is a choice."""
+def number_in_order(problem: Problem, clusters: Sequence[int]) -> dict[int, int]:
+    """Number clusters (or stages) in topological order, ties by their earliest item."""
     first: dict[int, int] = {}
     for at, cluster in enumerate(clusters):
         first.setdefault(cluster, at)
@@ -87,12 +87,12 @@ def ordered(problem: Problem, clusters: Sequence[int]) -> dict[int, int]:
             if not missing[other]:
                 heapq.heappush(ready, (first[other], other))
     if len(number) != len(first):
-        raise AssertionError("clusters need each other")
+        raise AssertionError("clusters depend on each other")
     return number
 
 
-def runs(problem: Problem, same: Callable[[Item, Item], bool], most_ms: float) -> Clusters:
-    """Clusters of consecutive items that are the same, none with more work than asked."""
+def cluster_runs(problem: Problem, same: Callable[[Item, Item], bool], most_ms: float) -> Clusters:
+    """Cluster consecutive items for which `same` holds, up to `most_ms` of work each."""
     clusters: Clusters = []
     work, pin = 0.0, None
     for at, item in enumerate(problem.items):
@@ -106,8 +106,8 @@ def runs(problem: Problem, same: Callable[[Item, Item], bool], most_ms: float) -
     return clusters
 
 
-def pairs(problem: Problem, rank: Rank, most_ms: float) -> Clusters:
-    """A matching of items with their only predecessor or only successor, lowest rank first."""
+def match_pairs(problem: Problem, rank: Rank, most_ms: float) -> Clusters:
+    """Match items with their only predecessor or only successor, lowest rank first."""
     items = problem.items
     found = []
     for source, afters in enumerate(problem.successors):
@@ -126,8 +126,8 @@ def pairs(problem: Problem, rank: Rank, most_ms: float) -> Clusters:
     return clusters
 
 
-def siblings(problem: Problem, most_ms: float) -> Clusters:
-    """Pairs of items of the same depth that read the same value."""
+def match_siblings(problem: Problem, most_ms: float) -> Clusters:
+    """Match items of equal depth that read the same value."""
     depth = [0] * len(problem.items)
     for at, before in enumerate(problem.predecessors):
         depth[at] = max((depth[other] + 1 for other in before), default=0)

@@ -1,7 +1,7 @@
-"""Starts: first answers with one stage a worker, which refinement improves.
+"""Initial candidates with one stage per worker, the input of refinement.
 
-The best contiguous cuts of several orders are the usual ones. Where pins or memory leave none of those, a start that
-keeps the pins and nothing else; refinement then looks for balance and for memory.
+Usually the best contiguous cuts of several orders. Where pins or memory rule those out, a candidate that satisfies only
+the pins; refinement then restores balance and memory.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 from itertools import islice
 
 from gemini.errors import PartitionError
-from gemini.partition.exact.contiguous import Cuts, fastest, narrowest
-from gemini.partition.exact.device_order import Seats, seatings
-from gemini.partition.exact.prefix_costs import Line
-from gemini.partition.item_orders import orders, pinned_order, random_order, worker_order
-from gemini.partition.local_search.score import Answer, judge
+from gemini.partition.exact.contiguous import Cuts, find_fastest, find_narrowest
+from gemini.partition.exact.device_order import StageSlots, slot_orders
+from gemini.partition.exact.prefix_costs import SegmentCosts
+from gemini.partition.item_orders import item_orders, order_by_pins, order_pinned_workers, random_topological_order
+from gemini.partition.local_search.score import Candidate, evaluate
 from gemini.partition.partition_problem import Problem
 
-_SEATINGS = 24
+_SLOT_ORDERS = 24
 
 
 def check_size(problem: Problem) -> None:
@@ -27,63 +27,63 @@ def check_size(problem: Problem) -> None:
     if problem.nparts > len(problem.items):
         raise PartitionError(
             f"{len(problem.items)} items cannot fill {problem.nparts} parts\n"
-            f"    → ask for {len(problem.items)} parts or fewer"
+            f"    → request {len(problem.items)} parts or fewer"
         )
 
 
-def starts(problem: Problem, rng: random.Random, drawn: int = 2) -> list[Answer]:
-    """First answers, the best first; `drawn` random orders are among those that are cut."""
+def initial_candidates(problem: Problem, rng: random.Random, drawn: int = 2) -> list[Candidate]:
+    """Return initial candidates, the best first; `drawn` random orders are cut, too."""
     check_size(problem)
-    rows = dict(orders(problem))
+    orders = dict(item_orders(problem))
     if any(item.pin is not None for item in problem.items):
-        rows["pinned"] = tuple(pinned_order(problem))
-    rows.update({f"random {at}": tuple(random_order(problem, rng)) for at in range(drawn)})
-    found = list(contiguous_answers(problem, rows))
+        orders["pinned"] = tuple(order_by_pins(problem))
+    orders.update({f"random {at}": tuple(random_topological_order(problem, rng)) for at in range(drawn)})
+    found = list(contiguous_candidates(problem, orders))
     if not found and problem.has_memory_limits:
         found = [
-            judge(problem, answer.stage_of, answer.worker_of, answer.origin)
-            for answer in contiguous_answers(_unlimited(problem), rows)
+            evaluate(problem, answer.stage_of, answer.worker_of, answer.origin)
+            for answer in contiguous_candidates(_without_memory_limits(problem), orders)
         ]
     if not found:
-        found = list(_pinned(problem))
+        found = list(_candidates_from_pins(problem))
     return sorted(found, key=lambda answer: answer.key)
 
 
-def _unlimited(problem: Problem) -> Problem:
+def _without_memory_limits(problem: Problem) -> Problem:
     workers = tuple(replace(worker, memory_mb=None) for worker in problem.workers)
     return replace(problem, options=replace(problem.options, workers=workers))
 
 
-def contiguous_answers(problem: Problem, rows: dict[str, tuple[int, ...]]) -> Iterator[Answer]:
-    """The best contiguous cuts of each order: the tightest, and the narrowest within the slack."""
-    tables = list(islice(seatings(problem), _SEATINGS))
-    for name, order in rows.items():
-        line = Line(problem, order)
-        best: tuple[Seats, Cuts] | None = None
-        for seats in tables:
-            found = fastest(line, seats, best[1].ms if best else float("inf"))
+def contiguous_candidates(problem: Problem, orders: dict[str, tuple[int, ...]]) -> Iterator[Candidate]:
+    """Yield the best contiguous cuts of each order: the fastest, and those with the fewest bytes within the slack."""
+    tables = list(islice(slot_orders(problem), _SLOT_ORDERS))
+    for name, order in orders.items():
+        costs = SegmentCosts(problem, order)
+        best: tuple[StageSlots, Cuts] | None = None
+        for slots in tables:
+            found = find_fastest(costs, slots, best[1].ms if best else float("inf"))
             if found is not None and (best is None or found.ms < best[1].ms):
-                best = seats, found
+                best = slots, found
         if best is None:
             continue
-        seats, tight = best
-        yield _answer(problem, line, seats, tight, name)
-        narrow = narrowest(line, seats, tight.ms * (1 + problem.options.slack))
+        slots, tight = best
+        yield _candidate(problem, costs, slots, tight, name)
+        narrow = find_narrowest(costs, slots, tight.ms * (1 + problem.options.slack))
         if narrow is not None and narrow.at != tight.at:
-            yield _answer(problem, line, seats, narrow, name)
+            yield _candidate(problem, costs, slots, narrow, name)
 
 
-def _answer(problem: Problem, line: Line, seats: Seats, cuts: Cuts, name: str) -> Answer:
+def _candidate(problem: Problem, costs: SegmentCosts, slots: StageSlots, cuts: Cuts, name: str) -> Candidate:
     stage_of = [0] * len(problem.items)
-    for stage in range(len(seats)):
+    for stage in range(len(slots)):
         for at in range(cuts.at[stage], cuts.at[stage + 1]):
-            stage_of[line.order[at]] = stage
-    return judge(problem, stage_of, [seat.worker for seat in seats], f"contiguous, {name} order")
+            stage_of[costs.order[at]] = stage
+    return evaluate(problem, stage_of, [slot.worker for slot in slots], f"contiguous, {name} order")
 
 
-def _pinned(problem: Problem) -> Iterator[Answer]:
-    """Every item as early as edges and pins allow, free workers at the end, in the middle or in front."""
-    pinned = worker_order(problem)
+def _candidates_from_pins(problem: Problem) -> Iterator[Candidate]:
+    """Yield candidates with every item as early as edges and pins allow, unpinned workers last, in between or first."""
+    pinned = order_pinned_workers(problem)
     free = [worker for worker in range(problem.nparts) if worker not in pinned]
     tables: list[Sequence[int]] = [[*pinned, *free], [*pinned[:-1], *free, *pinned[-1:]], [*free, *pinned]]
     for workers in tables:
@@ -94,4 +94,4 @@ def _pinned(problem: Problem) -> Iterator[Answer]:
                 stage_of.append(rank[item.pin])
             else:
                 stage_of.append(max((stage_of[before] for before in problem.predecessors[at]), default=0))
-        yield judge(problem, stage_of, workers, "pins")
+        yield evaluate(problem, stage_of, workers, "pins")

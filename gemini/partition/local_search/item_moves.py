@@ -1,9 +1,9 @@
-"""Refinement: moves of single items that first balance the workers, then cut less.
+"""Item moves: refine a state by moving single items, first to balance workers, then to reduce the cut.
 
-*Balance* takes any move that lowers the smoothed maximum of the loads. *Trim* is a Fiduccia–Mattheyses pass: the move
-of highest gain is made even where the gain is negative, each item at most once, and the best point of the walk is kept.
-Which blocks an item may move to is what the variants differ in (Moreira, Popp, Schulz: Graph Partitioning with
-Acyclicity Constraints): *simple* moves go to the neighbouring block, *advanced* ones to any block that the edges allow.
+`balance` accepts any move that lowers the smoothed maximum of the loads. `reduce_cut` is a Fiduccia–Mattheyses pass: it
+makes the move of highest gain even where the gain is negative, each item at most once, and returns to the best point.
+Variants differ in the blocks an item may move to (Moreira, Popp, Schulz: Graph Partitioning with Acyclicity
+Constraints): *simple* moves go to the adjacent block, *advanced* ones to any block that the edges allow.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ import heapq
 import random
 from math import inf
 
-from gemini.partition.local_search.search_state import State
+from gemini.partition.local_search.search_state import SearchState
 
 REACH: dict[str, int | None] = {"simple": 1, "advanced": None}
-_MOVES_AN_ITEM = 3  # at most, on average, in one balancing
+_MOVES_PER_ITEM = 3  # average limit per call of `balance`
 
 
-def refine(state: State, moves: str, rng: random.Random, slack: float = 0.0, passes: int = 4) -> None:
+def refine(state: SearchState, moves: str, rng: random.Random, slack: float = 0.0, passes: int = 4) -> None:
     """Improve a state: memory, then the bottleneck, then the cut within the bottleneck reached."""
     reach = REACH[moves]
     if 0 in state.members:
         fill_blocks(state)
     excess = inf
-    while 0 < state.memory_excess() < 0.7 * excess:  # for as long as it helps much
+    while 0 < state.memory_excess() < 0.7 * excess:  # while it improves substantially
         excess = state.memory_excess()
-        relieve(state, reach, rng)
+        reduce_memory_excess(state, reach, rng)
     balance(state, reach, rng)
     limit = state.bottleneck * (1 + slack)
     for _ in range(passes):
-        if not trim(state, limit, reach, rng):
+        if not reduce_cut(state, limit, reach, rng):
             break
 
 
-# ── balance ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def balance(state: State, reach: int | None, rng: random.Random) -> None:
-    """Make moves that lower the smoothed maximum of the loads, or memory beyond the limits, until there are none."""
+# ── balance ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def balance(state: SearchState, reach: int | None, rng: random.Random) -> None:
+    """Make moves that lower the smoothed maximum of the loads, or the memory excess, until there are none."""
     pending = list(range(len(state.block_of)))
-    left = _MOVES_AN_ITEM * len(pending)
+    left = _MOVES_PER_ITEM * len(pending)
     while left > 0:
         rng.shuffle(pending)
         touched: set[int] = set()
         for at in pending:
-            target = _calmest(state, at, reach)
+            target = _find_balancing_target(state, at, reach)
             if target is not None:
                 state.move(at, target)
                 left -= 1
@@ -54,51 +54,51 @@ def balance(state: State, reach: int | None, rng: random.Random) -> None:
         pending = sorted(touched)
 
 
-def _calmest(state: State, at: int, reach: int | None) -> int | None:
-    """The block where an item disturbs least, if it is better there than where it is."""
-    plain = state.memory is None and state.transfers.free  # then only the work of the item counts
+def _find_balancing_target(state: SearchState, at: int, reach: int | None) -> int | None:
+    """Return the block that improves balance or memory most if an item moves there, if any."""
+    plain = state.memory is None and state.transfers.free  # then only the compute time of the item counts
     if plain and not state.ms[at]:
         return None
     short = state.memory_excess() > 0
     load = state.loads[state.worker_of[state.block_of[at]]]
-    best, best_excess, best_unrest = None, 0.0, -1e-9
+    best, best_excess, best_change = None, 0.0, -1e-9
     for target in state.targets(at, reach):
         worker = state.worker_of[target]
         if plain and state.loads[worker] + state.ms[at] / state.speeds[worker] >= load:
             continue
         cut, changes = state.effect(at, target)
-        unrest = state.unrest(changes) + 1e-6 * cut / (state.cut + 1e-9)
-        if not short and unrest >= best_unrest:
+        change = state.balance_change(changes) + 1e-6 * cut / (state.cut + 1e-9)
+        if not short and change >= best_change:
             continue
         excess = state.excess(at, target)
-        if excess < best_excess - 1e-9 or (excess <= best_excess + 1e-9 and unrest < best_unrest):
-            best, best_excess, best_unrest = target, min(excess, 0.0), unrest
+        if excess < best_excess - 1e-9 or (excess <= best_excess + 1e-9 and change < best_change):
+            best, best_excess, best_change = target, min(excess, 0.0), change
     return best
 
 
-# ── passes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-def trim(state: State, limit: float, reach: int | None, rng: random.Random) -> bool:
-    """One pass that cuts less while no load passes a limit; whether it found something."""
-    return _Pass(state, limit, reach, rng).run()
+# ── passes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+def reduce_cut(state: SearchState, limit: float, reach: int | None, rng: random.Random) -> bool:
+    """Run one pass that reduces the cut while no load exceeds a limit; return whether it improved."""
+    return _CutPass(state, limit, reach, rng).run()
 
 
-def relieve(state: State, reach: int | None, rng: random.Random) -> bool:
-    """One pass that takes items from workers whose memory is too small; whether it found something."""
-    return _Relief(state, inf, reach, rng).run()
+def reduce_memory_excess(state: SearchState, reach: int | None, rng: random.Random) -> bool:
+    """Run one pass that moves items off workers beyond their memory limit; return whether it improved."""
+    return _MemoryPass(state, inf, reach, rng).run()
 
 
-class _Pass:
-    """One Fiduccia–Mattheyses pass: the best move of each item waits on a heap."""
+class _CutPass:
+    """One Fiduccia–Mattheyses pass over a heap of each item's best move."""
 
     patience = 60  # moves without a new best before the pass ends
 
-    def __init__(self, state: State, limit: float, reach: int | None, rng: random.Random) -> None:
+    def __init__(self, state: SearchState, limit: float, reach: int | None, rng: random.Random) -> None:
         self.state, self.limit, self.reach, self.rng = state, limit, reach, rng
         self.heap: list[tuple[float, float, int, int]] = []  # price, tie, item, block
         self.locked: set[int] = set()
 
     def run(self) -> bool:
-        """Walk, and return to the best point of the walk; whether it is better than the start."""
+        """Make moves, return to the best state reached, and return whether it is better than the start."""
         state = self.state
         for at in range(len(state.block_of)):
             self._offer(at)
@@ -123,20 +123,20 @@ class _Pass:
         return kept > 0
 
     def _next(self) -> tuple[int, int] | None:
-        """The move on top of the heap, if it is still as good as it was when it was put there."""
-        promised, _, at, target = heapq.heappop(self.heap)
+        """Return the move on top of the heap, if it is still as good as when it was pushed."""
+        expected, _, at, target = heapq.heappop(self.heap)
         if at in self.locked:
             return None
         low, high = self.state.span(at)
         stays = not low <= target <= high or self.state.is_last(at)
         price = None if stays else self._price(at, target)
-        if price is None or price > promised + 1e-12 or not self._fits(at, target):
-            self._offer(at, above=promised)
+        if price is None or price > expected + 1e-12 or not self._fits(at, target):
+            self._offer(at, above=expected)
             return None
         return at, target
 
     def _offer(self, at: int, above: float | None = None) -> None:
-        """Put the best move of an item on the heap; with `above`, only one that is worse than that."""
+        """Push the best move of an item; with `above`, only one with a higher price."""
         best: tuple[float, int] | None = None
         for target in self.state.targets(at, self.reach):
             price = self._price(at, target)
@@ -148,15 +148,15 @@ class _Pass:
             heapq.heappush(self.heap, (best[0], self.rng.random(), at, best[1]))
 
     def _measure(self) -> float:
-        """What the pass makes smaller."""
+        """Return the quantity that the pass minimises."""
         return self.state.cut
 
     def _fits(self, at: int, target: int) -> bool:
-        """Whether memory allows a move."""
+        """Return whether memory allows a move."""
         return self.state.memory is None or self.state.excess(at, target) <= 1e-9
 
     def _price(self, at: int, target: int) -> float | None:
-        """How the cut changes if an item moves within its span; None where loads do not allow it."""
+        """Return the change of the cut if an item moves within its span; None where loads do not allow it."""
         state = self.state
         other = state.worker_of[target]
         if state.loads[other] + state.ms[at] / state.speeds[other] > self.limit and state.ms[at] > 0:
@@ -169,10 +169,10 @@ class _Pass:
         return cut
 
 
-class _Relief(_Pass):
-    """A pass for memory: only what leaves a worker that is short of it moves, what relieves most first."""
+class _MemoryPass(_CutPass):
+    """A pass for memory: moves items off workers beyond their limit, the greatest reduction first."""
 
-    patience = 200  # a row of items that keep nothing may hide one that does
+    patience = 200  # many items without saved memory may precede one that helps
 
     def _measure(self) -> float:
         return self.state.memory_excess()
@@ -188,19 +188,25 @@ class _Relief(_Pass):
         return None if excess > 1e-9 else excess
 
 
-def fill_blocks(state: State) -> None:
-    """Fill the blocks of workers without items, where edges and pins allow it."""
+def fill_blocks(state: SearchState) -> None:
+    """Fill the blocks of workers without items, where edges and pins allow it.
+
+    The nearest block with a spare item passes one on; blocks in between pass on in turn:
+
+        before   █ █ █ │ █ │   │ █ █          after   █ █ │ █ │ █ │ █ █
+                       └───►───┘
+    """
     for block, worker in enumerate(state.worker_of):
-        if not state.members[worker] and not _passed_on(state, block, -1):
-            _passed_on(state, block, 1)
+        if not state.members[worker] and not _shift_item_towards(state, block, -1):
+            _shift_item_towards(state, block, 1)
 
 
-def _passed_on(state: State, empty: int, side: int) -> bool:
-    """Pass items on towards an empty block, from its left (−1) or its right (1)."""
+def _shift_item_towards(state: SearchState, empty: int, side: int) -> bool:
+    """Shift items towards an empty block from its left (−1) or right (1); return whether it succeeded."""
     done: list[tuple[int, int]] = []
     target, source = empty, empty + side
     while 0 <= source < len(state.worker_of):
-        at = _spare(state, source, target)
+        at = _find_spare_item(state, source, target)
         if at is None:
             break
         done.append((at, source))
@@ -213,8 +219,8 @@ def _passed_on(state: State, empty: int, side: int) -> bool:
     return False
 
 
-def _spare(state: State, source: int, target: int) -> int | None:
-    """The lightest item of a block that may go to the next one."""
+def _find_spare_item(state: SearchState, source: int, target: int) -> int | None:
+    """Return the lightest item of a block that may move to the next one."""
     worker = state.worker_of[target]
     able = []
     for at, block in enumerate(state.block_of):

@@ -1,67 +1,67 @@
-"""Hops: fewer stages, by giving a small stage as a whole to the worker of a stage next to it.
+"""Merge stages: reduce the number of stages by moving a small stage to the worker of an adjacent one.
 
     worker 0   ███ ──► ▏──► ██            worker 0   ███▏ ─────► ██
     worker 1        ███                    worker 1        ███
 
-Every stage costs messages and waiting, so a stage goes where the most loaded worker stays within a limit and not much
-more is cut.
+Every stage costs messages and idle time, so a stage moves if the bottleneck stays within a limit and the cut grows
+little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.partition.local_search.search_state import State
-from gemini.partition.local_search.stage_builder import Merging, stages_of
+from gemini.partition.local_search.search_state import SearchState
+from gemini.partition.local_search.stage_builder import StageGraph, build_stages
 from gemini.partition.partition_problem import Problem
 
-WORTH = 0.02  # a stage less may add this share to what crosses
+CUT_PER_STAGE = 0.02  # relative growth of the cut accepted for one stage less
 _ROUNDS = 3
 
 
-def with_fewer_stages(problem: Problem, part_of: Sequence[int], limit: float) -> tuple[list[int], list[int]]:
-    """The stage of each item, numbered in order, and the worker of each stage."""
-    stage_of, worker_of = stages_of(problem, part_of)
+def reduce_stages(problem: Problem, part_of: Sequence[int], limit: float) -> tuple[list[int], list[int]]:
+    """Return the stage of each item, in topological order, and the worker of each stage, with few stages."""
+    stage_of, worker_of = build_stages(problem, part_of)
     for _ in range(_ROUNDS):
         if len(worker_of) <= problem.nparts:
             break
-        state = State(problem, stage_of, worker_of)
-        if not _absorb(state, limit):
+        state = SearchState(problem, stage_of, worker_of)
+        if not _absorb_small_stages(state, limit):
             break
-        after = stages_of(problem, state.workers())
+        after = build_stages(problem, state.workers())
         if len(after[1]) >= len(worker_of):
             break
         stage_of, worker_of = after
     return stage_of, worker_of
 
 
-def _absorb(state: State, limit: float) -> bool:
-    """Give away stages, the smallest first; whether any was."""
+def _absorb_small_stages(state: SearchState, limit: float) -> bool:
+    """Move small stages to workers of adjacent stages, the smallest first; return whether any moved."""
     problem = state.problem
     members: list[list[int]] = [[] for _ in state.worker_of]
     for at, stage in enumerate(state.block_of):
         members[stage].append(at)
     work = [sum(problem.items[at].ms for at in items) for items in members]
-    merging = Merging(problem, state.block_of, len(members))
-    given = False
+    graph = StageGraph(problem, state.block_of, len(members))
+    moved = False
     for stage in sorted(range(len(members)), key=lambda stage: (work[stage], stage)):
         worker = state.worker_of[stage]
         if state.members[worker] == len(members[stage]):
-            continue  # all that its worker has
-        for other in merging.beside(stage):
+            continue  # the only stage of its worker
+        for other in graph.neighbours(stage):
             if state.worker_of[other] == worker or not members[other]:
                 continue
-            if not merging.closes_circle(stage, other) and _moved(state, members[stage], other, limit):
-                merging.merge(other, stage)
+            if not graph.creates_cycle(stage, other) and _try_move(state, members[stage], other, limit):
+                graph.merge(other, stage)
                 members[other] += members[stage]
                 members[stage] = []
-                given = True
+                moved = True
                 break
-    return given
+    return moved
 
 
-def _moved(state: State, items: Sequence[int], target: int, limit: float) -> bool:
-    """Move items to a block, if pins, memory, loads and the cut allow it."""
+def _try_move(state: SearchState, items: Sequence[int], target: int, limit: float) -> bool:
+    """Move items to a block if pins, memory, loads and the cut allow it; return whether they moved."""
     worker = state.worker_of[target]
     if any(state.problem.items[at].pin not in (None, worker) for at in items):
         return False
@@ -71,11 +71,11 @@ def _moved(state: State, items: Sequence[int], target: int, limit: float) -> boo
     excess = state.memory_excess()
     for at in items:
         state.move(at, target)
-    kept_work = state.working[state.worker_of[source]] > 0
+    has_work = state.working[state.worker_of[source]] > 0
     if (
-        kept_work
+        has_work
         and state.bottleneck <= limit
-        and state.cut <= before * (1 + WORTH)
+        and state.cut <= before * (1 + CUT_PER_STAGE)
         and state.memory_excess() <= excess
     ):
         return True

@@ -1,4 +1,4 @@
-"""What the other partitioners look at and answer: nobody who begins with it is slower than they are."""
+"""Portfolio: the candidates of the baseline, `acyclic` and `metis`, as a bound for the other partitioners."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import random
 from dataclasses import replace
 
 from gemini.errors import MissingEngineError, PartitionError
-from gemini.partition.acyclic import acyclic_answers
+from gemini.partition.acyclic import acyclic_candidates
 from gemini.partition.baseline import equal_layer_stages
-from gemini.partition.local_search.score import Answer, judge, within_slack
-from gemini.partition.metis.metis_partitioner import metis_answers
-from gemini.partition.multilevel import multilevel_answers
+from gemini.partition.local_search.score import Candidate, evaluate, select_within_slack
+from gemini.partition.metis.metis_partitioner import metis_candidates
+from gemini.partition.multilevel import multilevel_candidates
 from gemini.partition.partition_problem import Problem
 
 
-def others(problem: Problem) -> tuple[list[Answer], list[Answer], list[PartitionError]]:
-    """All that others look at, contiguous cuts among it; what they answer; and why where they do not."""
-    found: list[Answer] = []
-    chosen: list[Answer] = []
+def run_portfolio(problem: Problem) -> tuple[list[Candidate], list[Candidate], list[PartitionError]]:
+    """Return all candidates of the portfolio, the selected one of each partitioner, and the errors of those that fail."""
+    found: list[Candidate] = []
+    chosen: list[Candidate] = []
     faults: list[PartitionError] = []
-    looks = [equal_layers, _acyclic, metis_answers]
+    methods = [equal_layer_candidates, _acyclic_candidates, metis_candidates]
     if problem.options.mixed is False:
-        looks.append(multilevel_answers)
-    for look in looks:
+        methods.append(multilevel_candidates)
+    for method in methods:
         try:
-            answers = look(problem)
+            candidates = method(problem)
         except MissingEngineError:
             continue
         except PartitionError as fault:
             faults.append(fault)
             continue
-        if answers:
-            found += answers
-            chosen.append(within_slack(answers, problem.options.slack))
+        if candidates:
+            found += candidates
+            chosen.append(select_within_slack(candidates, problem.options.slack))
     return found, chosen, faults
 
 
-def _acyclic(problem: Problem) -> list[Answer]:
+def _acyclic_candidates(problem: Problem) -> list[Candidate]:
     plain = replace(problem, options=replace(problem.options, mixed=None))
-    return acyclic_answers(plain, random.Random(problem.options.seed))
+    return acyclic_candidates(plain, random.Random(problem.options.seed))
 
 
-def equal_layers(problem: Problem) -> list[Answer]:
-    """The baseline's answer, where it has one."""
+def equal_layer_candidates(problem: Problem) -> list[Candidate]:
+    """Return the baseline's candidate, if it has one."""
     stage_of = equal_layer_stages(problem)
-    return [] if stage_of is None else [judge(problem, stage_of, range(problem.nparts), "equal layers")]
+    return [] if stage_of is None else [evaluate(problem, stage_of, range(problem.nparts), "equal layers")]

@@ -1,7 +1,7 @@
-"""Judging: which of several answers is the best, and what is handed back.
+"""Score: rank candidate solutions.
 
-Memory within limits comes first, then that every worker has work, then the time of the most loaded worker, then what
-crosses between workers, then the number of stages.
+By memory beyond the limits, then idle workers, then the time of the most loaded worker, then the cut, then the number of
+stages.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from math import inf
 from typing import Any
 
 from gemini.errors import PartitionError
-from gemini.partition.local_search.memory_excess import overflow
-from gemini.partition.local_search.merge_stages import WORTH
-from gemini.partition.local_search.search_state import State
+from gemini.partition.local_search.memory_excess import memory_overflow
+from gemini.partition.local_search.merge_stages import CUT_PER_STAGE
+from gemini.partition.local_search.search_state import SearchState
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Stages numbered in order, their workers, and how good they are."""
+class Candidate:
+    """Stages in topological order, their workers, and their score."""
 
     stage_of: tuple[int, ...]
     worker_of: tuple[int, ...]
@@ -34,8 +34,8 @@ class Answer:
 
     @property
     def key(self) -> tuple[float, int, float, float, int]:
-        """Smaller is better."""
-        return (round(self.overflow_mb, 6), self.idle, _rounded(self.time_ms), _rounded(self.cut), self.nstages)
+        """The sort key; smaller is better."""
+        return (round(self.overflow_mb, 6), self.idle, _round(self.time_ms), _round(self.cut), self.nstages)
 
     @property
     def part_of(self) -> list[int]:
@@ -43,16 +43,16 @@ class Answer:
         return [self.worker_of[stage] for stage in self.stage_of]
 
 
-def _rounded(value: float) -> float:
-    """Equal but for the order of additions."""
+def _round(value: float) -> float:
+    """Round away differences from the order of additions."""
     return float(f"{value:.9g}")
 
 
-def judge(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int], origin: str = "") -> Answer:
-    """The answer of stages that are numbered in order; some may be empty."""
-    state = State(problem, stage_of, worker_of)
-    beyond = sum(overflow(problem, stage_of, worker_of))
-    return Answer(
+def evaluate(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int], origin: str = "") -> Candidate:
+    """Score stages in topological order; some may be empty."""
+    state = SearchState(problem, stage_of, worker_of)
+    beyond = sum(memory_overflow(problem, stage_of, worker_of))
+    return Candidate(
         tuple(stage_of),
         tuple(worker_of),
         state.members.count(0),
@@ -64,38 +64,42 @@ def judge(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int], o
     )
 
 
-def judge_state(state: State, origin: str = "") -> Answer:
-    """The answer that a state is."""
-    return judge(state.problem, state.block_of, state.worker_of, origin)
+def evaluate_state(state: SearchState, origin: str = "") -> Candidate:
+    """Score a search state."""
+    return evaluate(state.problem, state.block_of, state.worker_of, origin)
 
 
-def within_slack(answers: Iterable[Answer], slack: float, ceiling: float = inf) -> Answer:
-    """What moves least, in few stages, of the answers close to the fastest and within a ceiling that it keeps."""
+def select_within_slack(answers: Iterable[Candidate], slack: float, ceiling: float = inf) -> Candidate:
+    """Select the candidate with the smallest cut and few stages among those near the fastest and within `ceiling`."""
     found = list(answers)
     best = min(found, key=lambda answer: answer.key)
     limit = max(best.time_ms, min(best.time_ms * (1 + slack), ceiling)) * (1 + 1e-12)
     close = [answer for answer in found if answer.key[:2] == best.key[:2] and answer.time_ms <= limit]
-    return min(close, key=lambda answer: (_rounded(answer.cut * (1 + WORTH * answer.nstages)), answer.key))
+    return min(close, key=lambda answer: (_round(answer.cut * (1 + CUT_PER_STAGE * answer.nstages)), answer.key))
 
 
-def finish(problem: Problem, answer: Answer, **facts: Any) -> Assignment:
-    """The assignment of an answer; raises PartitionError where memory is not enough."""
+def to_assignment(problem: Problem, answer: Candidate, **facts: Any) -> Assignment:
+    """Return the assignment of a candidate; raises PartitionError where it exceeds the memory limits."""
     if answer.overflow_mb > 1e-6:
-        raise PartitionError(_too_much(problem, answer))
-    told: dict[str, Any] = {"bottleneck": problem.bottleneck(answer.part_of), "cut_mb": problem.cut_mb(answer.part_of)}
+        raise PartitionError(_memory_shortage_text(problem, answer))
+    score: dict[str, Any] = {"bottleneck": problem.bottleneck(answer.part_of), "cut_mb": problem.cut_mb(answer.part_of)}
     if answer.origin:
-        told["origin"] = answer.origin
-    return Assignment(answer.stage_of, answer.worker_of, {**told, **facts})
+        score["origin"] = answer.origin
+    return Assignment(answer.stage_of, answer.worker_of, {**score, **facts})
 
 
-def _too_much(problem: Problem, answer: Answer) -> str:
-    beyond = overflow(problem, answer.stage_of, answer.worker_of)
+def _memory_shortage_text(problem: Problem, answer: Candidate) -> str:
+    beyond = memory_overflow(problem, answer.stage_of, answer.worker_of)
     lines = [
-        f"  - worker {at} has {problem.workers[at].memory_mb:.1f} MB and needs {mb:.1f} MB more"
+        f"  - worker {at} has {problem.workers[at].memory_mb:.1f} MB and lacks {mb:.1f} MB"
         for at, mb in enumerate(beyond)
         if mb > 0
     ]
     advice = [f"more than {problem.nparts} parts", "more micro-batches", "another partitioner"]
     if not problem.options.recompute:
         advice.insert(1, "recompute=True")
-    return "memory is not enough; the closest found:\n" + "\n".join(lines) + f"\n    → {', or '.join(advice)}"
+    return (
+        "the memory of the workers is too small; the closest result:\n"
+        + "\n".join(lines)
+        + f"\n    → {', or '.join(advice)}"
+    )

@@ -1,13 +1,13 @@
-"""Staging: from the worker of each item to stages, as few as can be.
+"""Stage builder: group items into few stages, given the worker of each item.
 
-Workers may need each other in both directions. Then a worker runs several stages:
+Workers may depend on each other in both directions. Then a worker runs several stages:
 
     worker 0   a ──► b        d          stages  {a, b}  {c}  {d}
                       ╲      ╱           workers    0     1    0
     worker 1           ► c ─►
 
-Items are taken in order, a worker at a time for as long as it has something to run: each such run is a stage. Then
-stages of one worker are merged where no way leads from the one to the other through a third.
+Items are scheduled one worker at a time for as long as it has ready items: each such run is a stage. Then stages of one
+worker are merged where no path leads from one to the other through a third.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from collections.abc import Iterator, Sequence
 from gemini.partition.partition_problem import Problem
 
 
-def stages_of(problem: Problem, part_of: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The stage of each item, numbered in order, and the worker of each stage."""
-    runs = min((_runs(problem, part_of), _levels(problem, part_of)), key=max)
-    return _merged(problem, part_of, runs)
+def build_stages(problem: Problem, part_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the stage of each item, in topological order, and the worker of each stage."""
+    runs = min((_greedy_stages(problem, part_of), _level_stages(problem, part_of)), key=max)
+    return _merge_stages(problem, part_of, runs)
 
 
-def _runs(problem: Problem, part_of: Sequence[int]) -> list[int]:
-    """Stages by always running the worker that can do the most before it must wait."""
+def _greedy_stages(problem: Problem, part_of: Sequence[int]) -> list[int]:
+    """Build stages by always running the worker that can do the most before it must wait."""
     missing = [len(before) for before in problem.predecessors]
     ready: list[list[int]] = [[] for _ in range(problem.nparts)]
     for at, count in enumerate(missing):
@@ -34,7 +34,7 @@ def _runs(problem: Problem, part_of: Sequence[int]) -> list[int]:
     stage = 0
     while any(ready):
         closures = [_closure(problem, part_of, missing, items) if items else [] for items in ready]
-        worker = max(range(problem.nparts), key=lambda w: (_finished(problem, closures[w]), len(closures[w]), -w))
+        worker = max(range(problem.nparts), key=lambda w: (_total_ms(problem, closures[w]), len(closures[w]), -w))
         for at in closures[worker]:
             stage_of[at] = stage
         ready[worker] = []
@@ -47,12 +47,12 @@ def _runs(problem: Problem, part_of: Sequence[int]) -> list[int]:
     return stage_of
 
 
-def _finished(problem: Problem, closure: list[int]) -> float:
+def _total_ms(problem: Problem, closure: list[int]) -> float:
     return sum(problem.items[at].ms for at in closure)
 
 
 def _closure(problem: Problem, part_of: Sequence[int], missing: Sequence[int], ready: Sequence[int]) -> list[int]:
-    """What a worker can run now, one item enabling the next."""
+    """Return the items that a worker can run without waiting, one item enabling the next."""
     met: dict[int, int] = {}
     found = list(ready)
     worker = part_of[ready[0]]
@@ -65,8 +65,8 @@ def _closure(problem: Problem, part_of: Sequence[int], missing: Sequence[int], r
     return found
 
 
-def _levels(problem: Problem, part_of: Sequence[int]) -> list[int]:
-    """Stages by how often the longest way to an item changes the worker."""
+def _level_stages(problem: Problem, part_of: Sequence[int]) -> list[int]:
+    """Build stages by the worker changes on the longest path to each item."""
     level = [0] * len(problem.items)
     for at in range(len(problem.items)):
         for before in problem.predecessors[at]:
@@ -76,28 +76,28 @@ def _levels(problem: Problem, part_of: Sequence[int]) -> list[int]:
     return [number[level[at], part_of[at]] for at in range(len(level))]
 
 
-def _merged(problem: Problem, part_of: Sequence[int], stage_of: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Merge stages of a worker for as long as the stages can still be put in an order."""
+def _merge_stages(problem: Problem, part_of: Sequence[int], stage_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Merge stages of the same worker while the graph of stages stays acyclic."""
     count = max(stage_of) + 1
     worker_of = [0] * count
     for at, stage in enumerate(stage_of):
         worker_of[stage] = part_of[at]
-    merging = Merging(problem, stage_of, count)
-    home = list(range(count))
-    alive: list[list[int]] = [[] for _ in range(problem.nparts)]  # stages of each worker that are left
+    graph = StageGraph(problem, stage_of, count)
+    merged_into = list(range(count))
+    alive: list[list[int]] = [[] for _ in range(problem.nparts)]  # remaining stages of each worker
     for stage in range(count):
         mine = alive[worker_of[stage]]
         for earlier in reversed(mine):
-            if not merging.closes_circle(earlier, stage):
-                merging.merge(earlier, stage)
-                home[stage] = earlier
+            if not graph.creates_cycle(earlier, stage):
+                graph.merge(earlier, stage)
+                merged_into[stage] = earlier
                 break
         else:
             mine.append(stage)
-    return _numbered(problem, [home[stage] for stage in stage_of], worker_of)
+    return _number_stages(problem, [merged_into[stage] for stage in stage_of], worker_of)
 
 
-class Merging:
+class StageGraph:
     """The graph of stages while stages are merged, as bit masks."""
 
     def __init__(self, problem: Problem, stage_of: Sequence[int], count: int) -> None:
@@ -108,15 +108,15 @@ class Merging:
                 self.after[one] |= 1 << other
                 self.before[other] |= 1 << one
 
-    def beside(self, stage: int) -> list[int]:
-        """The stages that a stage reads from or writes to."""
+    def neighbours(self, stage: int) -> list[int]:
+        """Return the stages that a stage reads from or sends to."""
         return list(_bits(self.after[stage] | self.before[stage]))
 
-    def closes_circle(self, one: int, other: int) -> bool:
-        """Whether a way leads from one stage to another, or back, through a third."""
-        return self._leads(one, other) or self._leads(other, one)
+    def creates_cycle(self, one: int, other: int) -> bool:
+        """Return whether a path leads from one stage to the other, or back, through a third."""
+        return self._has_indirect_path(one, other) or self._has_indirect_path(other, one)
 
-    def _leads(self, one: int, goal: int) -> bool:
+    def _has_indirect_path(self, one: int, goal: int) -> bool:
         if not self.before[goal] & ~(1 << one):
             return False
         seen = pending = self.after[one] & ~(1 << goal)
@@ -131,7 +131,7 @@ class Merging:
         return False
 
     def merge(self, kept: int, gone: int) -> None:
-        """One stage becomes part of another."""
+        """Merge stage `gone` into stage `kept`."""
         both = ~(1 << kept | 1 << gone)
         for later in _bits(self.after[gone] & both):
             self.before[later] = self.before[later] & ~(1 << gone) | 1 << kept
@@ -149,8 +149,8 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= lowest
 
 
-def _numbered(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Stages numbered in an order in which values flow forward."""
+def _number_stages(problem: Problem, stage_of: Sequence[int], worker_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Number stages in topological order."""
     before: dict[int, set[int]] = {stage: set() for stage in stage_of}
     after: dict[int, set[int]] = {stage: set() for stage in stage_of}
     for edge in problem.edges:

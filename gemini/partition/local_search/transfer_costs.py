@@ -1,7 +1,7 @@
-"""Transfers: which values cross between which workers, and what that costs.
+"""Transfer costs: the values sent between workers and their cost.
 
-A value is sent once to each worker that reads it. Where links cost nothing the cut is counted in MB and takes no time;
-where they do, it is counted in ms, forward and gradient, and the worker that reads it is busy with it.
+A value is sent once to each worker that reads it. With free links the cut is in MB and takes no time; otherwise it is in
+ms, value and gradient, and occupies the reading worker.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from gemini.partition.partition_problem import Problem
 
 
-class Transfers:
-    """Readers of each value by worker, kept up to date while items move."""
+class TransferLedger:
+    """Readers of each value by worker, updated as items move."""
 
     def __init__(self, problem: Problem, part_of: Sequence[int]) -> None:
         self.problem = problem
@@ -41,18 +41,18 @@ class Transfers:
         )
 
     def price(self, value: int, source: int, target: int) -> float:
-        """The cost of sending a value, and its gradient back."""
+        """Return the cost of sending a value and its gradient back."""
         return self.prices[value] if self.uniform else self._price(value, source, target)
 
     def _price(self, value: int, source: int, target: int) -> float:
         return self.problem.values[value].mb if self.free else self.problem.transfer_ms(value, source, target)
 
     def loads(self) -> list[float]:
-        """The ms that each worker is busy with transfers."""
-        return self.problem.transfers(self.part_of)
+        """Return each worker's transfer time (ms)."""
+        return self.problem.transfer_times(self.part_of)
 
     def effect(self, at: int, one: int, other: int) -> tuple[float, dict[int, float]]:
-        """How the cut, and the transfer times of workers, change if an item moves from one worker to another."""
+        """Return the changes of the cut and of transfer times if an item moves from one worker to another."""
         if self.free:
             return self.change(at, one, other), {}
         cut = 0.0
@@ -64,7 +64,7 @@ class Transfers:
         return cut, loads
 
     def change(self, at: int, one: int, other: int) -> float:
-        """How the cut changes if an item moves, the price of a value being the same between all workers."""
+        """Return the change of the cut if an item moves, for uniform links."""
         prices, readers, part_of, producer = self.prices, self.readers, self.part_of, self.producer
         cut = 0.0
         for value in self.makes[at]:
@@ -74,15 +74,15 @@ class Transfers:
             if other in count:
                 cut -= prices[value]
         for value in self.reads[at]:
-            home, count = part_of[producer[value]], readers[value]
-            if one != home and count[one] == 1:
+            owner, count = part_of[producer[value]], readers[value]
+            if one != owner and count[one] == 1:
                 cut -= prices[value]
-            if other != home and other not in count:
+            if other != owner and other not in count:
                 cut += prices[value]
         return cut
 
     def _changes(self, at: int, one: int, other: int) -> list[tuple[int, int, int, int]]:
-        """(value, source, target, +1 or −1) of the transfers that begin or end."""
+        """Return (value, source, target, ±1) of the transfers that begin or end."""
         found = []
         for value in self.makes[at]:
             for worker in self.readers[value]:
@@ -91,15 +91,15 @@ class Transfers:
                 if worker != other:
                     found.append((value, other, worker, 1))
         for value in self.reads[at]:
-            home, count = self.part_of[self.producer[value]], self.readers[value]
-            if one != home and count[one] == 1:
-                found.append((value, home, one, -1))
-            if other != home and other not in count:
-                found.append((value, home, other, 1))
+            owner, count = self.part_of[self.producer[value]], self.readers[value]
+            if one != owner and count[one] == 1:
+                found.append((value, owner, one, -1))
+            if other != owner and other not in count:
+                found.append((value, owner, other, 1))
         return found
 
     def move(self, at: int, one: int, other: int) -> None:
-        """An item moves from one worker to another."""
+        """Move an item from one worker to another."""
         self.cut += self.change(at, one, other) if self.uniform else self.effect(at, one, other)[0]
         for value in self.reads[at]:
             count = self.readers[value]

@@ -1,19 +1,19 @@
-"""Repair: parts of METIS become what workers can run.
+"""Acyclic repair: make the parts of METIS executable as stages.
 
-Parts get the workers that pins ask for, empty ones get items, and where a worker may have one stage only, parts are
-put in an order and items that flow against it are moved.
+Parts are matched to workers by pins, empty parts are filled, and where every worker has one stage, parts are ordered and
+items that violate the order are moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gemini.partition.item_orders import worker_order
+from gemini.partition.item_orders import order_pinned_workers
 from gemini.partition.partition_problem import Problem
 
 
-def on_workers(problem: Problem, part_of: Sequence[int]) -> list[int]:
-    """The worker of each item: parts are matched to workers by pinned work, pinned items go where they must."""
+def match_workers(problem: Problem, part_of: Sequence[int]) -> list[int]:
+    """Return the worker of each item: parts are matched to workers by pinned items, and pins are applied."""
     pinned: dict[tuple[int, int], int] = {}
     for item, part in zip(problem.items, part_of, strict=True):
         if item.pin is not None:
@@ -22,7 +22,7 @@ def on_workers(problem: Problem, part_of: Sequence[int]) -> list[int]:
     for part, worker in sorted(pinned, key=lambda pair: (-pinned[pair], pair)):
         if part not in worker_of and worker not in worker_of.values():
             worker_of[part] = worker
-    for part in range(problem.nparts):  # the others keep their number where it is free: shares go by speed
+    for part in range(problem.nparts):  # other parts keep their number where it is free: shares follow speeds
         if part not in worker_of and part not in worker_of.values():
             worker_of[part] = part
     free = iter([worker for worker in range(problem.nparts) if worker not in worker_of.values()])
@@ -33,8 +33,8 @@ def on_workers(problem: Problem, part_of: Sequence[int]) -> list[int]:
     return [found[at] if item.pin is None else item.pin for at, item in enumerate(problem.items)]
 
 
-def filled(problem: Problem, part_of: Sequence[int]) -> list[int]:
-    """Every worker has some work: an empty one takes the lightest item of the most loaded."""
+def fill_empty_parts(problem: Problem, part_of: Sequence[int]) -> list[int]:
+    """Give every worker some work: an empty one takes the lightest item of the most loaded worker."""
     found = list(part_of)
     counted = [item.ms > 0 for item in problem.items]
     if sum(counted) < problem.nparts:
@@ -55,9 +55,9 @@ def filled(problem: Problem, part_of: Sequence[int]) -> list[int]:
     return found
 
 
-def in_sequence(problem: Problem, part_of: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Stages, one a worker, that come close to parts: items too late moved back, or items too early moved on."""
-    workers = _sequence(problem, part_of)
+def repair_to_sequence(problem: Problem, part_of: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return two repairs to one stage per worker: items moved to later stages, or to earlier ones."""
+    workers = _order_workers(problem, part_of)
     rank = {worker: at for at, worker in enumerate(workers)}
     wanted = [rank[part] for part in part_of]
     pins = [None if item.pin is None else rank[item.pin] for item in problem.items]
@@ -70,11 +70,11 @@ def in_sequence(problem: Problem, part_of: Sequence[int]) -> list[tuple[list[int
         pin = pins[at]
         after = problem.successors[at]
         earlier[at] = min([wanted[at], *(earlier[other] for other in after)]) if pin is None else pin
-    return [(_between_pins(problem, found, pins), list(workers)) for found in (later, earlier)]
+    return [(_clamp_to_pins(problem, found, pins), list(workers)) for found in (later, earlier)]
 
 
-def _between_pins(problem: Problem, stage_of: Sequence[int], pins: Sequence[int | None]) -> list[int]:
-    """Stages moved no further than pins before and behind allow, and never against an edge."""
+def _clamp_to_pins(problem: Problem, stage_of: Sequence[int], pins: Sequence[int | None]) -> list[int]:
+    """Clamp stages to the range that pins of predecessors and successors allow."""
     count = len(stage_of)
     ceiling = [10**9] * count
     for at in reversed(range(count)):
@@ -89,8 +89,8 @@ def _between_pins(problem: Problem, stage_of: Sequence[int], pins: Sequence[int 
     return found
 
 
-def _sequence(problem: Problem, part_of: Sequence[int]) -> list[int]:
-    """Workers by where the middle of their work is, as far as pins allow."""
+def _order_workers(problem: Problem, part_of: Sequence[int]) -> list[int]:
+    """Order workers by the mean position of their work, as far as pins allow."""
     total = [0.0] * problem.nparts
     weight = [0.0] * problem.nparts
     for at, part in enumerate(part_of):
@@ -98,7 +98,7 @@ def _sequence(problem: Problem, part_of: Sequence[int]) -> list[int]:
         total[part] += ms * at
         weight[part] += ms
     middle = [total[part] / weight[part] if weight[part] else float(len(part_of)) for part in range(problem.nparts)]
-    fixed = worker_order(problem)
+    fixed = order_pinned_workers(problem)
     pinned = iter(fixed)
     by_middle = sorted(range(problem.nparts), key=lambda part: (middle[part], part))
     return [next(pinned) if part in fixed else part for part in by_middle]

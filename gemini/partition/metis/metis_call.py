@@ -1,8 +1,7 @@
-"""The engine: METIS on the graph of items.
+"""METIS call: partition the undirected graph of items.
 
-METIS knows undirected graphs with whole numbers as weights. An item weighs its time, an edge what cutting it would
-move. A value that several items read moves once to each worker, not to each reader: its weight is shared among its
-readers.
+METIS takes undirected graphs with integer weights. An item's weight is its time, an edge's weight its traffic. A value
+with several readers is sent once per worker, not per reader: its weight is divided among its readers.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Any
 from gemini.errors import MissingEngineError
 from gemini.partition.partition_problem import Problem
 
-_SCALE = 1_000_000  # the work of all items
+_SCALE = 1_000_000  # total weight of all items
 _LEAST_SHARE = 0.2  # of an equal share
-_FEW_ITEMS = 8  # a part
-_FEW = 32  # items with work a part
-_EDGE_SCALE = 10_000  # the heaviest edge
+_FEW_ITEMS = 8  # per part
+_FEW = 32  # items with compute time per part
+_EDGE_SCALE = 10_000  # weight of the heaviest edge
 
 
 class Metis:
-    """A problem as METIS sees it; each call is one try."""
+    """A problem in the form of METIS; each call is one attempt."""
 
     def __init__(self, problem: Problem) -> None:
         try:
@@ -56,7 +55,7 @@ class Metis:
             self.starts.append(len(self.ends))
 
     def parts(self, seed: int, imbalance: int, recursive: bool) -> list[int]:
-        """The part of each item; `imbalance` is in thousandths."""
+        """Return the part of each item; `imbalance` is in thousandths."""
         if self.problem.nparts == 1:
             return [0] * len(self.problem.items)
         _, part_of = self.engine.part_graph(
@@ -71,7 +70,7 @@ class Metis:
         return list(part_of)
 
     def _graph(self) -> dict[str, Any]:
-        """The graph in the form that this version of the engine takes."""
+        """Return the graph arguments for the installed version of pymetis."""
         form = getattr(self.engine, "CSRAdjacency", None)
         if form is None:
             return {"xadj": self.starts, "adjncy": self.ends}
@@ -79,8 +78,8 @@ class Metis:
 
 
 def _shares(problem: Problem) -> list[float]:
-    """The share of the work of each part; parts that would get next to nothing make METIS fail, and so do unequal ones
-    of a few items. What is balanced afterwards is balanced by speed."""
+    """Return the target share of each part. METIS fails on tiny shares, and on unequal shares of few items; later refinement
+    balances by speed."""
     speeds = [worker.speed for worker in problem.workers]
     if len(problem.items) < _FEW_ITEMS * problem.nparts:
         return [1 / len(speeds)] * len(speeds)
@@ -89,8 +88,8 @@ def _shares(problem: Problem) -> list[float]:
 
 
 def _weights(problem: Problem, largest_share: float) -> list[int]:
-    """Whole numbers for times. METIS cannot split work that a few items have between them, so where few have any, all
-    get some, and none has more than fits into a part."""
+    """Return integer weights for times. METIS cannot divide work concentrated in few items, so then all items get some
+    weight, and none more than fits a part."""
     times = [item.ms for item in problem.items]
     if sum(ms > 0 for ms in times) < _FEW * problem.nparts:
         least = sum(times) / len(times) / 10 or 1.0
@@ -107,7 +106,7 @@ def _weights(problem: Problem, largest_share: float) -> list[int]:
 
 
 def _price(problem: Problem, value: int) -> float:
-    """What cutting a value costs: ms where links do, else MB."""
+    """Return the cost of cutting a value: ms where links have a cost, else MB."""
     if problem.options.links.free or problem.nparts < 2:
         return problem.values[value].mb
     return problem.transfer_ms(value, 0, 1)

@@ -1,4 +1,4 @@
-"""The partitioner `metis`: several tries of METIS, each made into stages, the best kept."""
+"""Partitioner `metis`: the best of several METIS attempts, each turned into stages."""
 
 from __future__ import annotations
 
@@ -7,74 +7,74 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gemini.errors import PartitionError
-from gemini.partition.local_search.initial import check_size, contiguous_answers
+from gemini.partition.local_search.initial import check_size, contiguous_candidates
 from gemini.partition.local_search.item_moves import refine
-from gemini.partition.local_search.merge_stages import with_fewer_stages
-from gemini.partition.local_search.score import Answer, finish, judge, judge_state, within_slack
-from gemini.partition.local_search.search_state import State
-from gemini.partition.local_search.stage_builder import stages_of
-from gemini.partition.metis.acyclic_repair import filled, in_sequence, on_workers
+from gemini.partition.local_search.merge_stages import reduce_stages
+from gemini.partition.local_search.score import Candidate, evaluate, evaluate_state, select_within_slack, to_assignment
+from gemini.partition.local_search.search_state import SearchState
+from gemini.partition.local_search.stage_builder import build_stages
+from gemini.partition.metis.acyclic_repair import fill_empty_parts, match_workers, repair_to_sequence
 from gemini.partition.metis.metis_call import Metis
 from gemini.partition.partition_problem import Problem
 from gemini.partition.registry import Assignment
 
 _TRIES = ((1, False), (5, False), (20, False), (1, True), (10, True))  # imbalance in thousandths, bisection
-_STAGED = 2  # tries that are made into stages
+_STAGED = 2  # attempts that are turned into stages
 
 
 def partition_metis(problem: Problem) -> Assignment:
-    """The best of several tries."""
-    best = within_slack(metis_answers(problem), problem.options.slack)
-    return finish(problem, best, tries=len(_TRIES))
+    """Return the best of several attempts."""
+    best = select_within_slack(metis_candidates(problem), problem.options.slack)
+    return to_assignment(problem, best, tries=len(_TRIES))
 
 
-def metis_answers(problem: Problem) -> list[Answer]:
-    """The answers of the best tries."""
+def metis_candidates(problem: Problem) -> list[Candidate]:
+    """Return the candidates of the best attempts."""
     check_size(problem)
     engine = Metis(problem)
     rng = random.Random(problem.options.seed)
     tries: dict[tuple[int, ...], tuple[float, float]] = {}
     for imbalance, recursive in _TRIES:
         raw = engine.parts(rng.randrange(1, 1 << 30), imbalance, recursive)
-        part_of = tuple(filled(problem, on_workers(problem, raw)))
+        part_of = tuple(fill_empty_parts(problem, match_workers(problem, raw)))
         tries[part_of] = (max(problem.times(part_of)), problem.cut_mb(part_of))
     best = sorted(tries, key=lambda part_of: tries[part_of])[:_STAGED]
-    found: list[Answer] = []
+    found: list[Candidate] = []
     if problem.options.mixed is not False:
-        found = [_mixed(problem, part_of, rng) for part_of in best]
-        found += _recut(problem, found[0].stage_of)
+        found = [_mixed_candidate(problem, part_of, rng) for part_of in best]
+        found += _recut_candidates(problem, found[0].stage_of)
         if any(not answer.overflow_mb for answer in found):
             return found
     try:
-        # More stages keep more for backward, so where memory is short, one a worker may do.
+        # More stages save more for backward, so one stage per worker may fit where memory is short.
         tried = best[:1] if found else best
-        found += [answer for part_of in tried for answer in _one_a_worker(problem, part_of, rng)]
-    except PartitionError:  # pins that one stage a worker cannot serve
+        found += [answer for part_of in tried for answer in _straight_candidates(problem, part_of, rng)]
+    except PartitionError:  # pins that one stage per worker cannot satisfy
         if not found:
             raise
     return found
 
 
-def _mixed(problem: Problem, part_of: Sequence[int], rng: random.Random) -> Answer:
-    """As many stages a worker as its part needs."""
-    state = State(problem, *stages_of(problem, part_of))
+def _mixed_candidate(problem: Problem, part_of: Sequence[int], rng: random.Random) -> Candidate:
+    """Return a candidate with as many stages per worker as its part needs."""
+    state = SearchState(problem, *build_stages(problem, part_of))
     limit = state.bottleneck * (1 + problem.options.slack)
     refine(state, "advanced", rng, problem.options.slack, passes=1)
-    return judge(problem, *with_fewer_stages(problem, state.workers(), limit), "METIS")
+    return evaluate(problem, *reduce_stages(problem, state.workers(), limit), "METIS")
 
 
-def _one_a_worker(problem: Problem, part_of: Sequence[int], rng: random.Random) -> list[Answer]:
-    """One stage a worker: repaired and balanced again."""
+def _straight_candidates(problem: Problem, part_of: Sequence[int], rng: random.Random) -> list[Candidate]:
+    """Return candidates with one stage per worker: repaired and rebalanced."""
     found = []
-    for stage_of, worker_of in in_sequence(problem, part_of):
-        state = State(problem, stage_of, worker_of)
+    for stage_of, worker_of in repair_to_sequence(problem, part_of):
+        state = SearchState(problem, stage_of, worker_of)
         refine(state, "advanced", rng, problem.options.slack)
-        found.append(judge_state(state, "METIS, repaired"))
-    return [*found, *_recut(problem, found[0].stage_of)]
+        found.append(evaluate_state(state, "METIS, repaired"))
+    return [*found, *_recut_candidates(problem, found[0].stage_of)]
 
 
-def _recut(problem: Problem, stage_of: Sequence[int]) -> list[Answer]:
-    """The stages as an order of items, cut again where it is balanced best."""
+def _recut_candidates(problem: Problem, stage_of: Sequence[int]) -> list[Candidate]:
+    """Cut the item order of the stages again at the best contiguous positions."""
     order = sorted(range(len(stage_of)), key=lambda at: (stage_of[at], at))
-    found = contiguous_answers(problem, {"METIS": tuple(order)})
+    found = contiguous_candidates(problem, {"METIS": tuple(order)})
     return [replace(answer, origin="METIS, cut again") for answer in found]

@@ -1,8 +1,8 @@
-"""Centres: the seeds of pieces. Each is the heaviest cluster of its share of the work; pieces are cut between two
-neighbouring centres where the least crosses.
+"""Seeds of pieces: the heaviest cluster of each equal share of the work. Pieces are cut between adjacent seeds where the
+fewest bytes cross.
 
     clusters   ▂ ▂ █ ▂ ▃ ▂ ▇ ▂ ▂ ▂ █ ▃
-    centres        ▲       ▲       ▲
+    seeds          ▲       ▲       ▲
     pieces     ├────────┼────────┼──────┤
 """
 
@@ -14,14 +14,14 @@ from gemini.partition.partition_problem import Problem
 
 
 def cut_pieces(problem: Problem, count: int) -> list[int]:
-    """The piece of each cluster, about `count` pieces of consecutive clusters; pins that differ are kept apart."""
-    middles = _centres(problem, count)
-    crossing = _crossing(problem)
+    """Return the piece of each cluster, about `count` pieces of consecutive clusters; different pins are separated."""
+    seeds = _find_seeds(problem, count)
+    crossing = _crossing_mb(problem)
     cuts = {
         min(range(one + 1, other + 1), key=lambda at: (crossing[at], abs(2 * at - one - other - 1)))
-        for one, other in pairwise(middles)
+        for one, other in pairwise(seeds)
     }
-    cuts |= _pin_changes(problem)
+    cuts |= _find_pin_changes(problem)
     piece_of, piece = [], 0
     for at in range(len(problem.items)):
         piece += at in cuts
@@ -29,7 +29,7 @@ def cut_pieces(problem: Problem, count: int) -> list[int]:
     return piece_of
 
 
-def _centres(problem: Problem, count: int) -> list[int]:
+def _find_seeds(problem: Problem, count: int) -> list[int]:
     total = sum(item.ms for item in problem.items)
     if not total:
         return list(range(len(problem.items)))[:count]
@@ -43,7 +43,7 @@ def _centres(problem: Problem, count: int) -> list[int]:
     return sorted(heaviest.values())
 
 
-def _pin_changes(problem: Problem) -> set[int]:
+def _find_pin_changes(problem: Problem) -> set[int]:
     found = set()
     pin: int | None = None
     for at, item in enumerate(problem.items):
@@ -54,8 +54,8 @@ def _pin_changes(problem: Problem) -> set[int]:
     return found
 
 
-def _crossing(problem: Problem) -> list[float]:
-    """MB of the values made before a position and read at it or after."""
+def _crossing_mb(problem: Problem) -> list[float]:
+    """Return, per position, the MB of values produced before it and read at or after it."""
     change = [0.0] * (len(problem.items) + 2)
     for value, (producer, readers) in zip(problem.values, problem.readers, strict=True):
         change[producer + 1] += value.mb

@@ -1,4 +1,4 @@
-"""The row: items in order of execution, merged to as many places for a cut as a dynamic programme can look at."""
+"""Merged items: consecutive items merged until the dynamic program has few enough cut positions."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from functools import cached_property
 
 import numpy as np
 
-from gemini.partition.exact.prefix_costs import Floats, Line
+from gemini.partition.exact.prefix_costs import Floats, SegmentCosts
 from gemini.partition.local_search.clusters import Clusters, contract
 from gemini.partition.partition_problem import Problem
 
 
 @dataclass(frozen=True)
-class Row:
-    """A problem of few clusters, in order, and the cluster of each item."""
+class MergedItems:
+    """A problem of few clusters, in execution order, and the cluster of each item."""
 
     problem: Problem
     cluster_of: Clusters
 
     @cached_property
-    def line(self) -> Line:
-        """The prices of all stretches."""
-        return Line(self.problem, tuple(range(self.size)))
+    def costs(self) -> SegmentCosts:
+        """The costs of all segments."""
+        return SegmentCosts(self.problem, tuple(range(self.size)))
 
     @property
     def size(self) -> int:
-        """How many clusters there are."""
+        """The number of clusters."""
         return len(self.problem.items)
 
     @cached_property
     def work(self) -> Floats:
-        """The time of each stretch [row, column) on a worker of speed 1; infinite where it is empty."""
-        found = self.line.work[None, :] - self.line.work[:, None]
+        """The time of each segment [row, column) on a worker of speed 1; infinite for empty segments."""
+        found = self.costs.work[None, :] - self.costs.work[:, None]
         found[np.tril_indices(self.size + 1)] = np.inf
         return found
 
     @cached_property
     def gradients_mb(self) -> Floats:
-        """The gradients of each stretch, shared parameters once."""
+        """The gradient MB of each segment, shared parameters once."""
         sizes = {n: mb if n in self.problem.trainable else 0.0 for n, mb in self.problem.parameters_mb.items()}
         plain = replace(self.problem, parameters_mb=sizes, trainable=frozenset())
         everywhere = range(self.size + 1)
-        return Line(plain, self.line.order).weights.window(everywhere, everywhere)
+        return SegmentCosts(plain, self.costs.order).weights.window(everywhere, everywhere)
 
     @cached_property
     def crossing(self) -> tuple[Floats, Floats]:
-        """The number of messages and MB that cross each cut, both directions."""
+        """The number of messages and the MB across each cut, gradients included."""
         count, size = np.zeros(self.size + 2), np.zeros(self.size + 2)
         for value, (producer, readers) in zip(self.problem.values, self.problem.readers, strict=True):
             messages = 1 + (value.backward_mb > 0)
@@ -57,16 +57,16 @@ class Row:
         return np.cumsum(count)[:-1], np.maximum(np.cumsum(size)[:-1], 0.0)
 
     def memory(self, in_flight: int) -> Floats:
-        """MB of each stretch."""
+        """Return the MB of each segment."""
         everywhere = range(self.size + 1)
-        return self.line.memory(everywhere, everywhere, in_flight)
+        return self.costs.memory(everywhere, everywhere, in_flight)
 
 
-def row_of(problem: Problem, most: int) -> Row:
-    """Consecutive items merged, the lightest neighbours first, until `most` clusters are left."""
+def merge_items(problem: Problem, most: int) -> MergedItems:
+    """Merge consecutive items, the lightest neighbours first, until `most` clusters are left."""
     count = len(problem.items)
     if count <= most:
-        return Row(problem, list(range(count)))
+        return MergedItems(problem, list(range(count)))
     work = [item.ms for item in problem.items]
     pin = [item.pin for item in problem.items]
     following = list(range(1, count + 1))
@@ -97,4 +97,4 @@ def row_of(problem: Problem, most: int) -> Row:
     clusters: list[int] = []
     for at in range(count):
         clusters.append(at if alive[at] else clusters[-1])
-    return Row(*contract(problem, clusters))
+    return MergedItems(*contract(problem, clusters))

@@ -1,7 +1,7 @@
-"""The partitioner `pipedream`: the best straight pipe is the answer, the best replicated one is told in its facts.
+"""Partitioner `pipedream`: the best straight pipeline; the best replicated one is reported in its facts.
 
-A partition has one worker a stage, so the answer is straight. What replication would give is found by the same
-programme and told with its predicted time under `facts["replicated"]`.
+A partition has one worker per stage, so the result is straight. The best pipeline with replicated stages is found by the
+same dynamic program and reported with its predicted time in `facts["replicated"]`.
 """
 
 from __future__ import annotations
@@ -10,46 +10,46 @@ from itertools import islice, pairwise
 from typing import Any
 
 from gemini.errors import PartitionError
-from gemini.partition.exact.device_order import seatings
+from gemini.partition.exact.device_order import slot_orders
 from gemini.partition.local_search.initial import check_size
-from gemini.partition.local_search.score import finish, judge
+from gemini.partition.local_search.score import evaluate, to_assignment
 from gemini.partition.partition_problem import Problem
-from gemini.partition.pipedream.merged_items import Row, row_of
-from gemini.partition.pipedream.replicated import replicated
-from gemini.partition.pipedream.straight import straight
+from gemini.partition.pipedream.merged_items import MergedItems, merge_items
+from gemini.partition.pipedream.replicated import find_replicated
+from gemini.partition.pipedream.straight import find_straight
 from gemini.partition.registry import Assignment
 
-_CUTS = 1000  # places where a straight pipe may be cut
+_CUTS = 1000  # cut positions of a straight pipeline
 _REPLICATED_CUTS = 64
-_SEATINGS = 12
+_SLOT_ORDERS = 12
 
 
 def partition_pipedream(problem: Problem) -> Assignment:
-    """The best straight pipe; `chunks` stages a worker, in turns, where that is asked."""
+    """Return the best straight pipeline, with `chunks` stages per worker in round-robin order where requested."""
     check_size(problem)
     chunks = problem.options.chunks if problem.options.mixed is not False else 1
     chunks = max(1, min(chunks, len(problem.items) // problem.nparts))
-    row = row_of(problem, _CUTS // (2 if chunks > 1 else 1))
-    tables = [tuple(seat.worker for seat in seats) * chunks for seats in islice(seatings(problem), _SEATINGS)]
-    found = [(made, workers) for workers in tables if (made := straight(row, workers)) is not None]
+    clusters = merge_items(problem, _CUTS // (2 if chunks > 1 else 1))
+    tables = [tuple(slot.worker for slot in slots) * chunks for slots in islice(slot_orders(problem), _SLOT_ORDERS)]
+    found = [(made, workers) for workers in tables if (made := find_straight(clusters, workers)) is not None]
     if not found:
         raise PartitionError(
             f"no {problem.nparts * chunks} consecutive stages fit the memory of the workers and the pins\n"
-            "    → more parts, recompute=True, or mpipe, which is not bound to consecutive stages"
+            "    → request more parts, recompute=True, or mpipe, which is not limited to consecutive stages"
         )
     (_, ends), workers = min(found, key=lambda one: one[0][0])
-    stage_of = [0] * row.size
+    stage_of = [0] * clusters.size
     for stage, (begin, end) in enumerate(pairwise([0, *ends])):
         stage_of[begin:end] = [stage] * (end - begin)
-    answer = judge(problem, [stage_of[cluster] for cluster in row.cluster_of], workers)
-    return finish(problem, answer, replicated=_plan(problem))
+    answer = evaluate(problem, [stage_of[cluster] for cluster in clusters.cluster_of], workers)
+    return to_assignment(problem, answer, replicated=_replicated_facts(problem))
 
 
-def _plan(problem: Problem) -> dict[str, Any]:
-    """The best replicated pipe: its time, and for each stage the first and last item and the workers."""
-    row = row_of(problem, _REPLICATED_CUTS)
-    ms, stages = replicated(row)
-    members = _members(row)
+def _replicated_facts(problem: Problem) -> dict[str, Any]:
+    """Describe the best replicated pipeline: its time, and the first and last item and the workers of each stage."""
+    clusters = merge_items(problem, _REPLICATED_CUTS)
+    ms, stages = find_replicated(clusters)
+    members = _members(clusters)
     return {
         "ms": round(ms, 6),
         "speedup": round(sum(item.ms for item in problem.items) / ms, 3) if ms else 1.0,
@@ -66,8 +66,8 @@ def _plan(problem: Problem) -> dict[str, Any]:
     }
 
 
-def _members(row: Row) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(row.size)]
-    for at, cluster in enumerate(row.cluster_of):
+def _members(clusters: MergedItems) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(clusters.size)]
+    for at, cluster in enumerate(clusters.cluster_of):
         found[cluster].append(at)
     return found

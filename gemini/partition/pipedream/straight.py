@@ -1,5 +1,5 @@
-"""Straight pipes: one worker a stage. The bottleneck is the slowest stage or the slowest cut, since PipeDream sends
-while it computes.
+"""Straight pipelines: one worker per stage. The bottleneck is the slowest stage or the slowest cut, since PipeDream
+overlaps transfers with compute.
 
 A(stages, end) = min over begin of max( A(stages − 1, begin), cut(begin), time(begin, end) )
 """
@@ -12,34 +12,34 @@ import numpy as np
 
 from gemini.partition.exact.prefix_costs import Floats
 from gemini.partition.partition_problem import in_flight
-from gemini.partition.pipedream.merged_items import Row
+from gemini.partition.pipedream.merged_items import MergedItems
 
 
-def straight(row: Row, workers: Sequence[int]) -> tuple[float, list[int]] | None:
-    """The least bottleneck (ms), and where stages end; stage by stage the workers given. None where nothing fits."""
-    best = np.full(row.size + 1, np.inf)
+def find_straight(items: MergedItems, workers: Sequence[int]) -> tuple[float, list[int]] | None:
+    """Return the least bottleneck (ms) and the ends of stages, for the worker of each stage; None where nothing fits."""
+    best = np.full(items.size + 1, np.inf)
     best[0] = 0.0
     origins = []
     for stage, worker in enumerate(workers):
-        arriving = best if stage == 0 else np.maximum(best, _cut(row, workers[stage - 1], worker))
-        table = np.maximum(arriving[:, None], _times(row, stage, workers))
+        arriving = best if stage == 0 else np.maximum(best, _cut_times(items, workers[stage - 1], worker))
+        table = np.maximum(arriving[:, None], _stage_times(items, stage, workers))
         origins.append(table.argmin(axis=0))
         best = table.min(axis=0)
-    if not np.isfinite(best[row.size]):
+    if not np.isfinite(best[items.size]):
         return None
-    ends = [row.size]
+    ends = [items.size]
     for origin in reversed(origins[1:]):
         ends.append(int(origin[ends[-1]]))
-    return float(best[row.size]), ends[::-1]
+    return float(best[items.size]), ends[::-1]
 
 
-def _times(row: Row, stage: int, workers: Sequence[int]) -> Floats:
-    problem, worker = row.problem, workers[stage]
-    who = problem.workers[worker]
-    times = row.work / who.speed
-    if who.memory_mb is not None:
+def _stage_times(items: MergedItems, stage: int, workers: Sequence[int]) -> Floats:
+    problem, worker = items.problem, workers[stage]
+    spec = problem.workers[worker]
+    times = items.work / spec.speed
+    if spec.memory_mb is not None:
         flying = in_flight(stage, len(workers), problem.options.micro_batches)
-        times = np.where(row.memory(flying) <= who.memory_mb * (1 + 1e-9), times, np.inf)
+        times = np.where(items.memory(flying) <= spec.memory_mb * (1 + 1e-9), times, np.inf)
     foreign = [pin is not None and pin != worker for pin in (item.pin for item in problem.items)]
     if any(foreign):
         before = np.concatenate(([0], np.cumsum(foreign)))
@@ -47,12 +47,12 @@ def _times(row: Row, stage: int, workers: Sequence[int]) -> Floats:
     return times
 
 
-def _cut(row: Row, source: int, target: int) -> Floats:
-    """The time of what crosses each cut, all micro-batches."""
-    links, batches = row.problem.options.links, row.problem.options.micro_batches
-    messages, size = row.crossing
+def _cut_times(items: MergedItems, source: int, target: int) -> Floats:
+    """Return the transfer time of each cut, all micro-batches."""
+    links, batches = items.problem.options.links, items.problem.options.micro_batches
+    messages, size = items.crossing
     if links.free or source == target:
-        return np.zeros(row.size + 1)
+        return np.zeros(items.size + 1)
     latency = float(links.cost(source, target))
-    byte = float(links.cost(source, target, 1 << 20)) - latency  # of a MB
+    byte = float(links.cost(source, target, 1 << 20)) - latency  # per MB
     return messages * latency * batches + size * byte
