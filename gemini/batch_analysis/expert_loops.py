@@ -30,10 +30,10 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Kind
-from gemini.batch_analysis.expert_segments import check_lists, is_without
-from gemini.batch_analysis.leaf_trace import Inside, settled
-from gemini.batch_analysis.op_call import Refused
-from gemini.batch_analysis.propagate import Interpreter
+from gemini.batch_analysis.expert_segments import check_lists, check_is_without
+from gemini.batch_analysis.leaf_trace import LeafTrace, checked_results
+from gemini.batch_analysis.op_call import AnalysisRefused
+from gemini.batch_analysis.propagate import KindInterpreter
 from gemini.capture import concretize
 from gemini.capture.leaf_policy import LeafPolicy
 from gemini.capture.trace_state import TraceRefused
@@ -63,31 +63,33 @@ def _none(at: int) -> bool:  # noqa: ARG001
     return False
 
 
-def follow_loops(node: Node, module: nn.Module, interpreter: Interpreter, model: nn.Module | None = None) -> list[Kind]:
+def analyze_expert_loops(
+    node: Node, module: nn.Module, interpreter: KindInterpreter, model: nn.Module | None = None
+) -> list[Kind]:
     """The kinds of what a leaf with such a loop returns."""
-    leaf = Inside(node, module, interpreter, model)
+    leaf = LeafTrace(node, module, interpreter, model)
     try:
-        last, traces = 0, leaf.traces(_Choosing)
+        last, traces = 0, leaf.traces(_ExpertTracer)
     except TraceRefused as coarse:
         if IndexError.__name__ not in coarse.reason:
             raise
-        last, traces = 1, leaf.traces(partial(_Choosing, last=1))  # a class for rows without expert, which has none
+        last, traces = 1, leaf.traces(partial(_ExpertTracer, last=1))  # a class for rows without expert, which has none
     full: Any = traces[0].tracer
     if not full.picks:
-        raise Refused("it chooses no rows")
+        raise AnalysisRefused("it chooses no rows")
     inner = leaf.graph(traces)
     check_lists(inner, full)
     inside = leaf.interpreted(inner, frozenset(full.lists))
-    found = settled(inner, inside)
+    found = checked_results(inner, inside)
     for listed, filled in ((_even, _all), (_odd, _all), (_none, _all), (_all, _even), (_all, _odd), (_all, _none)):
         if (listed is _all and full.asked) or (filled is _all and full.lists):
-            (less,) = leaf.traces(partial(_Choosing, listed=listed, filled=filled, last=last), 1)
-            is_without(full, less.tracer)
+            (less,) = leaf.traces(partial(_ExpertTracer, listed=listed, filled=filled, last=last), 1)
+            check_is_without(full, less.tracer)
     return found
 
 
 @dataclass
-class Turn:
+class LoopTurn:
     """What was recorded while the Python had one element of a list."""
 
     node: int  # that made the list
@@ -97,33 +99,33 @@ class Turn:
 
 
 @dataclass
-class _Elements:
+class _ListElements:
     """The elements of a list, in turn; says which is at work."""
 
-    tracer: _Choosing
+    tracer: _ExpertTracer
     node: int
     parts: tuple[torch.Tensor, ...]
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[LoopTurn] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for element, part in zip(self.tracer.lists[self.node], self.parts, strict=True):
-            turn = Turn(self.node, element, len(self.tracer.nodes))
+            turn = LoopTurn(self.node, element, len(self.tracer.nodes))
             self.tracer.turns.append(turn)
             yield part
             turn.stop = len(self.tracer.nodes)
 
 
-class _Choosing(Tracer):
+class _ExpertTracer(Tracer):
     """A trace in which lists have the elements, and choices the rows, that it is told."""
 
     def __init__(
-        self, model: nn.Module, granularity: LeafPolicy, listed: Keep = _all, filled: Keep = _all, last: int = 0
+        self, model: nn.Module, leaf_policy: LeafPolicy, listed: Keep = _all, filled: Keep = _all, last: int = 0
     ) -> None:
-        super().__init__(model, granularity)
+        super().__init__(model, leaf_policy)
         self.listed, self.filled, self.last = listed, filled, last
         self.lists: dict[int, list[int]] = {}  # nodes that list experts: those listed
         self.parts: dict[int, int] = {}  # nodes that take a list apart
-        self.turns: list[Turn] = []
+        self.turns: list[LoopTurn] = []
         self.picks: dict[int, int] = {}  # nodes that choose rows: how many
         self.elements: set[int] = set()  # nodes whose contents follow from an element alone
         self.parting = False
@@ -180,7 +182,7 @@ class _Choosing(Tracer):
         if short == "unbind" and of <= self.lists.keys() and len(of) == 1:
             self.parts[node.id] = next(iter(of))
             self.elements.add(node.id)
-            return _Elements(self, self.parts[node.id], output)
+            return _ListElements(self, self.parts[node.id], output)
         if of and of <= self.elements:
             self.elements.add(node.id)
         return output
@@ -198,7 +200,7 @@ class _Choosing(Tracer):
         if expr.op == "size" and expr.operands[0].node in self.lists:
             return True
         read = list(concretize.expr_data_refs(expr, {}))
-        return bool(read) and all(ref.node in self.elements for ref in read) and not _sizes(expr)
+        return bool(read) and all(ref.node in self.elements for ref in read) and not _reads_size(expr)
 
     def _asks_emptiness(self, expr: Expr) -> bool:
         """`row.numel() == 0` and the like."""
@@ -210,11 +212,11 @@ class _Choosing(Tracer):
         return isinstance(ref, Ref) and ref.node in self.picks
 
 
-def _sizes(expr: Any) -> bool:
+def _reads_size(expr: Any) -> bool:
     """Whether an expression reads a size."""
     if not isinstance(expr, Expr):
         return False
-    return expr.op in ("size", "numel", "stride", "storage_offset") or any(map(_sizes, expr.operands))
+    return expr.op in ("size", "numel", "stride", "storage_offset") or any(map(_reads_size, expr.operands))
 
 
 def _name(func: Any) -> str:

@@ -1,4 +1,4 @@
-"""Capture: any PyTorch model as a graph that can be run, cut, drawn and saved."""
+"""Capture: a PyTorch model as a graph that can be run, partitioned, drawn and saved."""
 
 from gemini.capture.entry import capture
 from gemini.ir.graph import Graph

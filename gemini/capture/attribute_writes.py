@@ -1,13 +1,13 @@
-"""Assignments: attributes of modules that the model's glue sets while it runs.
+"""Attribute writes: module attributes that the model's glue assigns during a forward.
 
     for layer in self.layers:
-        layer.attention.mask = mask        an assignment, before the layer runs
-    self.state = state.detach()            an assignment, at the end
+        layer.attention.mask = mask        a write before the layer runs
+    self.state = state.detach()            a write at the end
 
-A graph must repeat these: a module kept whole reads its attribute, and the next call may. Tensors that nodes made,
-sizes and None are written down as nodes that call `assign`. Other values (a counter) a graph cannot compute again.
+A graph must repeat these: an opaque module, or the next call, may read the attribute. Writes of results of nodes,
+sizes and None become nodes that call `assign`. A graph cannot recompute other values (a counter).
 
-Where a graph runs far from the model, attributes that nothing in it reads are better returned than set: `return_attribute_writes`.
+Where a graph runs in another process, writes that no node reads are returned instead (`return_attribute_writes`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def assign(module: nn.Module, name: str, value: torch.Tensor | int | float | Non
 
 
 def return_write(module: str, name: str, value: Any) -> None:
-    """An attribute of a module would be set; whoever runs the graph finds the value in its result."""
+    """Mark an attribute write that the graph returns in its result instead of executing it."""
 
 
 class AttributeWrite(NamedTuple):
-    """An attribute that a run leaves behind."""
+    """A module attribute that a run writes."""
 
     module: str
     name: str
@@ -52,30 +52,32 @@ class AttributeWrite(NamedTuple):
 
 
 def return_attribute_writes(graph: Graph) -> Graph:
-    """The graph with the values of the attributes that it leaves in its result, beside the model's output.
+    """Return the graph with the written attribute values in its result, beside the model's output.
 
-    Attributes that something in the graph reads stay as they are; so do buffers, which are tensors that the model has.
+    Writes that a node of the graph reads stay in place; so do writes of buffers.
     """
     read = {at for node in graph.nodes for at in node.after}
-    sets = [node for node in graph.nodes if node.target == ASSIGN]
-    seen = {_write_of(node) for node in sets if node.id in read}
+    writes = [node for node in graph.nodes if node.target == ASSIGN]
+    used = {_write_of(node) for node in writes if node.id in read}
     last = {
-        _write_of(node): node for node in sets if _write_of(node) not in seen and not _is_buffer(graph, _write_of(node))
+        _write_of(node): node
+        for node in writes
+        if _write_of(node) not in used and not _is_buffer(graph, _write_of(node))
     }
     if not last:
         return graph
     nodes = list(graph.nodes)
-    for node in sets:
-        left = _write_of(node)
-        if left in last:
-            form = SequenceForm(tuple, (Literal(left.module), Literal(left.name), _value(node)))
+    for node in writes:
+        write = _write_of(node)
+        if write in last:
+            form = SequenceForm(tuple, (Literal(write.module), Literal(write.name), _value(node)))
             nodes[node.id] = replace(node, target=RETURN_WRITE, args=form, changes=())
     values = SequenceForm(tuple, tuple(_value(node) for node in last.values()))
     return replace(graph, nodes=nodes, result=SequenceForm(tuple, (graph.result, values)))
 
 
 def returned_writes(graph: Graph) -> tuple[AttributeWrite, ...]:
-    """The attributes whose values are in the result of a graph, in their order."""
+    """Return the attributes whose values are in the result of a graph, in their order."""
     parts = [getattr(node.args, "items") for node in graph.nodes if node.target == RETURN_WRITE]  # noqa: B009
     found = (AttributeWrite(module.value, name.value) for module, name, _ in parts)
     return tuple(dict.fromkeys(found))
@@ -90,38 +92,38 @@ def _value(node: Node) -> Any:
     return getattr(node.args, "items")[2]  # noqa: B009
 
 
-def _is_buffer(graph: Graph, left: AttributeWrite) -> bool:
-    return left.name in graph.bound_model().get_submodule(left.module)._buffers
+def _is_buffer(graph: Graph, write: AttributeWrite) -> bool:
+    return write.name in graph.bound_model().get_submodule(write.module)._buffers
 
 
 class AttributeTracker:
-    """The attributes of a model's modules as last seen, and those that the glue has set since."""
+    """Tracks the attributes of a model's modules, and which of them the glue has written since the last refresh."""
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(module): name for name, module in model.named_modules()}
         self.last = {id(module): _own(module) for module in model.modules()}
-        self.touched: set[tuple[int, str]] = set()  # also those set to the value they had
+        self.touched: set[tuple[int, str]] = set()  # also writes of an equal value
 
-    def see(self, module: nn.Module | None) -> None:
-        """Take the attributes of a module and its children as they are now: its own run may have changed them."""
+    def refresh(self, module: nn.Module | None) -> None:
+        """Record the current attributes of a module and its children after a run, which may have changed them."""
         for part in module.modules() if module is not None else ():
             self.last[id(part)] = _own(part)
 
     def assigned_since(self, module: nn.Module, touched: bool) -> Iterator[tuple[str, str, Any, bool]]:
-        """(module, attribute, value, whether another) of what the glue has set in a module or its children.
+        """Yield (module, attribute, value, whether it changed) of the glue's writes to a module or its children.
 
-        With `touched`, also where the value is the same: the module itself may have changed it by the next call.
+        With `touched`, also writes of an equal value: the module itself may change the attribute by the next call.
         """
         for part in module.modules():
             name, before = self.names.get(id(part)), self.last.get(id(part), {})
             if name is None:
                 continue
             for key, value in _own(part).items():
-                other = value is not before.get(key, _MISSING) and not _equal(value, before.get(key, _MISSING))
-                if other or (touched and (id(part), key) in self.touched):
+                changed = value is not before.get(key, _MISSING) and not _equal(value, before.get(key, _MISSING))
+                if changed or (touched and (id(part), key) in self.touched):
                     self.touched.discard((id(part), key))
                     before[key] = value
-                    yield name, key, value, other
+                    yield name, key, value, changed
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
@@ -134,12 +136,12 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b)
 
 
-def can_assign(value: Any, other: bool) -> bool:
-    """Whether a graph can set an attribute to a value. A plain one that changed may be another each time."""
+def can_assign(value: Any, changed: bool) -> bool:
+    """Return whether a graph can repeat a write. A plain value that changed may change in every call."""
     if isinstance(value, (TracedInt, TracedFloat)):
         return True
     if isinstance(value, _PLAIN):
-        return not other
+        return not changed
     return value is None or (isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter))
 
 

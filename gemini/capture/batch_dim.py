@@ -1,14 +1,14 @@
-"""Batches: which dimension of each input counts samples, and other batches made from the captured one.
+"""Batch dimension: the sample dimension of each input, and other batches derived from the captured one.
 
-The batch dimension is found by experiment, not assumed to be the first. A candidate says, for every input, the
-dimension that holds the samples; it is accepted if the model, run on two samples and on the second of them
-alone, gives that sample the same result (four and two, if it rejects one). Time in a recurrent or attending model fails
+The batch dimension is found by experiment, not assumed to be the first. A candidate layout assigns a sample dimension
+to every input; it is accepted if the model, run on two samples and on the second of them alone, returns the same
+result for that sample (four and two, if it rejects one). The time dimension of a recurrent or attention model fails
 that test.
 
-Inputs may be packed: all patches of all pictures one after the other, `(pictures · patches, width)`, beside one row of
-sizes a picture. Such an input has a *factor*, its rows a sample, which is the same for all samples.
+Inputs may be packed: the patches of all pictures concatenated, `(pictures · patches, width)`, beside one row of sizes
+per picture. Such an input has a *factor*, its rows per sample, equal for all samples.
 
-    half      the second half of the samples (or twice the batch, where it holds one sample)
+    half      the second half of the samples (or twice the batch, if it has one sample)
     second    the same sizes, other contents
 """
 
@@ -27,14 +27,14 @@ from gemini.capture.warmup import Warmup
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
 
-_PACKED = 3  # numbers of samples that are tried where inputs are packed
+_PACKED_TRIES = 3  # numbers of samples that are tried for packed inputs
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The dimension of each input tensor that holds the samples (None: it holds none), and their number.
+    """The sample dimension of each input tensor (None: no samples), and the number of samples.
 
-    `factors` are its entries a sample there; none given: one each.
+    `factors` are the entries per sample in that dimension; empty: one each.
     """
 
     dims: tuple[int | None, ...]
@@ -42,11 +42,11 @@ class BatchLayout:
     factors: tuple[int, ...] = ()
 
     def places(self) -> list[tuple[int | None, int]]:
-        """Dimension and factor of each input."""
+        """Return the sample dimension and factor of each input."""
         return list(zip(self.dims, self.factors or (1,) * len(self.dims), strict=True))
 
     def samples(self, given: Sequence[torch.Tensor]) -> int | None:
-        """How many samples a call with these tensors has; None where they do not agree, or hold none."""
+        """Return the number of samples of these tensors; None where they disagree or have none."""
         found = set()
         for tensor, (dim, factor) in zip(given, self.places(), strict=True):
             if dim is not None:
@@ -55,28 +55,28 @@ class BatchLayout:
         return found.pop() if len(found) == 1 else None
 
     def cut(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
-        """The inputs of a range of samples, as views."""
+        """Return the inputs of a range of samples, as views."""
         return [
             tensor if dim is None else tensor.narrow(dim, start * factor, length * factor)
             for tensor, (dim, factor) in zip(given, self.places(), strict=True)
         ]
 
     def take(self, given: Sequence[torch.Tensor], start: int, length: int) -> list[torch.Tensor]:
-        """The inputs of a range of samples, copied."""
+        """Return the inputs of a range of samples, as copies."""
         return [
             tensor if part is tensor else _like(part.detach().clone(), tensor)
             for tensor, part in zip(given, self.cut(given, start, length), strict=True)
         ]
 
     def times(self, given: Sequence[torch.Tensor], count: int) -> list[torch.Tensor]:
-        """The samples again and again."""
+        """Return the samples repeated `count` times."""
         return [
             _like(torch.cat([tensor.detach()] * count, dim), tensor) if dim is not None else tensor
             for tensor, dim in zip(given, self.dims, strict=True)
         ]
 
     def resize(self, given: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-        """A batch of another size, and that size."""
+        """Return a batch of another size, and that size."""
         if self.size == 1:
             return self.times(given, 2), 2
         half = self.size // 2
@@ -88,7 +88,7 @@ def _like(tensor: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
 
 
 def candidate_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
-    """Plausible plans, the most usual first."""
+    """Yield plausible layouts, the most common first."""
     seen = set()
     for dim in range(3):
         counted = [tensor.shape[dim] for tensor in given if tensor.dim() > dim and tensor.layout is torch.strided]
@@ -96,7 +96,7 @@ def candidate_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
             continue
         for size in _sizes(counted):
             dims = tuple(_dim_of(tensor, dim, size) for tensor in given)
-            # A tensor whose last two dimensions are of that size may be a table (a mask of all pairs of positions).
+            # A tensor whose last two dimensions have that size may be a table (a mask over pairs of positions).
             tables = [index for index, tensor in enumerate(given) if tensor.shape[-2:] == (size, size)]
             without = tuple(None if index in tables else found for index, found in enumerate(dims))
             for choice in (dims, without):
@@ -107,9 +107,9 @@ def candidate_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
 
 
 def _sizes(counted: list[int]) -> list[int]:
-    """Numbers of samples to try, of the sizes of a dimension: the most common, that of the first input.
+    """Return numbers of samples to try, of the sizes of a dimension: the most common, and that of the first input.
 
-    One is tried last: states of recurrent layers, more than there are other inputs, count layers there.
+    One is tried last: states of recurrent layers, which may outnumber the other inputs, have layers in dimension 0.
     """
     found = Counter(counted).most_common(1)
     several = Counter(size for size in counted if size > 1).most_common(1)
@@ -118,12 +118,12 @@ def _sizes(counted: list[int]) -> list[int]:
 
 
 def _packed_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
-    """Plans of which an input has several rows a sample: as many samples as another has rows, or as all divide by."""
+    """Yield layouts with packed inputs: the samples are the rows of another input, or the common divisor of all."""
     rows = [tensor.shape[0] if tensor.dim() and tensor.layout is torch.strided else 0 for tensor in given]
     counted = Counter(count for count in rows if count > 1)
     sizes = [size for size, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))]
-    for size in dict.fromkeys((*sizes[:_PACKED], gcd(*counted))):
-        if size < 2:  # 0 where no input has several rows
+    for size in dict.fromkeys((*sizes[:_PACKED_TRIES], gcd(*counted))):
+        if size < 2:  # 0: no input has several rows
             continue
         factors = tuple(count // size if count % size == 0 and count else 0 for count in rows)
         if max(factors) > 1:
@@ -131,17 +131,17 @@ def _packed_layouts(given: Sequence[torch.Tensor]) -> Iterator[BatchLayout]:
 
 
 def _dim_of(tensor: torch.Tensor, dim: int, size: int) -> int | None:
-    if tensor.layout is not torch.strided:  # a sparse one cannot be cut
+    if tensor.layout is not torch.strided:  # a sparse tensor cannot be narrowed
         return None
     if tensor.dim() > dim and tensor.shape[dim] == size:
         return dim
-    others = [index for index, length in enumerate(tensor.shape) if length == size and size > 1]
-    return others[0] if len(others) == 1 else None
+    matches = [index for index, length in enumerate(tensor.shape) if length == size and size > 1]
+    return matches[0] if len(matches) == 1 else None
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode by flag only: a model's own `train()` may do more."""
+    """Set evaluation mode by flag only: a `train()` method of the model may do more."""
     flags = [(module, module.training) for module in model.modules()]
     for module, _ in flags:
         module.training = False
@@ -156,9 +156,10 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def find_batch_layout(
     model: nn.Module, call: ModelCall, settling: Warmup, known: BatchLayout | None = None
 ) -> BatchLayout | None:
-    """The plan under which samples are independent; the first that runs at all, if none is; else None.
+    """Return the layout under which samples are independent; else the first that the model accepts; else None.
 
-    These are the first runs of the model; a verdict from runs in which it settled is not trusted.
+    `known`: the layout, if the caller knows it. These are the first runs of the model; a verdict from runs that changed
+    attributes is repeated.
     """
     if known is not None and (plan := _fit_plan(known, call.tensors)) is not None:
         return plan
@@ -171,7 +172,7 @@ def find_batch_layout(
         verdict = _independent(model, call, plan, settling)
         if not verdict and settling.attributes_changed:
             verdict = _independent(model, call, plan, settling)
-        if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or by a check
+        if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or a check of the model
             verdict = _independent(model, call, plan, settling, few=2)
         if verdict:
             return plan
@@ -181,7 +182,7 @@ def find_batch_layout(
 
 
 def _fit_plan(plan: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout | None:
-    """Return the plan with the number of samples of these tensors; None where it does not fit them."""
+    """Return the layout with the number of samples of these tensors; None where it does not fit them."""
     if len(plan.dims) != len(given):
         return None
     size = plan.samples(given)
@@ -189,7 +190,7 @@ def _fit_plan(plan: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout |
 
 
 def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, settling: Warmup, few: int = 1) -> bool | None:
-    """Whether the results of a few samples depend on them alone; None where the model rejects the sizes."""
+    """Return whether the results of `few` samples depend on them alone; None where the model rejects the sizes."""
     results = []
     settling.attributes_changed = False
     for start, length in ((0, 2 * few), (few, few)):
@@ -210,9 +211,9 @@ def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, settling:
 
 
 def _second_equals(two: torch.Tensor, one: torch.Tensor, few: int = 1) -> bool | None:
-    """Whether `one` is the second half of `two`; None where the size does not depend on the batch.
+    """Return whether `one` is the second half of `two`; None where the size does not depend on the batch.
 
-    Or of every `2 * few` of its rows, where samples take turns: all steps of time one after the other.
+    Or the second half of every `2 * few` rows, where samples are interleaved: one time step after the other.
     """
     if two.dim() != one.dim() or two.shape == one.shape:
         return None
@@ -236,7 +237,7 @@ def _near(half: torch.Tensor, one: torch.Tensor) -> bool:
 
 
 def second_batches(call: ModelCall, plan: BatchLayout | None) -> Iterator[tuple[str, list[torch.Tensor]]]:
-    """Batches of the same sizes with other contents, the most different first; the model may reject some."""
+    """Yield batches of the same sizes with other contents, the most different first; the model may reject some."""
     generator = torch.Generator().manual_seed(0)
     if all(tensor.device.type != "meta" for tensor in call.tensors):
         yield "other contents", [_shuffle(tensor, generator) for tensor in call.tensors]

@@ -1,8 +1,8 @@
-"""Reads: torch functions whose result is not a tensor, and what each means for a graph.
+"""Concretization: torch functions whose result is not a tensor, and how a graph records each.
 
-A size becomes a traced number. A read of tensor contents (`bool(mask.all())`, `n.item()`) becomes a guard or a
-traced number with provenance. Metadata that the input signature already fixes (dtype, device, rank) is left
-alone. What hands the memory to other libraries is refused.
+A size becomes a traced number. A read of tensor contents (`bool(mask.all())`, `n.item()`) becomes a guard. Metadata
+that the input signature fixes (dtype, device, rank) is not recorded. Functions that pass memory to other libraries
+are refused.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ STATIC = frozenset(
         "is_inference_mode_enabled",
     ]
 )
-LIKE = frozenset(  # size and type of the first tensor are all that they look at
+LIKE = frozenset(  # they read only size and dtype of the first tensor
     ["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"]
 )
 PARTS = frozenset({"unbind", "split", "chunk", "tensor_split"})
@@ -118,25 +118,25 @@ _TENSOR_READS = frozenset({"size", "numel", "stride", "storage_offset"})
 
 
 class ReadRecorder(Protocol):
-    """The tracer, as far as reads need it."""
+    """The part of the tracer that records reads."""
 
     nodes: list[Node]
     dynamic: dict[Ref, DynamicShape]
 
     def origin(self, tensor: torch.Tensor) -> Ref:
-        """The node a tensor came from."""
+        """Return the node a tensor came from."""
 
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
-        """Note a fact."""
+        """Record a guard."""
 
     def on_compare(self, expr: Expr, outcome: bool) -> None:
-        """Note a comparison."""
+        """Record a comparison."""
 
     def on_concretize(self, expr: Expr, value: int | float) -> None:
-        """Note a traced number that became plain."""
+        """Record a traced number that became plain."""
 
     def refuse(self, reason: str) -> NoReturn:
-        """Give up on the current region."""
+        """Refuse to trace the current region."""
 
 
 def short_name(name: str) -> str:
@@ -148,9 +148,9 @@ def short_name(name: str) -> str:
 
 
 def expr_data_refs(expr: Any, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:
-    """The tensors whose contents, not only sizes, an expression depends on.
+    """Yield the tensors whose contents, not only sizes, an expression depends on.
 
-    `dynamic` are the tensors whose sizes depend on contents: reading such a size is reading those contents.
+    `dynamic`: the tensors whose sizes depend on contents; reading such a size reads these contents.
     """
     if not isinstance(expr, Expr):
         return
@@ -170,7 +170,7 @@ def expr_data_refs(expr: Any, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[R
 
 
 def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
-    """Which of an op's tensors it writes without a new version: the statistics of batch normalization."""
+    """Return the indices of tensors an op writes without a new version: the statistics of batch normalization."""
     if not name.endswith("batch_norm") or not (kwargs.get("training") or (len(args) > 5 and args[5])):
         return []
     given = [tensor for _, tensor in tensors((args, kwargs))]
@@ -180,7 +180,7 @@ def undeclared_writes(name: str, args: Any, kwargs: Any) -> list[int]:
 
 
 def data_refs(form: Form, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:
-    """The tensors whose contents a form depends on."""
+    """Yield the tensors whose contents a form depends on."""
     for leaf in leaves(form):
         if isinstance(leaf, Ref):
             yield leaf
@@ -189,7 +189,7 @@ def data_refs(form: Form, dynamic: Mapping[Ref, DynamicShape]) -> Iterator[Ref]:
 
 
 def content_inputs(node: Node, read: Sequence[Ref]) -> Sequence[Ref]:
-    """Of the tensors that a node is given, those whose contents it follows from."""
+    """Return those of a node's inputs whose contents determine its result."""
     if node.kind != "op" or short_name(node.target) not in LIKE:
         return read
     first = next(leaves(node.args), None)
@@ -197,17 +197,17 @@ def content_inputs(node: Node, read: Sequence[Ref]) -> Sequence[Ref]:
 
 
 def holds_decision(value: Any) -> bool:
-    """Whether a result holds a bool or float on which the caller may branch."""
+    """Return whether a result holds a bool or float on which the caller may branch."""
     return any(isinstance(leaf, (bool, float)) for _, leaf in walk(value))
 
 
 def holds_number(value: Any) -> bool:
-    """Whether a result holds a plain number."""
+    """Return whether a result holds a plain number."""
     return any(isinstance(leaf, (bool, int, float)) for _, leaf in walk(value))
 
 
 def read_size(recorder: ReadRecorder, short: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """A size, as traced numbers."""
+    """Record a read of sizes; return traced numbers."""
     value = func(*strip(args), **strip(kwargs))
     ref = recorder.origin(args[0] if args else kwargs.get("input"))
     if ref in recorder.dynamic and short not in ("size", "shape"):
@@ -228,7 +228,7 @@ def read_size(recorder: ReadRecorder, short: str, func: Any, args: Any, kwargs: 
 
 
 def _number(recorder: ReadRecorder, expr: Expr, value: int) -> Any:
-    """A size, traced; one that depends on contents is a plain number with a guard on it."""
+    """Return a traced size; one that depends on contents is a plain number with a guard."""
     found = recorder.dynamic.get(expr.operands[0])
     if found is None or not found.is_dynamic(expr.operands[1]):
         return make_traced(value, expr, recorder)
@@ -237,7 +237,7 @@ def _number(recorder: ReadRecorder, expr: Expr, value: int) -> Any:
 
 
 def _read_dynamic(recorder: ReadRecorder, ref: Ref, short: str, value: Any) -> Any:
-    """What follows from sizes of which some depend on contents."""
+    """Record a read that depends on all sizes of a tensor, some of which depend on contents."""
     shape = recorder.dynamic[ref].shape
     if short in ("numel", "nelement"):
         return math.prod(_number(recorder, Expr("size", (ref, dim)), size) for dim, size in enumerate(shape))
@@ -247,14 +247,14 @@ def _read_dynamic(recorder: ReadRecorder, ref: Ref, short: str, value: Any) -> A
 
 
 def read_value(recorder: ReadRecorder, func: Any, args: Any) -> Any:
-    """The contents of a one-element tensor."""
+    """Record a read of the contents of a one-element tensor."""
     ref = recorder.origin(args[0])
     value = func(_with_contents(recorder, ref, args[0]))
     expr = Expr("item", (ref,))
     if isinstance(value, bool):
         recorder.guard(Expr("bool", (expr,)), value)
         return value
-    # A plain number with a guard on it: C code (a slice of a list, `math`) would see through a traced one unasked.
+    # A plain number with a guard: C code (a slice of a list, `math`) bypasses the methods of a traced one.
     recorder.guard(expr, value, concrete=True)
     return value
 
@@ -269,7 +269,7 @@ def _with_contents(recorder: ReadRecorder, ref: Ref, tensor: torch.Tensor) -> to
 
 
 def record_read(recorder: ReadRecorder, name: str, args: Form, kwargs: Form, value: Any) -> Any:
-    """Any other function that returns plain Python data: its value is a guard."""
+    """Record a function that returns plain Python data as a guard on its value."""
     if not _is_data_value(value):
         recorder.refuse(f"{short_name(name)} returns a {type(value).__name__}")
     recorder.guard(Expr("call", (name, args, kwargs)), value)

@@ -1,7 +1,7 @@
-"""Merging: which nodes of a recording must return the same, because they do the same with the same.
+"""Common subexpressions: nodes of a trace that must return the same value.
 
-A loop over samples that makes a table for each (`arange(h)` …) makes the same table again and again. Nodes that draw,
-write, or look at memory that is written are never taken for each other.
+A loop over samples that makes a table per sample (`arange(h)` …) repeats the same table. Nodes that use random
+numbers, write, or read written memory are never merged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gemini.ir.pytree import Ref
 
 
 def representatives(nodes: Sequence[Node]) -> list[int]:
-    """For every node the first that does the same; itself, as a rule."""
+    """Return, for every node, the first equivalent node, usually itself."""
     written = {root for node in nodes for ref in node.mutates for root in memory_makers(nodes, ref.node)}
     first: dict[str, int] = {}
     found: list[int] = []
@@ -30,7 +30,7 @@ def representatives(nodes: Sequence[Node]) -> list[int]:
 
 
 def memory_makers(nodes: Sequence[Node], index: int) -> set[int]:
-    """The nodes that made the memory which the results of a node look at, itself included."""
+    """Return the nodes that allocated the memory of a node's results, itself included."""
     return {index, *nodes[index].shares}
 
 
@@ -49,7 +49,7 @@ def _facts(node: Node) -> tuple[Any, ...]:
 
 
 def _text(value: Any, names: Sequence[int]) -> str:
-    """A value as a text, in which nodes that do the same have one name."""
+    """Return a value as text in which equivalent nodes have one name."""
     if isinstance(value, Ref):
         return f"%{names[value.node]} {value.source} {value.path!r}"
     if isinstance(value, np.ndarray):

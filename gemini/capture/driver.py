@@ -1,13 +1,13 @@
-"""Refinement: trace, compare with the model, make whatever fails a basic block, and begin again.
+"""Capture driver: trace, compare with the model, make the failing region a basic block, and start over.
 
     trace the batch ──► trace a half batch ──► run the graph on the batch, a second and the half one
         │  refused          │ differs              │ differs from the model
         └──────────┬────────┴──────────────────────┘
                    ▼
-       the smallest region around the failure is kept whole; start over
+       the smallest region around the failure becomes opaque; start over
 
-Every round keeps at least one more region whole, so it ends: at the worst with the whole model as one block, which
-is right and cannot be cut. The order is deterministic.
+Every round makes at least one more region opaque, so the loop ends: at worst with the model as one block, which is
+correct but cannot be partitioned. The order is deterministic.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from gemini.snapshot.model_state import ModelSnapshot
 
 _log = logging.getLogger(__name__)
 _SEEDS = (20_011, 7, 8, 9, 10, 11)
-_TRIES = 2  # of them, for a way at another batch size
-_THOROUGH_SECONDS = 0.1  # models whose forward takes no longer are checked by gradients on every batch
+_RESIZED_TRIES = 2  # seeds tried for the captured branches at another batch size
+_THOROUGH_SECONDS = 0.1  # models with a faster forward are checked by gradients on every batch
 
 
 class CaptureDriver:
     """Captures one variant of a model for one call."""
 
-    def __init__(self, model: nn.Module, call: ModelCall, granularity: LeafPolicy, options: CaptureOptions) -> None:
-        self.model, self.call, self.granularity, self.options = model, call, granularity, options
+    def __init__(self, model: nn.Module, call: ModelCall, leaf_policy: LeafPolicy, options: CaptureOptions) -> None:
+        self.model, self.call, self.leaf_policy, self.options = model, call, leaf_policy, options
         held = (*call.tensors, *model.parameters(), *model.buffers())
         self.without_weights = any(tensor.device.type == "meta" for tensor in held)
-        self.plan: BatchLayout | None = None
+        self.layout: BatchLayout | None = None
         if not self.without_weights:
             materialize(model, self._first_call)
         self.thorough = True
         self.pinned = ""  # why the graph holds for one batch size only
         self.checked: dict[str, str] = {}
         self.saved = ModelSnapshot(model, watch=True)
-        self.settling = Warmup(model, self.saved)
+        self.warmup = Warmup(model, self.saved)
         self.settled = self.without_weights
         self.subject = CaptureSubject(model, call, self.saved, find_caches(model))
         self.checks = GraphChecker(model, call, self.saved)
 
     def _first_call(self) -> None:
-        """A call on few samples; the model's own error where even the whole batch is rejected."""
-        plan = self.plan or next(candidate_layouts(self.call.tensors), None)
-        few = self.call.tensors if plan is None else plan.take(self.call.tensors, 0, min(2, plan.size))
+        """Call the model on a few samples; raise its own error where it rejects the whole batch too."""
+        layout = self.layout or next(candidate_layouts(self.call.tensors), None)
+        few = self.call.tensors if layout is None else layout.take(self.call.tensors, 0, min(2, layout.size))
         for given in (few, self.call.tensors):
             args, kwargs = self.call.arguments(given)
             try:
@@ -100,8 +100,8 @@ class CaptureDriver:
     def _refine(self) -> Graph:
         held = (*self.call.tensors, *self.model.parameters())
         with self.saved.watching(), prefer_deterministic(held), refuse_training():
-            self.plan = find_batch_layout(self.model, self.call, self.settling, self.options.batch)
-            self.settling.finish(self._first_call)
+            self.layout = find_batch_layout(self.model, self.call, self.warmup, self.options.batch)
+            self.warmup.finish(self._first_call)
             while True:
                 try:
                     return self._attempt()
@@ -109,9 +109,9 @@ class CaptureDriver:
                     reason = f"{found.reason} ({found.line})" if found.line else found.reason
                     _log.debug("%s: %s; functions %s", found.scope, reason, found.calls)
                     if found.released:
-                        self.granularity.release(found.released)
+                        self.leaf_policy.release(found.released)
                     else:
-                        self.granularity.coarsen(found.scope, reason, found.calls)
+                        self.leaf_policy.coarsen(found.scope, reason, found.calls)
 
     def _attempt(self) -> Graph:
         first = self._first_trace()
@@ -120,10 +120,10 @@ class CaptureDriver:
         first.release()
         graph = self._graph(first)
         self.checked = {}
-        if "" in self.granularity.blocks:  # the model itself runs: nothing can differ
-            graph.checked = {"batch": "the model runs whole"}
+        if "" in self.leaf_policy.blocks:  # the graph runs the model itself
+            graph.checked = {"batch": "the model is one opaque block"}
             return graph
-        resized = None if self.pinned else self._resized(first, graph)
+        resized = None if self.pinned else self._trace_resized(first, graph)
         if self.pinned:
             self.checked["half batch"] = f"the graph holds for this batch size only: {self.pinned}"
         if self.without_weights:
@@ -137,9 +137,9 @@ class CaptureDriver:
         return graph
 
     def _first_trace(self) -> Trace:
-        """Trace the batch. Where the trace changes attributes, that may be what a first call does: settle, repeat."""
+        """Trace the batch. If the trace changes attributes, as a first call may do: warm up and repeat."""
         try:
-            first = trace(self.subject, self.call.tensors, self.granularity)
+            first = trace(self.subject, self.call.tensors, self.leaf_policy)
         except TraceRefused:
             if self.settled or not self.saved.attributes.changed():
                 raise
@@ -147,11 +147,11 @@ class CaptureDriver:
             if self.settled or not self.saved.attributes.changed():
                 return first
         self.settled = True
-        self.settling.settle(self._first_call)
-        return trace(self.subject, self.call.tensors, self.granularity)
+        self.warmup.settle(self._first_call)
+        return trace(self.subject, self.call.tensors, self.leaf_policy)
 
     def _reuse(self, what: str, traced: Trace, gradients: bool) -> None:
-        """For a large model, a trace is also the run of the model that the graph is compared with."""
+        """For a large model, use the trace also as the run of the model that the graph is compared with."""
         if not self.thorough and not self.without_weights and not traced.tracer.saw_checkpoint:
             self.checks.adopt(what, traced, gradients)
 
@@ -164,14 +164,14 @@ class CaptureDriver:
             list(tracer.guards.values()),
             tracer.inputs,
             tracer.result,
-            blocks=self.granularity.blocks | self.granularity.drawing,
-            calls=dict(self.granularity.call_reasons),
+            blocks=self.leaf_policy.blocks | self.leaf_policy.host_rng_modules,
+            calls=dict(self.leaf_policy.call_reasons),
             model=self.model,
             validity=self._validity(first),
         )
 
     def _validity(self, first: Trace) -> Validity:
-        """For which calls the graph of a trace holds; the batch dimensions are added once they are known."""
+        """Return the validity of the graph of a trace; batch dimensions are added once they are known."""
         args, kwargs = self.call.arguments()
         whole = {node.target for node in first.nodes if node.kind in MODULES}
         glue = glue_modules(self.model, whole)
@@ -186,104 +186,106 @@ class CaptureDriver:
         validity.fingerprint = fingerprint(self.model, glue)
         return validity
 
-    def _resized(self, first: Trace, graph: Graph) -> list[torch.Tensor] | None:
-        """Trace a batch of another size and find the batch dimensions; None where the model accepts no other."""
-        if self.plan is None:
+    def _trace_resized(self, first: Trace, graph: Graph) -> list[torch.Tensor] | None:
+        """Trace a batch of another size and find the batch dimensions; None where the model accepts no other size."""
+        if self.layout is None:
             self.checked["half batch"] = "no input has a batch dimension"
             return None
         if times := self.options.repeats:
-            self._rolled(first, graph, self.plan, times)
+            self._match_repeats(first, graph, self.layout, times)
             return None
-        given, size = self.plan.resize(self.call.tensors)
+        given, size = self.layout.resize(self.call.tensors)
         try:
-            other = self._same_way(first, given)
+            other = self._trace_same_branches(first, given)
         except Exception as error:
             self.checked["half batch"] = f"the model rejects {size} samples: {type(error).__name__}"
             return None
         if other is None:
-            self.checked["half batch"] = "takes another way through the model on every seed tried"
+            self.checked["half batch"] = "takes another branch of the model on every seed tried"
             return None
         mismatch = first_mismatch(first, other)
         if mismatch is not None:
             node, reason = mismatch
             self._depends_on_batch(node.scope, f"{reason} at {node.name}", node.line)
             return None
-        others = {_fact(guard) for guard in other.tracer.guards.values()}
+        others = {_guard_key(guard) for guard in other.tracer.guards.values()}
         for guard in graph.guards:
-            if guard.concrete and _fact(guard) not in others:
+            if guard.concrete and _guard_key(guard) not in others:
                 reason = f"its Python code uses the batch size as a plain number: {guard.expr}"
                 self._depends_on_batch(guard.scope, reason, guard.line)
                 return None
-        mark_batch_dims(graph.nodes, other.nodes, self.plan.size, size)
-        self._marked(graph, self.plan)
+        mark_batch_dims(graph.nodes, other.nodes, self.layout.size, size)
+        self._record_batch_dims(graph, self.layout)
         return given
 
-    def _rolled(self, first: Trace, graph: Graph, plan: BatchLayout, times: int) -> None:
-        """Compare a micro-batch with a batch of so many, in which Python may loop over them."""
+    def _match_repeats(self, first: Trace, graph: Graph, layout: BatchLayout, times: int) -> None:
+        """Compare a micro-batch with a batch of `times` copies, over which the model's Python may loop."""
         try:
-            whole = trace(self.subject, plan.times(self.call.tensors, times), self.granularity)
+            whole = trace(self.subject, layout.times(self.call.tensors, times), self.leaf_policy)
         except Exception as error:
             self.checked["half batch"] = f"the model rejects {times} times the batch: {type(error).__name__}"
             return
         whole.release()
         try:
             rolled = match_loop(first, whole, times)
-        except LoopMismatch as unlike:
-            self._keep_scaling(first, whole)
-            self._depends_on_batch(unlike.node.scope, f"{unlike.reason} at {unlike.node.name}", unlike.node.line)
+        except LoopMismatch as mismatch:
+            self._refuse_scaling_reads(first, whole)
+            self._depends_on_batch(
+                mismatch.node.scope, f"{mismatch.reason} at {mismatch.node.name}", mismatch.node.line
+            )
             return
         for node in graph.nodes:
             node.role = rolled.roles[node.id]
         others = [whole.nodes[rolled.images[node.id]] for node in graph.nodes]
-        mark_batch_dims(graph.nodes, others, plan.size, times * plan.size)
+        mark_batch_dims(graph.nodes, others, layout.size, times * layout.size)
         graph.rolled, graph.whole_batch_guards, graph.pins = times, rolled.whole_batch_guards, rolled.pins
-        self._marked(graph, plan)
-        if graph.validity is not None:  # what only the Python of many samples reads
+        self._record_batch_dims(graph, layout)
+        if graph.validity is not None:  # attributes that only the Python for many samples reads
             more = branch_reads(whole.tracer.reads(), self.model)
             graph.validity.glue += [name for name in more if name not in graph.validity.glue]
             self.saved.restore()
             graph.validity.fingerprint = fingerprint(self.model, graph.validity.glue)
         self.checked["half batch"] = f"{times} times the batch repeats it"
 
-    def _marked(self, graph: Graph, plan: BatchLayout) -> None:
-        """The batch dimensions are known."""
-        graph.batch_size = plan.size
+    def _record_batch_dims(self, graph: Graph, layout: BatchLayout) -> None:
+        """Record the batch dimensions of the inputs."""
+        graph.batch_size = layout.size
         for node in graph.nodes:
             if node.kind == "input":
                 meta = next(iter(node.outputs.values()))
                 if meta.batch_dim is not None and graph.validity is not None:
                     graph.validity.batch[node.target] = (meta.batch_dim, meta.batch_factor)
 
-    def _same_way(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
-        """A trace of `given` that takes the way of `first`; random branches (LayerDrop) need several tries.
+    def _trace_same_branches(self, first: Trace, given: Sequence[torch.Tensor]) -> Trace | None:
+        """Return a trace of `given` that takes the branches of `first`; random branches (LayerDrop) need several tries.
 
-        A way that is rarely gone is gone by drawing the numbers that have decided it.
+        A rare branch is taken by forcing the random numbers that decided it.
         """
-        for seed in (None, *_SEEDS[:_TRIES]):
-            other = trace(self.subject, given, self.granularity, seed)
+        for seed in (None, *_SEEDS[:_RESIZED_TRIES]):
+            other = trace(self.subject, given, self.leaf_policy, seed)
             if seed is None:
-                self._keep_scaling(first, other)
+                self._refuse_scaling_reads(first, other)
             if not takes_other_branch(first, other):
                 self.checks.seeds["half batch"] = seed
                 self._reuse("half batch", other, gradients=True)
                 other.release()
                 return other
-        if not first.tracer.chances:
+        if not first.tracer.random_scalars:
             return None
-        other = trace(self.subject, given, self.granularity, chances=first.tracer.chances)
+        other = trace(self.subject, given, self.leaf_policy, random_scalars=first.tracer.random_scalars)
         other.release()
         return None if takes_other_branch(first, other) else other
 
-    def _keep_scaling(self, first: Trace, other: Trace) -> None:
-        """Keep whole the functions of inputs alone whose Python reads more from more samples.
+    def _refuse_scaling_reads(self, first: Trace, other: Trace) -> None:
+        """Make opaque the functions of inputs alone whose Python reads more from more samples.
 
         Only where the caller splits batches: otherwise a graph per value read is finer.
         """
         if self.options.sample_dims() and (lines := find_scaling_lines(first, other)):
-            trace(self.subject, self.call.tensors, self.granularity, scaling_reads=ScalingReadWatcher(lines))
+            trace(self.subject, self.call.tensors, self.leaf_policy, scaling_reads=ScalingReadWatcher(lines))
 
     def _depends_on_batch(self, scope: tuple[str, ...], reason: str, line: str) -> None:
-        """A small region that depends on the batch size is kept whole; for a large one the batch size is fixed."""
+        """Refuse a small region that depends on the batch size; for a large one, fix the batch size."""
         module = self.model.get_submodule(scope[-1]) if scope and scope[-1] else self.model
         if _layers(module) * 2 <= _layers(self.model):
             raise TraceRefused(scope, reason, line)
@@ -292,10 +294,10 @@ class CaptureDriver:
 
     # ── comparing with the model ───────────────────────────────────────────────────────────────────────────────
     def _check_second(self, graph: Graph) -> None:
-        for contents, given in second_batches(self.call, self.plan):
+        for contents, given in second_batches(self.call, self.layout):
             what = f"second batch ({contents})"
-            if not self.thorough and self.plan is not None and graph.batch_size is not None and not graph.rolled:
-                given, _ = self.plan.resize(given)  # a large model: half of it, for speed
+            if not self.thorough and self.layout is not None and graph.batch_size is not None and not graph.rolled:
+                given, _ = self.layout.resize(given)  # a large model: half of it, for speed
                 what = f"half of a second batch ({contents})"
             try:
                 for seed in _SEEDS:
@@ -308,14 +310,14 @@ class CaptureDriver:
         self.checked.setdefault("second batch", "the model rejects every other batch tried")
 
     def _check(self, what: str, graph: Graph, given: Sequence[torch.Tensor], gradients: bool) -> bool:
-        """Compare graph and model on one batch; False if the batch takes another way through the model."""
+        """Compare graph and model on one batch; return False if the batch takes another branch."""
         try:
             differences = self.checks.differences(what, graph, given, gradients)
         except GuardBroken as broken:
             if what == "batch":
                 raise TraceRefused(("",), f"it does not repeat itself: {broken}", "") from None
             self._refuse_numbers(broken.guard)
-            self.checked[what] = f"takes another way: {broken}"
+            self.checked[what] = f"takes another branch: {broken}"
             return False
         except NodeFailed as failed:
             raise TraceRefused(failed.node.scope or ("",), f"{failed}", failed.node.line) from failed
@@ -325,14 +327,14 @@ class CaptureDriver:
             self._blame(what, graph, given, differences)
         extent = "outputs, buffers, gradients"
         if not gradients:
-            extent += " (by the same way back)"
+            extent += " (by the same autograd graph)"
         if noisy := self.checks.noisy.get(what, 0):
             extent += f" ({noisy} of them as exactly as the model repeats itself)"
         self.checked[what] = extent if self.checks.finite(what) else f"{extent} (not all finite)"
         return True
 
     def _refuse_numbers(self, guard: Guard | None) -> None:
-        """Keep whole what reads a number that is another one in every batch: variants would never end."""
+        """Refuse a region that reads a number which differs in every batch: each would need a variant."""
         if guard is None or not guard.data or not guard.concrete or isinstance(guard.expected, bool):
             return
         name = guard.scope[-1] if guard.scope else ""
@@ -345,26 +347,26 @@ class CaptureDriver:
     def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
         """Raise Coarsen for the region that made the difference."""
         line = differences.lines[0]
-        again = trace(self.subject, given, self.granularity, self.checks.seeds.get(what), keep=True)
+        again = trace(self.subject, given, self.leaf_policy, self.checks.seeds.get(what), keep=True)
         if differences.forward:
             node = self._first_difference(what, graph, again, given)
         else:
             node = _last_user(graph, differences.parameters)
         if node is None:
-            # A cache that grows with every call, say: the same tensors go in, and others are in it afterwards.
-            what = "it changes objects that it is given" if line.startswith("input ") else "graph and model differ"
+            # For example a cache that grows with every call.
+            what = "it changes its arguments" if line.startswith("input ") else "graph and model differ"
             raise TraceRefused(("",), f"{what}: {line}", "")
         scope = (*node.scope, node.target) if node.kind == "block" else node.scope
         raise TraceRefused(scope or ("",), f"graph and model differ at {node.name}: {line}", node.line)
 
     def _first_difference(self, what: str, graph: Graph, again: Trace, given: Sequence[torch.Tensor]) -> Node | None:
-        """The first node whose result differs from the one in a trace of the same batch."""
+        """Return the first node whose result differs from that in a trace of the same batch."""
         self.checks.begin(what)
         args, kwargs = self.call.arguments(given)
         found: list[Node] = []
         values = again.tracer.values or []
 
-        def look(node: Node, result: Any) -> None:
+        def compare_node(node: Node, result: Any) -> None:
             if found or node.id >= len(values) or "empty" in node.target:  # uninitialized memory differs
                 return
             made = [tensor for _, tensor in tensors(result)]
@@ -373,7 +375,7 @@ class CaptureDriver:
                 found.append(node)
 
         try:
-            Execution(graph, self.model, bind(self.model, args, kwargs)).run(look)
+            Execution(graph, self.model, bind(self.model, args, kwargs)).run(compare_node)
         except (GuardBroken, NodeFailed):
             pass
         finally:
@@ -382,7 +384,7 @@ class CaptureDriver:
 
 
 def _last_user(graph: Graph, names: list[str]) -> Node | None:
-    """The last node that uses one of these parameters: where only gradients differ, the fault lies there or later."""
+    """Return the last node that uses one of these parameters: if only gradients differ, the cause is there or later."""
     held = {node.id for node in graph.nodes if node.kind == "parameter" and node.name in names}
     users = [
         node
@@ -397,5 +399,5 @@ def _layers(module: nn.Module) -> int:
     return sum(1 for part in module.modules() if any(True for _ in part.parameters(recurse=False)))
 
 
-def _fact(guard: Any) -> tuple[str, str]:
+def _guard_key(guard: Any) -> tuple[str, str]:
     return str(guard.expr), repr(guard.expected)

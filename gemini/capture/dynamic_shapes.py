@@ -1,14 +1,14 @@
-"""Sizes that depend on contents, dimension by dimension.
+"""Dynamic shapes: sizes that depend on contents, per dimension.
 
-How many entries a mask selects, or how many different ids there are, is no fact about the sizes of a call: another
-batch has more or fewer. A tensor with such a dimension is known by its sizes in two other cases, one with more entries
-there and one with fewer, and every op that is given it is run for these cases too, on tensors without contents:
+The number of entries that a mask selects, or of distinct ids, does not follow from the sizes of a call. A tensor with
+such a dimension is described by its sizes in two other cases, one with more entries there and one with fewer, and
+every op that reads it is run for these cases too, on meta tensors:
 
     x[:, mask]      (2, 5, 8)    with more (2, 35, 8),   with fewer (2, 2, 8)
     .flatten(1)     (2, 40)      with more (2, 280),     with fewer (2, 16):   its second dimension depends on contents
 
-So a size that happens to equal another one is not taken for it. An op that fails without contents is one whose sizes
-depend on them (`arange(n)` of a tensor), or cannot be run so: then whatever may depend on contents counts as such.
+So equal sizes are not confused. An op that fails on meta tensors has sizes that depend on contents (`arange(n)` of a
+tensor) or cannot run on them: then every size that may depend on contents is presumed to.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gemini.quiet_warnings import muted
 
 Shape = tuple[int, ...]
 Resize = Callable[[int], int]
-_ALIKE = frozenset(  # of the sizes of the first argument, and cannot be run without contents
+_SAME_SHAPE = frozenset(  # results have the sizes of the first argument; cannot run on meta tensors
     ["to", "cpu", "cuda", "type", "type_as", "pin_memory", "index_put"]
 )
 _VIEWS = frozenset({"view", "reshape"})
-_LISTS = frozenset({"nonzero", "argwhere", "bincount", "masked_select", "where"})  # what is counted comes first
+_LISTS = frozenset({"nonzero", "argwhere", "bincount", "masked_select", "where"})  # the counted dimension is the first
 
 
 def _more(size: int) -> int:
@@ -47,7 +47,7 @@ CASES: tuple[Resize, ...] = (_more, _fewer)
 
 @dataclass(frozen=True)
 class DynamicShape:
-    """The sizes of a tensor, as they are and in the other cases, and the tensors whose contents decide them."""
+    """The sizes of a tensor, in the captured and the other cases, and the tensors whose contents decide them."""
 
     shape: Shape
     others: tuple[Shape, ...]
@@ -55,17 +55,17 @@ class DynamicShape:
 
     @cached_property
     def dims(self) -> frozenset[int]:
-        """The dimensions that depend on contents."""
+        """Dimensions that depend on contents."""
         return frozenset(dim for dim, size in enumerate(self.shape) if any(one[dim] != size for one in self.others))
 
     def is_dynamic(self, dim: int) -> bool:
-        """Whether a dimension, counted from either end, depends on contents."""
+        """Return whether a dimension, counted from either end, depends on contents."""
         return dim % max(1, len(self.shape)) in self.dims
 
 
 @dataclass(frozen=True)
 class DynamicResult:
-    """A result whose sizes depend on contents, and the tensors by which they come to do so here."""
+    """A result whose sizes depend on contents, and the tensors that introduce this dependence."""
 
     tensor: torch.Tensor
     others: tuple[Shape, ...]
@@ -73,7 +73,7 @@ class DynamicResult:
 
 
 def size_causes(short: str, args: Any, kwargs: Any, output: Any) -> list[torch.Tensor]:
-    """The arguments of an op that is known to count, whose contents decide the sizes of its result."""
+    """Return the arguments of a counting op whose contents decide the sizes of its result."""
     first = args[0] if args else kwargs.get("input", kwargs.get("self"))
     if short in ("nonzero", "argwhere", "unique", "unique_consecutive", "_unique2", "bincount"):
         return [first]
@@ -94,7 +94,7 @@ def _is_mask(value: Any) -> bool:
 def dynamic_sizes(
     name: str, args: Any, kwargs: Any, output: Any, known: Callable[[torch.Tensor], DynamicShape | None]
 ) -> Iterator[DynamicResult]:
-    """The new tensors in the result of an op whose sizes depend on contents; `known` tells of what it is given."""
+    """Yield the new results of an op whose sizes depend on contents; `known` returns the shapes of its arguments."""
     given = [tensor for _, tensor in tensors((args, kwargs))]
     sized = {id(tensor): found for tensor in given if (found := known(tensor)) is not None}
     counted = size_causes(name.rpartition(".")[2], args, kwargs, output) if given else []
@@ -104,7 +104,7 @@ def dynamic_sizes(
     if all(tensor.dim() == 0 or any(tensor is one for one in given) for tensor in made):
         return
     op = _Op(name, args, kwargs, given, made, sized)
-    cases, causes = op.counting(counted) if counted else op.computing()
+    cases, causes = op.count_cases(counted) if counted else op.run_cases()
     for at, tensor in enumerate(made):
         others = tuple(case[at] for case in cases)
         if all(tensor is not one for one in given) and any(shape != tuple(tensor.shape) for shape in others):
@@ -113,7 +113,7 @@ def dynamic_sizes(
 
 @dataclass
 class _Op:
-    """One call of an op, which has run."""
+    """One executed call of an op."""
 
     name: str
     args: Any
@@ -121,25 +121,25 @@ class _Op:
     given: list[torch.Tensor]
     made: list[torch.Tensor]
     sized: dict[int, DynamicShape]
-    asks: bool = False  # whether it failed for want of contents
+    needs_contents: bool = False  # whether it failed on meta tensors
 
     @property
     def short(self) -> str:
-        """Its name without where it is from."""
+        """Name without module."""
         return self.name.rpartition(".")[2]
 
-    # ── ops that count ─────────────────────────────────────────────────────────────────────────────────────────
-    def counting(self, causes: Sequence[torch.Tensor]) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
-        """The sizes of the results of an op that counts, in every case."""
-        cases = [self._selected(case) if self.short == "__getitem__" else self._counted(case) for case in (0, 1)]
+    # ── counting ops ──────────────────────────────────────────────────────────────────────────────────────────
+    def count_cases(self, causes: Sequence[torch.Tensor]) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
+        """Return the result sizes of a counting op, per case."""
+        cases = [self._mask_case(case) if self.short == "__getitem__" else self._count_case(case) for case in (0, 1)]
         if any(case is None for case in cases):
             cases = [[tuple(map(resize, one.shape)) for one in self.made] for resize in CASES]
         return [case for case in cases if case is not None], tuple(causes)
 
-    def _selected(self, case: int) -> list[Shape] | None:
-        """Masks select as many as there are numbers in their place."""
+    def _mask_case(self, case: int) -> list[Shape] | None:
+        """Return the sizes of an indexing op with each mask replaced by as many indices as it selects."""
 
-        def places(index: Any) -> list[Any]:
+        def replace_mask(index: Any) -> list[Any]:
             if not _is_mask(index):
                 return [self._empty(index, case) if isinstance(index, torch.Tensor) else index]
             count = (CASES[case](int(torch.count_nonzero(index))),)
@@ -149,18 +149,18 @@ class _Op:
         if any(_is_mask(part) and not part.dim() for part in index):
             return None
         return self._attempt(
-            lambda: self._empty(self.args[0], case)[tuple(place for part in index for place in places(part))]
+            lambda: self._empty(self.args[0], case)[tuple(place for part in index for place in replace_mask(part))]
         )
 
-    def _counted(self, case: int) -> list[Shape]:
-        """What is counted lies along one dimension; the others are those of the first argument."""
+    def _count_case(self, case: int) -> list[Shape]:
+        """Return the sizes of a counting op: one dimension is counted, the others are those of the first argument."""
         dim = self._dim()
         base = self._shape(self.given[0], case)
         count = self.made[0].shape[dim]
         found = []
         for at, tensor in enumerate(self.made):
-            alike = tensor.dim() == len(base) and self.short not in _LISTS
-            shape = list(base if alike else tensor.shape)
+            has_base = tensor.dim() == len(base) and self.short not in _LISTS
+            shape = list(base if has_base else tensor.shape)
             if at == 0 or self.short in _LISTS:
                 shape[dim] = CASES[case](tensor.shape[dim])
             elif tensor.dim() == 1 and tensor.shape[0] == count:
@@ -169,27 +169,27 @@ class _Op:
         return found
 
     def _dim(self) -> int:
-        """The dimension along which an op counts."""
+        """Return the dimension along which an op counts."""
         places = {"unique": 4, "unique_consecutive": 3, "repeat_interleave": 2}
         at = places.get(self.short, len(self.args))
         dim = self.kwargs.get("dim", self.args[at] if at < len(self.args) else None)
         return int(dim) if dim is not None else 0
 
-    # ── all others ─────────────────────────────────────────────────────────────────────────────────────────────
-    def computing(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
-        """The sizes of the results of an op in every case, and the tensors whose contents have come into play."""
-        if self.short in _ALIKE:
+    # ── other ops ──────────────────────────────────────────────────────────────────────────────────────────────
+    def run_cases(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
+        """Return the result sizes of an op, per case, and the tensors whose contents it reads."""
+        if self.short in _SAME_SHAPE:
             return [[self._shape(self.given[0], case)] * len(self.made) for case in (0, 1)], ()
         cases, numbers = [self._case(case) for case in ((0, 1) if self.sized else (0,))], False
         if all(case is None for case in cases):
             cases, numbers = self._cases_of_numbers(), True
         if all(case is None for case in cases):
-            return self._presumed()
-        asked = [one for one in self.given if numbers and _is_number(one)]
-        return [case for case in cases if case is not None], tuple(asked)
+            return self._presume_cases()
+        read = [one for one in self.given if numbers and _is_number(one)]
+        return [case for case in cases if case is not None], tuple(read)
 
     def _case(self, case: int, change: Resize | None = None) -> list[Shape] | None:
-        """The sizes in a case; with `change`, tensors that stand for a number are that number, changed so."""
+        """Return the sizes in a case; with `change`, tensors in place of a number are that number, changed."""
 
         def stand_in(tensor: torch.Tensor) -> Any:
             if change is not None and _is_number(tensor):
@@ -201,7 +201,7 @@ class _Op:
         )
 
     def _cases_of_numbers(self) -> list[list[Shape] | None]:
-        """The sizes where a tensor that stands for a number stands for a larger, and for a smaller one."""
+        """Return the sizes for a larger and for a smaller number where a tensor is in place of a number."""
         if not any(_is_number(tensor) for tensor in self.given):
             return []
         larger, smaller = (_more, lambda number: number + 1), (_fewer, lambda number: number - 1)
@@ -210,25 +210,25 @@ class _Op:
             for case, changes in enumerate((larger, smaller))
         ]
 
-    def _presumed(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
-        """Where an op cannot be run without contents: what may depend on them is presumed to."""
-        asked = () if self.sized else tuple(filter(_may_count, self.given))
-        if asked and self.asks:
-            return [[tuple(map(resize, one.shape)) for one in self.made] for resize in CASES], asked
+    def _presume_cases(self) -> tuple[list[list[Shape]], tuple[torch.Tensor, ...]]:
+        """Return the sizes of an op that cannot run on meta tensors: all that may depend on contents do."""
+        read = () if self.sized else tuple(filter(_may_count, self.given))
+        if read and self.needs_contents:
+            return [[tuple(map(resize, one.shape)) for one in self.made] for resize in CASES], read
         moving, fixed = self._sizes()
 
-        def presumed(tensor: torch.Tensor, resize: Resize) -> Shape:
+        def resize_presumed(tensor: torch.Tensor, resize: Resize) -> Shape:
             return tuple(resize(size) if size in moving or size not in fixed else size for size in tensor.shape)
 
-        return [[presumed(tensor, resize) for tensor in self.made] for resize in CASES], asked
+        return [[resize_presumed(tensor, resize) for tensor in self.made] for resize in CASES], read
 
     def _sizes(self) -> tuple[set[int], set[int]]:
-        """The sizes of the arguments that depend on contents, and those that do not or are given as numbers."""
+        """Return the argument sizes that depend on contents, and those that do not or are passed as numbers."""
         numbers = {leaf for _, leaf in walk((self.args, self.kwargs)) if isinstance(leaf, int)}
-        if self.short in _VIEWS and -1 not in numbers:  # it is as it says, or fails
+        if self.short in _VIEWS and -1 not in numbers:  # the sizes are the arguments
             return set(), numbers
         moving = {found.shape[dim] for found in self.sized.values() for dim in found.dims}
-        if not self.asks:  # sizes do not fit: it runs only where they are those of what does not depend on contents
+        if not self.needs_contents:  # sizes do not fit: they must equal sizes that do not depend on contents
             moving -= {size for tensor in self.given if id(tensor) not in self.sized for size in tensor.shape}
         fixed = {
             size
@@ -238,7 +238,7 @@ class _Op:
         }
         return (set() if self.short in _VIEWS else moving), fixed | numbers
 
-    # ── tensors without contents ───────────────────────────────────────────────────────────────────────────────
+    # ── meta tensors ─────────────────────────────────────────────────────────────────────────────────────────
     def _shape(self, tensor: torch.Tensor, case: int) -> Shape:
         found = self.sized.get(id(tensor))
         return tuple(tensor.shape) if found is None else found.others[min(case, len(found.others) - 1)]
@@ -249,19 +249,19 @@ class _Op:
         return torch.empty(self._shape(tensor, case), dtype=tensor.dtype, device="meta")
 
     def _attempt(self, run: Callable[[], Any]) -> list[Shape] | None:
-        """The sizes of what an op returns; None where it cannot be run, or returns something else."""
+        """Return the sizes of the results of `run()`; None where it fails or returns other results."""
         try:
             with torch.no_grad(), muted():
                 shapes = [tuple(tensor.shape) for _, tensor in tensors(run())][: len(self.made)]
-        except Exception as error:  # whatever it was, it did not fail on contents
-            self.asks = self.asks or isinstance(error, NotImplementedError) or "meta" in str(error)
+        except Exception as error:
+            self.needs_contents = self.needs_contents or isinstance(error, NotImplementedError) or "meta" in str(error)
             return None
         ranks = [tensor.dim() for tensor in self.made]
         return shapes if [len(shape) for shape in shapes] == ranks else None
 
 
 def _is_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor may stand where a number is asked for."""
+    """Return whether a tensor can be passed in place of a number."""
     whole = _may_count(tensor) and tensor.dtype is not torch.bool
     return whole and tensor.numel() == 1 and tensor.device.type != "meta"
 
@@ -271,7 +271,7 @@ def _may_count(tensor: torch.Tensor) -> bool:
 
 
 def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nest with other tensors, on the device that has no contents."""
+    """Return nested containers with other tensors, on the meta device."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, torch.device):
@@ -286,5 +286,5 @@ def _map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def resize_cases(shape: Shape, dims: Callable[[int, int], bool]) -> tuple[Shape, ...]:
-    """The other cases of sizes of which some dimensions, by place and size, depend on contents."""
+    """Return the other cases of a shape; `dims(index, size)` selects the dimensions that depend on contents."""
     return tuple(tuple(one(size) if dims(dim, size) else size for dim, size in enumerate(shape)) for one in CASES)

@@ -1,4 +1,4 @@
-"""The entry: `capture(model, args, kwargs)`."""
+"""Entry points of capture: `capture(model, args, kwargs)` and `attach_model(graph, model)`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def capture(
     basic_blocks: tuple[type | str, ...] = (),
     options: CaptureOptions = DEFAULT_OPTIONS,
 ) -> Graph:
-    """Capture a model as a graph, on one batch."""
+    """Capture a model as a graph, on one batch.
+
+    `depth` and `basic_blocks` keep modules opaque: from a nesting depth on, by class or by name.
+    """
     if not isinstance(model, nn.Module):
         raise CaptureError(f"capture needs an nn.Module, got {type(model).__name__}")
     names = [block if isinstance(block, str) else block.__name__ for block in _as_tuple(basic_blocks)]
@@ -36,7 +39,7 @@ def capture(
 
 
 def add_variants(graph: Graph, model: nn.Module) -> Graph:
-    """Let a graph capture further variants of its model with the same settings."""
+    """Enable a graph to capture further variants of its model with the same settings."""
     depth, blocks = graph.settings["depth"], tuple(graph.settings["basic_blocks"])
 
     def recapture(args: Any, kwargs: Any) -> Graph:
@@ -47,9 +50,9 @@ def add_variants(graph: Graph, model: nn.Module) -> Graph:
     return graph
 
 
-def _capture_once(model: nn.Module, args: Any, kwargs: Any, granularity: LeafPolicy, options: CaptureOptions) -> Graph:
-    granularity.opens_leaves = options.opens_leaves
-    return CaptureDriver(model, ModelCall(tuple(args), dict(kwargs)), granularity, options).capture()
+def _capture_once(model: nn.Module, args: Any, kwargs: Any, leaf_policy: LeafPolicy, options: CaptureOptions) -> Graph:
+    leaf_policy.opens_leaves = options.opens_leaves
+    return CaptureDriver(model, ModelCall(tuple(args), dict(kwargs)), leaf_policy, options).capture()
 
 
 def _as_tuple(blocks: Any) -> tuple[Any, ...]:
@@ -60,7 +63,7 @@ def attach_model(graph: Graph, model: nn.Module, *, any_state: bool = False) -> 
     """Attach a loaded graph to the model it was captured from, so that it can run; raises CaptureError.
 
     A model in another state (a mode, an attribute, a configuration) is refused; or, with `any_state`, accepted: the
-    graph then holds from the time on that the model is in the captured state.
+    graph then holds as soon as the model is in the captured state.
     """
     faults = _missing_parts(graph, model)
     if not faults and graph.validity is not None and graph.awaited_state is not None:

@@ -6,9 +6,9 @@ Three analyses of guards:
   call that breaks one goes to another variant before anything has run. Guards that follow from random numbers or from
   the results of modules are checked at their position.
 - `causing_inputs`: the inputs whose contents decide a branch. While these are the captured ones, so is the branch.
-- `finite_check_operand`: branches that only test whether all elements of a value are finite (`if not torch.isfinite(x).all()`).
-  The answer is the same in every healthy step, so such a branch may be a guard though it reads results of the model:
-  a step in which it differs runs in the model itself. The answer for a batch follows from those for its micro-batches.
+- `finite_check_operand`: branches that only test whether all elements are finite (`if not torch.isfinite(x).all()`).
+  The outcome is the same in every healthy step, so such a branch may be a guard though it reads results of the model:
+  a step in which it differs runs in the model itself. The outcome for a batch follows from those of its micro-batches.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEALTHY = {"isfinite": ("all", True), "isinf": ("any", False), "isnan": ("any",
 
 
 class EarlyGuards:
-    """The guards of a graph that can be checked first, and the nodes that takes."""
+    """The guards of a graph that can be checked before a run, and the nodes needed to evaluate them."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -49,10 +49,10 @@ class EarlyGuards:
                 self.guards.append(guard)
                 needed |= ancestors
         self.nodes = sorted(needed)
-        self._open: dict[bool, tuple[list[Guard], list[int]]] = {}
+        self._unpinned: dict[bool, tuple[list[Guard], list[int]]] = {}
 
     def _ancestors(self, nodes: set[int]) -> set[int] | None:
-        """All nodes these depend on; None if one of them does more than compute."""
+        """Return all nodes that these depend on; None if one has effects or uses random numbers."""
         found: set[int] = set()
         waiting = list(nodes)
         while waiting:
@@ -67,34 +67,40 @@ class EarlyGuards:
         return found
 
     def _only_computes(self, node: Node) -> bool:
-        """Whether a node is an op without effects, or a function of inputs that is kept whole for what it reads."""
+        """Return whether a node is an op without effects, or an opaque function of inputs that reads sample counts."""
         if node.random or node.mutates or node.changes:
             return False
         if node.kind == "op":
             return not node.after
-        kept = self.graph.calls.get(node.target, "").startswith(READS_SAMPLE_COUNTS)
-        others = [self.graph.nodes[index] for index in node.after]
-        return node.kind == "call" and kept and not node.uses and all(one.target == node.target for one in others)
+        reads_counts = self.graph.calls.get(node.target, "").startswith(READS_SAMPLE_COUNTS)
+        earlier = [self.graph.nodes[index] for index in node.after]
+        return (
+            node.kind == "call" and reads_counts and not node.uses and all(one.target == node.target for one in earlier)
+        )
 
-    def broken(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
-        """The first of these guards that a call breaks; None if it breaks none.
+    def find_broken(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
+        """Return the first of these guards that a call breaks; None if it breaks none.
 
-        Those of a rolled graph are looked at in its micro-batches, of which a call has several: see `broken_in_pieces`.
+        Guards of a rolled graph are checked per micro-batch: see `find_broken_in_microbatches`.
         """
-        return None if self.graph.rolled else self._broken(Execution(self.graph, model, bound), self.guards, self.nodes)
+        return (
+            None if self.graph.rolled else self._evaluate(Execution(self.graph, model, bound), self.guards, self.nodes)
+        )
 
     def find_broken_in_microbatches(self, model: nn.Module, bound: dict[str, Any]) -> Guard | None:
-        """The first guard of a rolled graph that a batch breaks, in one of its micro-batches or, if need be, as one."""
+        """Return the first guard of a rolled graph that a batch breaks, in one of its micro-batches or as a whole."""
         wholes = {id(self.graph.guards[at]) for at in self.graph.whole_batch_guards}
-        found = self._broken(Execution(self.graph, model, bound), *self._needed(wholes))
+        found = self._evaluate(Execution(self.graph, model, bound), *self._unsettled_guards(wholes))
         for number in range(self.graph.rolled):
-            found = found or self._broken(_MicrobatchExecution(self.graph, model, bound, number), *self._needed(None))
+            found = found or self._evaluate(
+                _MicrobatchExecution(self.graph, model, bound, number), *self._unsettled_guards(None)
+            )
         return found
 
-    def _needed(self, wanted: set[int] | None) -> tuple[list[Guard], list[int]]:
-        """Guards of these identities, or all, and the nodes they take: not where all they depend on is pinned."""
+    def _unsettled_guards(self, wanted: set[int] | None) -> tuple[list[Guard], list[int]]:
+        """Return the guards with these ids, or all, that pinned inputs do not settle, and the nodes they need."""
         key = wanted is None
-        if key not in self._open:
+        if key not in self._unpinned:
             pinned = set(self.graph.pins)
             guards, nodes = [], set()
             for guard in self.guards:
@@ -103,10 +109,10 @@ class EarlyGuards:
                 if (key or id(guard) in (wanted or ())) and (causes is None or not causes <= pinned):
                     guards.append(guard)
                     nodes |= self._ancestors({ref.node for ref in read}) or set()
-            self._open[key] = guards, sorted(nodes)
-        return self._open[key]
+            self._unpinned[key] = guards, sorted(nodes)
+        return self._unpinned[key]
 
-    def _broken(self, execution: Execution, guards: list[Guard], nodes: list[int]) -> Guard | None:
+    def _evaluate(self, execution: Execution, guards: list[Guard], nodes: list[int]) -> Guard | None:
         with RegionSwitch() as regions:
             for index in nodes:
                 node = self.graph.nodes[index]
@@ -125,7 +131,7 @@ class EarlyGuards:
 
 
 class _MicrobatchExecution(Execution):
-    """A run of one micro-batch of a batch."""
+    """A run on one micro-batch of a batch."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any], number: int) -> None:
         super().__init__(graph, model, bound)
@@ -148,7 +154,7 @@ def early_guards(graph: Graph) -> EarlyGuards:
 
 
 def content_causes(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
-    """The nodes whose contents some values follow from, those that wrote to them included."""
+    """Return the nodes whose contents determine some values, writers of their memory included."""
     writers: dict[int, set[int]] = {}
     for node in nodes:
         for ref in node.mutates:
@@ -166,7 +172,7 @@ def content_causes(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int]:
 
 
 def causing_inputs(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | None:
-    """The inputs that some values follow from, by ops and functions alone; None where more is needed: a buffer, say."""
+    """Return the inputs that determine some values by ops and functions alone; None where a buffer, say, does too."""
     causes = [nodes[index] for index in content_causes(nodes, values)]
     written = {root for node in causes for ref in node.mutates for root in memory_makers(nodes, ref.node)}
     if any(node.is_source and (node.kind != "input" or node.id in written) for node in causes):
@@ -177,14 +183,14 @@ def causing_inputs(nodes: Sequence[Node], values: Iterable[Ref]) -> set[int] | N
 
 
 def _computes(node: Node) -> bool:
-    """Whether a node makes its result of its arguments alone: an op, or a function kept whole that takes no weights."""
+    """Return whether the arguments alone determine a result: of an op, or of an opaque function without weights."""
     if node.random or node.changes:
         return False
     return node.kind == "op" or (node.kind == "call" and not node.uses)
 
 
 def finite_check_operand(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref | None:
-    """The value of which a branch asks whether it is finite, and finds that it is; None for any other branch."""
+    """Return the value that a branch tests for being finite, with outcome finite; None for any other branch."""
     while isinstance(expr, Expr) and expr.op in ("bool", "item") and len(expr.operands) == 1:
         expr = expr.operands[0]
     if not isinstance(expr, Ref) or not isinstance(expected, bool):
@@ -193,9 +199,9 @@ def finite_check_operand(nodes: Sequence[Node], expr: Any, expected: Any) -> Ref
     given = list(refs(over.args))
     if over.kind != "op" or len(given) != 1 or any(True for _ in refs(over.kwargs)):
         return None
-    asked = nodes[given[0].node]
-    operands = list(refs(asked.args))
-    wanted = _HEALTHY.get(_name(asked)) if asked.kind == "op" and len(operands) == 1 else None
+    test = nodes[given[0].node]
+    operands = list(refs(test.args))
+    wanted = _HEALTHY.get(_name(test)) if test.kind == "op" and len(operands) == 1 else None
     return operands[0] if wanted == (_name(over), expected) else None
 
 

@@ -38,7 +38,9 @@ class LeafPolicy:
     names: frozenset[str] = frozenset()
     blocks: dict[str, str] = field(default_factory=dict)
     call_reasons: dict[str, str] = field(default_factory=dict)
-    drawing: dict[str, str] = field(default_factory=dict)  # modules in whose Python NumPy's generator is drawn from
+    host_rng_modules: dict[str, str] = field(
+        default_factory=dict
+    )  # modules in whose Python NumPy's generator is drawn from
     opens_leaves: bool = False  # modules without children are opened, but for those of torch.nn
     released: set[str] = field(default_factory=set)  # functions that were kept whole, and are better followed
 

@@ -73,8 +73,8 @@ class OpaqueCallRecorder(TraceState):
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
     caches: tuple[Any, ...] = ()  # memoized functions of the model's code
 
-    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
-        super().__init__(model, granularity)
+    def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
+        super().__init__(model, leaf_policy)
         self.attributes = AttributeTracker(model)
         self.touched: set[tuple[int, str]] = set()  # attributes that the glue has read
         self.written: set[tuple[int, str]] = set()  # attributes that it has set
@@ -87,20 +87,20 @@ class OpaqueCallRecorder(TraceState):
             return ORIGINAL_CALL(module, *args, **kwargs)
         if self.leaf is not None:
             return self._inner_module(self.leaf, name, module, args, kwargs)
-        kind, reason = self.granularity.kind(name, module, len(self.scope), self.checkpoint)
-        if kind == "open" or (module is self.model and name not in self.granularity.blocks):
+        kind, reason = self.leaf_policy.kind(name, module, len(self.scope), self.checkpoint)
+        if kind == "open" or (module is self.model and name not in self.leaf_policy.blocks):
             return self.open(name, lambda: ORIGINAL_CALL(module, *args, **kwargs))
         job = OpaqueCall(kind, name or "model", name, lambda a, k: ORIGINAL_CALL(module, *a, **k), module, reason)
         return self.whole(job, args, kwargs)
 
     def open(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a module whose Python is recorded."""
-        self.check_draws()
+        self.check_host_rng()
         self.scope.append(name)
         outer, self.checkpoint = self.checkpoint, ""
         try:
             output = call()
-            self.check_draws()
+            self.check_host_rng()
             return output
         except Exception:
             self.failed = self.failed or tuple(self.scope)
@@ -124,7 +124,7 @@ class OpaqueCallRecorder(TraceState):
         """(module, attribute) of what the glue has read."""
         return [(self.origins.modules[owner], key) for owner, key in self.touched if owner in self.origins.modules]
 
-    def on_frozen(self, data: torch.Tensor) -> torch.Tensor:
+    def on_frozen_parameter(self, data: torch.Tensor) -> torch.Tensor:
         """A parameter without a gradient that the glue makes of a tensor is that tensor, detached."""
         made: torch.Tensor = ORIGINAL_PARAMETER(nn.Parameter, data, False)
         if self.leaf is None and not self.busy and self.active:
@@ -149,7 +149,7 @@ class OpaqueCallRecorder(TraceState):
         return self.whole(OpaqueCall("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
 
     @contextmanager
-    def checkpointed(self, kind: str) -> Iterator[None]:
+    def on_checkpoint(self, kind: str) -> Iterator[None]:
         """What runs in here was checkpointed by the model."""
         outer, self.checkpoint, self.saw_checkpoint = self.checkpoint, kind, True
         try:
@@ -161,7 +161,7 @@ class OpaqueCallRecorder(TraceState):
     def whole(self, job: OpaqueCall, args: Any, kwargs: Any) -> Any:
         """Run it, record it as one node."""
         self.busy = True
-        self.check_draws()
+        self.check_host_rng()
         forms = self.encode(args), self.encode(kwargs)
         args, kwargs = strip(args), strip(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
@@ -188,12 +188,12 @@ class OpaqueCallRecorder(TraceState):
             self._release(job.target)
         if job.kind == "call" and concretize.holds_decision(output):
             self.refuse("its Python code branches on values the model computes")  # or a function further out
-        node.random = random != torch_rng_fingerprint() or self.drawn != host_rng_fingerprint()
-        if self.drawn != host_rng_fingerprint():  # for whatever reason it is kept whole
-            kept = self.granularity.call_reasons if job.kind == "call" else self.granularity.drawing
+        node.random = random != torch_rng_fingerprint() or self.host_rng != host_rng_fingerprint()
+        if self.host_rng != host_rng_fingerprint():  # for whatever reason it is kept whole
+            kept = self.leaf_policy.call_reasons if job.kind == "call" else self.leaf_policy.host_rng_modules
             kept[job.target] = USES_HOST_RNG
-        self.drawn = host_rng_fingerprint()
-        self.attributes.see(job.module)
+        self.host_rng = host_rng_fingerprint()
+        self.attributes.refresh(job.module)
         node.uses = tuple(sorted(leaf.uses))
         if job.module is not None:
             names = find_changed(state, job.module, leaf.written)
@@ -206,7 +206,7 @@ class OpaqueCallRecorder(TraceState):
         self.effects(node, given, seen)
         self.last_call[job.target] = node.id
         self._note_results(leaf, given, [tensor for _, tensor in tensors(output)])
-        self.append(node, list(tensors(output)), heavy=self._follows_from_weights(job, node))
+        self.append(node, list(tensors(output)), from_weights=self._follows_from_weights(job, node))
         self._side_results(node, job.module, leaf, (args, kwargs))
         self._arrays(node, output)
         self.busy = False
@@ -235,11 +235,11 @@ class OpaqueCallRecorder(TraceState):
         """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
         if job.module is not None:
             return any(True for _ in job.module.parameters())
-        return bool(node.uses) or not self.granularity.call_reasons.get(job.target, "").startswith(READS_SAMPLE_COUNTS)
+        return bool(node.uses) or not self.leaf_policy.call_reasons.get(job.target, "").startswith(READS_SAMPLE_COUNTS)
 
     def _release(self, target: str) -> None:
         """A function that is kept whole for what it reads only, and tells its caller some of it, is followed again."""
-        if self.granularity.call_reasons.get(target, "").startswith(READS_SAMPLE_COUNTS):
+        if self.leaf_policy.call_reasons.get(target, "").startswith(READS_SAMPLE_COUNTS):
             found = TraceRefused(tuple(self.scope), f"{target} tells what it reads", "")
             found.released = target
             raise found
@@ -263,7 +263,7 @@ class OpaqueCallRecorder(TraceState):
             node = self.start("op", f"{name or 'model'}.{key}=", ASSIGN, form, EMPTY_KWARGS)
             node.out_spec, node.changes = structure_of(None), (name,)
             node.after = (self.last_call[name],) if name in self.last_call else ()
-            self.append(node, [], heavy=False)
+            self.append(node, [], from_weights=False)
             self.assigned[name, key] = node.id
 
     def _check_swapped(self, module: nn.Module | None) -> None:
@@ -341,7 +341,7 @@ class OpaqueCallRecorder(TraceState):
         elif short in concretize.READS or short == "tolist":
             leaf.numbers |= {one for _, one in walk(output) if type(one) is int}
         elif name:
-            leaf.counts = self.note_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
+            leaf.counts = self.record_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
 
     def _check_touch(self, leaf: RunningLeaf, tensor: torch.Tensor) -> None:
         key = id(tensor)

@@ -70,7 +70,7 @@ class TraceHandler(Protocol):
     def on_get(self, module: nn.Module, name: str) -> None:
         """An attribute of a module was read."""
 
-    def on_frozen(self, data: torch.Tensor) -> torch.Tensor:
+    def on_frozen_parameter(self, data: torch.Tensor) -> torch.Tensor:
         """The model's own code makes a parameter without a gradient of a tensor."""
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ class TraceHandler(Protocol):
     def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A Python function that is to be kept whole is called."""
 
-    def checkpointed(self, kind: str) -> Any:
+    def on_checkpoint(self, kind: str) -> Any:
         """A context manager around what runs inside a checkpoint."""
 
 
@@ -166,7 +166,7 @@ def _make_torch_patches(watcher: TraceHandler, thread: int) -> _TorchPatches:
         torchs = frozen and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
         if not frozen or torchs or threading.get_ident() != thread:
             return ORIGINAL_PARAMETER(cls, data, requires_grad)
-        return watcher.on_frozen(data)
+        return watcher.on_frozen_parameter(data)
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
@@ -184,11 +184,11 @@ def _make_torch_patches(watcher: TraceHandler, thread: int) -> _TorchPatches:
 
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-            with watcher.checkpointed("reentrant"):
+            with watcher.on_checkpoint("reentrant"):
                 return function(*args)
 
     def saved(*_: Any, **__: Any) -> Iterator[None]:
-        with watcher.checkpointed("saved"):
+        with watcher.on_checkpoint("saved"):
             yield
 
     return _TorchPatches(parameter, apply, script, Reentrant, saved)

@@ -72,7 +72,7 @@ def match_loop(few: Trace, many: Trace, times: int) -> LoopMatch:
     """Compare the recording of a micro-batch with that of so many; raises Unlike."""
     rolling = LoopMatcher(few.nodes, many.nodes, times)
     rolling.walk()
-    if not rolling.alike(few.tracer.result, many.tracer.result, 0):
+    if not rolling.matches(few.tracer.result, many.tracer.result, 0):
         raise LoopMismatch(few.nodes[-1], "the output depends on the batch size")
     rolling.check_orders()
     return LoopMatch(rolling.roles(), rolling.images(), *_match_branches(rolling, few, many))
@@ -156,7 +156,7 @@ class LoopMatcher:
             return False
         self._repeated = False
         forms = (one.args, one.kwargs, one.mutates), (other.args, other.kwargs, other.mutates)
-        if not self.alike(*forms, 0, repeated=one.kind == "op" and not one.mutates):
+        if not self.matches(*forms, 0, repeated=one.kind == "op" and not one.mutates):
             return False
         if one.out_spec != other.out_spec:
             if one.kind != "op" or short_name(one.target) not in PARTS or not self._is_list(one, other):
@@ -182,14 +182,14 @@ class LoopMatcher:
     def _is_copy_of(self, one: Node, other: Node, number: int) -> bool:
         if not self._runs_the_same(one, other) or one.out_spec != other.out_spec or one.changes:
             return False
-        if _output_shapes(one) != _output_shapes(other) or not self.alike(one.mutates, other.mutates, number):
+        if _output_shapes(one) != _output_shapes(other) or not self.matches(one.mutates, other.mutates, number):
             return False
         shifted = self._is_shifted(one, other, number)
         if number > 1 and shifted != (one.id in self.subscripts):
             return False
         if shifted:
             self.subscripts.add(one.id)
-        return shifted or self.alike((one.args, one.kwargs), (other.args, other.kwargs), number)
+        return shifted or self.matches((one.args, one.kwargs), (other.args, other.kwargs), number)
 
     def _runs_the_same(self, one: Node, other: Node) -> bool:
         return all(getattr(one, name) == getattr(other, name) for name in _SAME)
@@ -213,12 +213,16 @@ class LoopMatcher:
         if name not in _SUBSCRIPTS or len(given) != len(found) or not isinstance(given[0], Ref):
             return False
         place = self._batch_of(given[0])
-        if place is None or not self.alike(given[0], found[0], 0) or not self.alike(one.kwargs, other.kwargs, number):
+        if (
+            place is None
+            or not self.matches(given[0], found[0], 0)
+            or not self.matches(one.kwargs, other.kwargs, number)
+        ):
             return False
         if not is_shifted(given[1], found[1], place, number):
             return False
         few, many = ([*other_parts(args[1], *place[:2]), *args[2:]] for args in (given, found))
-        return self.alike(few, many, number)
+        return self.matches(few, many, number)
 
     def _batch_of(self, ref: Ref) -> tuple[int, int, int] | None:
         """The dimension in which a value has more entries on the whole batch, its rank, and the entries."""
@@ -250,7 +254,7 @@ class LoopMatcher:
             return Ref(found[0], ref.source, (("i", at + number * self.lists[index]), *rest))
         return Ref(found[number] if number < len(found) else found[0], ref.source, ref.path)
 
-    def alike(self, one: Any, other: Any, number: int, *, repeated: bool = False) -> bool:
+    def matches(self, one: Any, other: Any, number: int, *, repeated: bool = False) -> bool:
         """Whether a form of the whole batch is one of the micro-batch, in so many-th of its copies.
 
         `repeated`: lists may have the entries of all copies, one after the other.
@@ -261,7 +265,7 @@ class LoopMatcher:
             return False
         if isinstance(one, (tuple, list)):
             return len(one) == len(other) and all(
-                self.alike(a, b, number, repeated=repeated) for a, b in zip(one, other, strict=True)
+                self.matches(a, b, number, repeated=repeated) for a, b in zip(one, other, strict=True)
             )
         if isinstance(one, SequenceForm) and len(one.items) != len(other.items):
             if not repeated or one.cls is not other.cls or one.label != other.label:
@@ -270,19 +274,19 @@ class LoopMatcher:
             return self._is_repeated(one.items, other.items)
         if dataclasses.is_dataclass(one) and not isinstance(one, type):
             parts = [part.name for part in dataclasses.fields(one)]
-            return all(self.alike(getattr(one, a), getattr(other, a), number, repeated=repeated) for a in parts)
+            return all(self.matches(getattr(one, a), getattr(other, a), number, repeated=repeated) for a in parts)
         return _is_same(one, other)
 
     def _is_repeated(self, few: tuple[Any, ...], many: tuple[Any, ...]) -> bool:
         if len(many) != self.times * len(few):
             return False
-        return all(self.alike(few[at % len(few)], part, at // len(few)) for at, part in enumerate(many))
+        return all(self.matches(few[at % len(few)], part, at // len(few)) for at, part in enumerate(many))
 
     def is_same_fact(self, one: Guard, other: Guard) -> bool:
         """Whether a branch of the whole batch is one of the micro-batch, for one of its copies."""
         if repr(one.expected) != repr(other.expected):
             return False
-        return any(self.alike(one.expr, other.expr, number) for number in range(self.times))
+        return any(self.matches(one.expr, other.expr, number) for number in range(self.times))
 
     def _named(self, ref: Ref) -> Ref:
         return Ref(self.other[ref.node], ref.source, ref.path)

@@ -43,9 +43,9 @@ class ScalingReadWatcher:
         self.lines = lines
         self.busy: list[FrameType] = []  # functions in which something followed from weights; kept, so none is reused
 
-    def appended(self, heavy: bool) -> None:
-        """A node was recorded; `heavy`: it follows from weights."""
-        frame: FrameType | None = sys._getframe(1) if heavy else None
+    def appended(self, from_weights: bool) -> None:
+        """A node was recorded; `from_weights`: it follows from weights."""
+        frame: FrameType | None = sys._getframe(1) if from_weights else None
         while frame is not None:
             if is_model_code(frame) and frame not in self.busy:
                 self.busy.append(frame)
@@ -58,7 +58,7 @@ class ScalingReadWatcher:
         name = recording.scope[-1] if recording.scope else ""
         module = recording.model.get_submodule(name) if name else recording.model
         found = call_candidates(module, lambda frame: frame not in self.busy and not _takes_weights(recording, frame))
-        tried = {*recording.granularity.released, *recording.granularity.call_reasons}
+        tried = {*recording.leaf_policy.released, *recording.leaf_policy.call_reasons}
         return tuple(call for call in found if call not in tried)
 
 
@@ -69,7 +69,7 @@ def _takes_weights(recording: TraceState, frame: FrameType) -> bool:
     given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
     held = [value for value in given if isinstance(value, (torch.Tensor, list, tuple, dict))]
     known = [recording.known.get(tensor) for _, tensor in tensors(held)]
-    return any(ref is not None and recording.heavy[ref.node] for ref in known)
+    return any(ref is not None and recording.from_weights[ref.node] for ref in known)
 
 
 def _is_random(recording: TraceState, expr: Any) -> bool:

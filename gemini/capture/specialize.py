@@ -55,7 +55,7 @@ class GraphVariants:
             if (
                 graph.is_whole
                 or not accepts_call(graph, bound)
-                or early_guards(graph).broken(self.model, bound) is not None
+                or early_guards(graph).find_broken(self.model, bound) is not None
             ):
                 continue
             done, output = self._attempt(graph, bound)

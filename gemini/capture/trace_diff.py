@@ -56,17 +56,17 @@ class Trace:
 def trace(
     subject: CaptureSubject,
     given: Sequence[torch.Tensor],
-    granularity: LeafPolicy,
+    leaf_policy: LeafPolicy,
     seed: int | None = None,
     *,
     keep: bool = False,
     scaling_reads: ScalingReadWatcher | None = None,
-    chances: dict[int, torch.Tensor] | None = None,
+    random_scalars: dict[int, torch.Tensor] | None = None,
     make: Callable[..., Tracer] = Tracer,
 ) -> Trace:
     """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
 
-    `chances`: numbers that are drawn, by node, whatever the generators say.
+    `random_scalars`: numbers that are drawn, by node, whatever the generators say.
 
     Raises Coarsen, or the model's own error where it fails without us too.
     """
@@ -76,8 +76,8 @@ def trace(
     args, kwargs = call.arguments(given)
     if seed is not None:
         seed_all(seed)
-    tracer = make(model, granularity)
-    tracer.values, tracer.scaling_reads, tracer.given = [] if keep else None, scaling_reads, chances or {}
+    tracer = make(model, leaf_policy)
+    tracer.values, tracer.scaling_reads, tracer.given = [] if keep else None, scaling_reads, random_scalars or {}
     tracer.caches = tuple(caches)
     begin = time.perf_counter()
     try:

@@ -49,8 +49,8 @@ class EscapedTensor:
 class TraceState:
     """Nodes, guards and origins of one traced run."""
 
-    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
-        self.model, self.granularity = model, granularity
+    def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
+        self.model, self.leaf_policy = model, leaf_policy
         self.origins = ModelIndex(model)
         self.nodes: list[Node] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
@@ -59,7 +59,7 @@ class TraceState:
         self.scope: list[str] = []
         self.active = False
         self.recording = True  # False inside a leaf
-        self.heavy: list[bool] = []  # per node: does it depend on what the model computes from its parameters
+        self.from_weights: list[bool] = []  # per node: does it depend on what the model computes from its parameters
         self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, where runs are to be compared
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
@@ -71,8 +71,8 @@ class TraceState:
         self.names: dict[str, int] = {}
         self.arrays: dict[int, Ref] = {}
         self.escaped: TensorTable[EscapedTensor] = TensorTable()
-        self.drawn = host_rng_fingerprint()
-        self.floods: dict[tuple[str, ...], int] = {}  # operations a scope has run
+        self.host_rng = host_rng_fingerprint()
+        self.op_counts: dict[tuple[str, ...], int] = {}  # operations a scope has run
         self.scaling_reads: ScalingReadWatcher | None = None
 
     def release(self) -> None:
@@ -128,7 +128,7 @@ class TraceState:
     def source(self, kind: str, name: str, tensor: torch.Tensor) -> int:
         """A node that brings a tensor into the graph."""
         node = Node(len(self.nodes), kind, name, name, region=Region.current())
-        self.append(node, [((), tensor)], heavy=kind == "parameter")
+        self.append(node, [((), tensor)], from_weights=kind == "parameter")
         return node.id
 
     def start(self, kind: str, stem: str, target: str, args: Form, kwargs: Form) -> Node:
@@ -146,14 +146,16 @@ class TraceState:
             line=source_line(),
         )
 
-    def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], heavy: bool) -> None:
+    def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], from_weights: bool) -> None:
         """Put a node into the graph with the tensors it returned."""
         self.nodes.append(node)
         self._refuse_floods(node)
         read = (*concretize.data_refs(node.args, self.dynamic), *concretize.data_refs(node.kwargs, self.dynamic))
-        self.heavy.append(heavy or any(self.heavy[ref.node] for ref in concretize.content_inputs(node, read)))
+        self.from_weights.append(
+            from_weights or any(self.from_weights[ref.node] for ref in concretize.content_inputs(node, read))
+        )
         if self.scaling_reads is not None:
-            self.scaling_reads.appended(self.heavy[-1])
+            self.scaling_reads.appended(self.from_weights[-1])
         if self.values is not None:
             self.values.append([tensor for _, tensor in made])
         for path, tensor in made:
@@ -162,7 +164,7 @@ class TraceState:
     def _refuse_floods(self, node: Node) -> None:
         """Keep whole a part whose Python loop would become thousands of nodes."""
         if node.kind == "op" and len(node.scope) > 1:
-            count = self.floods[node.scope] = self.floods.get(node.scope, 0) + 1
+            count = self.op_counts[node.scope] = self.op_counts.get(node.scope, 0) + 1
             if count > _MAX_OPS:
                 self.refuse(f"its Python code runs more than {_MAX_OPS} operations")
 
@@ -171,7 +173,7 @@ class TraceState:
         ref = self.known.get(tensor)
         return self.leaf_shapes.get(tensor) if ref is None else self.dynamic.get(ref)
 
-    def note_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
+    def record_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
         """Note which sizes of an op's new results depend on contents; whether they come to do so by this op.
 
         `leaf`: what a leaf was given, if the op ran inside one; all of it counts as the cause.
@@ -213,9 +215,9 @@ class TraceState:
         """The innermost open module, as the beginning of a name."""
         return f"{self.scope[-1]}." if self.scope and self.scope[-1] else ""
 
-    def check_draws(self) -> None:
+    def check_host_rng(self) -> None:
         """Refuse glue that drew from Python's or NumPy's generator since the last check."""
-        if self.drawn != host_rng_fingerprint():
+        if self.host_rng != host_rng_fingerprint():
             raise TraceRefused(tuple(self.scope), USES_HOST_RNG, source_line())
 
     # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,7 +234,10 @@ class TraceState:
         if not self.active or not self.recording:
             return
         read = list(concretize.expr_data_refs(expr, self.dynamic))
-        if any(self.heavy[ref.node] for ref in read) and finite_check_operand(self.nodes, expr, expected) is None:
+        if (
+            any(self.from_weights[ref.node] for ref in read)
+            and finite_check_operand(self.nodes, expr, expected) is None
+        ):
             self.refuse(BRANCHES_ON_RESULTS)
         if self.scaling_reads is not None and (calls := self.scaling_reads.calls(self, expr, source_line())):
             raise TraceRefused(tuple(self.scope), READS_SAMPLE_COUNTS, source_line(), calls)

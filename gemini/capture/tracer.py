@@ -28,10 +28,12 @@ from gemini.snapshot.rng_snapshot import torch_rng_fingerprint
 class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
     """One traced run; afterwards `nodes`, `guards` and `result` hold the graph."""
 
-    def __init__(self, model: nn.Module, granularity: LeafPolicy) -> None:
+    def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
         TorchFunctionMode.__init__(self)
-        OpaqueCallRecorder.__init__(self, model, granularity)
-        self.chances: dict[int, torch.Tensor] = {}  # single numbers that ops have drawn, by node: they may decide a way
+        OpaqueCallRecorder.__init__(self, model, leaf_policy)
+        self.random_scalars: dict[
+            int, torch.Tensor
+        ] = {}  # single numbers that ops have drawn, by node: they may decide a way
         self.given: dict[int, torch.Tensor] = {}  # those that are to be drawn
 
     def run(self, bound: dict[str, Any], call: Callable[[], Any]) -> Any:
@@ -39,7 +41,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         for path, tensor in tensors(bound):
             node = self.source("input", ".".join(str(step[1]) for step in path), tensor)
             self.inputs[node] = path
-        with intercept(self, self.granularity.calls), self:
+        with intercept(self, self.leaf_policy.calls), self:
             self.active = True
             try:
                 output = call()
@@ -53,7 +55,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
 
     def forward_only(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The model's forward, where its hooks already run around the trace."""
-        if "" in self.granularity.blocks:
+        if "" in self.leaf_policy.blocks:
             return self.whole(OpaqueCall("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs)
         return self.open("", lambda: forward(*args, **kwargs))
 
@@ -89,7 +91,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
             given = self.given.get(len(self.nodes))
             if given is not None and given.shape == output.shape and given.dtype == output.dtype:
                 output.data.copy_(given)
-            self.chances[len(self.nodes)] = output.detach().clone()
+            self.random_scalars[len(self.nodes)] = output.detach().clone()
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         form_args, form_kwargs = self.encode(args), self.encode(kwargs)
@@ -110,8 +112,8 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         node.out_spec = structure_of(output)
         node.random = random != torch_rng_fingerprint()
         self.effects(node, given, before)
-        self.note_sizes(name, strip(args), strip(kwargs), output)
-        self.append(node, made, heavy=False)
+        self.record_sizes(name, strip(args), strip(kwargs), output)
+        self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
             self._note_parts(given[0])
         return output

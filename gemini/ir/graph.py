@@ -39,9 +39,9 @@ class VariantDispatcher(Protocol):
 class Graph:
     """A model as nodes in execution order.
 
-    `blocks` and `calls` are the opaque regions, with the reason why each could not be traced; `checked` lists the
-    batches on which the graph was compared with the model. `awaited_state` describes the state in which a loaded graph was
-    captured, until its model is in that state.
+    `blocks` and `calls` are the opaque regions, with the reason of each; `checked` lists the batches on which the graph
+    was compared with the model. `awaited_state` describes the state in which a loaded graph was captured, until its
+    model is in that state.
     """
 
     model_name: str

@@ -20,10 +20,10 @@ from gemini.capture.python_state import fingerprint
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import signature_of
 from gemini.ir.graph import Graph
-from gemini.ir.interpreter import GuardBroken, get_held
-from gemini.ir.validity import Validity, differing, readable
-from gemini.pipe.gradient_guard import Learning
-from gemini.pipe.python_guard import Watch
+from gemini.ir.interpreter import GuardBroken, find_model_tensor
+from gemini.ir.validity import Validity, describe_differences, describe_state
+from gemini.pipe.gradient_guard import GradientGuard
+from gemini.pipe.python_guard import PythonStateGuard
 
 _MOST = 64  # kinds of arguments that are remembered
 _CHANGED = "the model was changed"
@@ -31,25 +31,25 @@ _HIDDEN = "hooks, a forward, a module or a function of it are others"  # by iden
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Mismatch:
     """Why a call does not fit: a kind, told once, and the words for this call."""
 
     kind: str
     text: str
 
 
-class Fitting:
+class CallGuard:
     """Decides, before it runs, whether a call fits."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._watch: Watch | None = None
+        self._watch: PythonStateGuard | None = None
         self._state: object = None
         self._fitted: set[Hashable] = set()
-        self._learning = Learning(graph)
+        self._learning = GradientGuard(graph)
         self._held = [node for node in graph.nodes if node.kind in ("attribute", "buffer")]
 
-    def misfit(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Misfit | None:
+    def find_mismatch(self, bound: dict[str, Any], state: object = None, like: Hashable = None) -> Mismatch | None:
         """Why a call, bound by name, cannot run by the stages; None if it can, as far as is known before it runs.
 
         `state`, if given, is another object where anything of a module of the model is another object than before.
@@ -58,18 +58,20 @@ class Fitting:
         model, validity = self.graph.bound_model(), self.graph.validity
         if validity is not None:
             if Region.current() != validity.region or not self._fits(validity, bound, like):
-                return _explain(validity, bound)
+                return _explain_mismatch(validity, bound)
             if not self._is_as_before(state):
                 if other := self._other_size():
-                    return Misfit("held", other)
+                    return Mismatch("held", other)
                 if not self._is_in_state(validity):
-                    return Misfit("model", f"{_CHANGED}: {self._change(validity):.300}")
+                    return Mismatch("model", f"{_CHANGED}: {self._change(validity):.300}")
         if learner := self._learning.begun(self._watch, state):
-            return Misfit("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
+            return Mismatch("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
         foresight = early_guards(self.graph)
-        broken = foresight.broken(model, bound) if foresight.guards else None
+        broken = foresight.find_broken(model, bound) if foresight.guards else None
         if broken is not None:
-            return Misfit(f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}")
+            return Mismatch(
+                f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}"
+            )
         return None
 
     def _fits(self, validity: Validity, bound: dict[str, Any], like: Hashable) -> bool:
@@ -96,18 +98,18 @@ class Fitting:
         """Whether the model is in the state the graph was captured in; if so, from now on it is watched."""
         graph, model = self.graph, self.graph.bound_model()
         now = fingerprint(model, validity.glue)
-        if graph.awaited is not None and readable(now) == graph.awaited:
-            validity.fingerprint, graph.awaited = now, None
+        if graph.awaited_state is not None and describe_state(now) == graph.awaited_state:
+            validity.fingerprint, graph.awaited_state = now, None
         if now != validity.fingerprint:
             return False
-        self._watch = Watch(model, validity.glue)
+        self._watch = PythonStateGuard(model, validity.glue)
         return True
 
     def _other_size(self) -> str:
         """Which tensor that is no parameter has another size or type now: a mask that is made for each length."""
         for node in self._held:
             try:
-                found = get_held(self.graph.bound_model(), node.target)
+                found = find_model_tensor(self.graph.bound_model(), node.target)
             except (AttributeError, LookupError, TypeError):
                 continue  # it is gone: the model was changed
             if not isinstance(found, torch.Tensor):
@@ -120,40 +122,43 @@ class Fitting:
     def _change(self, validity: Validity) -> str:
         """What is other than when the graph was captured: the first of it."""
         before, now = validity.fingerprint, fingerprint(self.graph.bound_model(), validity.glue)
-        return next(differing(readable(before), readable(now)), _HIDDEN)
+        return next(describe_differences(describe_state(before), describe_state(now)), _HIDDEN)
 
 
-def misfit_of(error: Exception) -> Misfit:
+def mismatch_of_error(error: Exception) -> Mismatch:
     """Why a run stopped."""
     if isinstance(error, GuardBroken):
         line = error.guard.line if error.guard is not None else str(error).partition(",")[0]
-        return Misfit(f"guard {line}", f"the model takes another way here: {error}")
-    return Misfit(f"error {type(error).__name__}", f"a stage raised {type(error).__name__}: {error}")
+        return Mismatch(f"guard {line}", f"the model takes another way here: {error}")
+    return Mismatch(f"error {type(error).__name__}", f"a stage raised {type(error).__name__}: {error}")
 
 
-def _explain(validity: Validity, bound: dict[str, Any]) -> Misfit:
+def _explain_mismatch(validity: Validity, bound: dict[str, Any]) -> Mismatch:
     now = Region.current()
     if now != validity.region:
-        return Misfit("mode", f"{_mode(now)}; the stages were made with {_mode(validity.region)}")
+        return Mismatch("mode", f"{_describe_mode(now)}; the stages were made with {_describe_mode(validity.region)}")
     found = {fact[0]: fact[1:] for fact in signature_of(bound)}
     wanted = {fact[0]: fact[1:] for fact in validity.signature}
     for name in dict.fromkeys((*wanted, *found)):
         one, other = wanted.get(name), found.get(name)
-        if one != other and not (name in validity.batch and one and other and _alike(one, other, validity.batch[name])):
-            return Misfit(
-                f"argument {name}", f"argument {name} is {_fact(other)}; the stages were made for {_fact(one)}"
+        if one != other and not (
+            name in validity.batch and one and other and _differs_in_batch_only(one, other, validity.batch[name])
+        ):
+            return Mismatch(
+                f"argument {name}",
+                f"argument {name} is {_describe_argument(other)}; the stages were made for {_describe_argument(one)}",
             )
-    return Misfit("batch", "the batch sizes of the arguments differ from each other, or are 0")
+    return Mismatch("batch", "the batch sizes of the arguments differ from each other, or are 0")
 
 
-def _alike(one: tuple[Any, ...], other: tuple[Any, ...], batch: tuple[int, int]) -> bool:
+def _differs_in_batch_only(one: tuple[Any, ...], other: tuple[Any, ...], batch: tuple[int, int]) -> bool:
     """Whether two tensors differ in the size of the batch only."""
     if one[:-1] != other[:-1] or len(one[-1]) != len(other[-1]):
         return False
     return all(a == b or at == batch[0] for at, (a, b) in enumerate(zip(one[-1], other[-1], strict=True)))
 
 
-def _fact(fact: tuple[Any, ...] | None) -> str:
+def _describe_argument(fact: tuple[Any, ...] | None) -> str:
     if fact is None:
         return "absent"
     if len(fact) == 2:
@@ -162,7 +167,7 @@ def _fact(fact: tuple[Any, ...] | None) -> str:
     return f"{shape} {dtype.removeprefix('torch.')} on {device}{' with gradient' if requires_grad else ''}"
 
 
-def _mode(region: Region) -> str:
+def _describe_mode(region: Region) -> str:
     parts = ["inference mode" if region.inference else f"gradients {'on' if region.grad else 'off'}"]
     parts += [f"autocast to {dtype} on {kind}" for kind, _, dtype in region.autocast]
     return " and ".join(parts)
@@ -176,7 +181,7 @@ class Fallbacks:
         self.reasons: Counter[str] = Counter()
         self._told: set[str] = set()
 
-    def count(self, misfit: Misfit) -> None:
+    def count(self, misfit: Mismatch) -> None:
         """Count one, and tell its kind if that is new."""
         self.reasons[misfit.text] += 1
         if misfit.kind not in self._told:

@@ -65,7 +65,7 @@ def generators(value: Any) -> list[torch.Generator]:
 
 
 def holds_iterator(value: Any) -> bool:
-    """Return whether a value is or contains an iterator that cannot be restored: a counter, a running generator, a file.
+    """Return whether a value is or contains an iterator that cannot be restored: a counter, a generator, a file.
 
     Objects of user classes can be restored.
     """

@@ -67,7 +67,7 @@ def test_a_wrong_gradient_is_seen_where_outputs_agree(noise):
     graph, call = capture(net, (x,)), ModelCall((x,), {})
     identity = next(node for node in graph.nodes if node.target == "1")
     identity.kind, identity.target = "op", "torch.Tensor.detach"
-    for gradients in (True, False):  # by digest, and by the way back
+    for gradients in (True, False):  # by digest, and by the autograd graph
         found = GraphChecker(net, call, ModelSnapshot(net)).differences("batch", graph, call.tensors, gradients)
         assert not found.forward
         assert set(found.parameters) == {"0.weight", "0.bias"}
@@ -124,7 +124,7 @@ def test_large_models_are_checked_by_gradients_on_the_half_batch(monkeypatch):
     monkeypatch.setattr("gemini.capture.driver._THOROUGH_SECONDS", 0.0)
     graph = capture(model(nn.ReLU()), (torch.randn(6, 8),))
     assert graph.checked["half batch"] == "outputs, buffers, gradients"
-    assert "same way back" in graph.checked["batch"]
+    assert "same autograd graph" in graph.checked["batch"]
     assert len(graph.checked) == 3
 
 

@@ -283,7 +283,7 @@ class Remembering(nn.Module):
 def test_a_model_that_changes_what_it_is_given_stays_whole_and_says_so():
     graph = capture(Remembering(), (torch.randn(2, 1, 4), [torch.zeros(2, 1, 4)]))
     assert graph.is_whole
-    assert graph.blocks[""].startswith("it changes objects that it is given: input 1: (2, 1, 4)")
+    assert graph.blocks[""].startswith("it changes its arguments: input 1: (2, 1, 4)")
 
 
 class Counting(Remembering):
@@ -297,4 +297,4 @@ class Counting(Remembering):
 def test_a_model_that_changes_plain_values_it_is_given_stays_whole_and_says_so():
     graph = capture(Counting(), (torch.randn(2, 4), {"made": 0}))
     assert graph.is_whole
-    assert graph.blocks[""].startswith("it changes objects that it is given: input 1.made: 0, not 1")
+    assert graph.blocks[""].startswith("it changes its arguments: input 1.made: 0, not 1")

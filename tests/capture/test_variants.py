@@ -175,9 +175,9 @@ def test_guards_on_inputs_are_known_before_the_run():
     model, args, kwargs = CLASSICS["mask_test"]()
     graph = capture(model, args, kwargs)
     bound = {"x": args[0], **kwargs}
-    assert early_guards(graph).broken(model, bound) is None
+    assert early_guards(graph).find_broken(model, bound) is None
     bound["mask"] = torch.zeros_like(kwargs["mask"])
-    broken = early_guards(graph).broken(model, bound)
+    broken = early_guards(graph).find_broken(model, bound)
     assert broken is not None
     assert "classics_flow.py" in broken.line
     model, args, kwargs = CLASSICS["layer_drop"]()
