@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from gemini.autograd_engine import differentiate
-from gemini.capture.module_hooks import unhooked
+from gemini.capture.module_hooks import without_tensor_hooks
 
 Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether what it gives is to be differentiated
 
@@ -50,7 +50,7 @@ def _gradients_of(run: Run, count: int, wanted: Wanted) -> Run:
     def how(tensors: list[torch.Tensor], create_graph: bool) -> list[Any]:
         inputs, gradients = tensors[:count], tensors[count:]
         leaves = [inputs[at] for at in wanted.inputs] + wanted.parameters
-        with trained(wanted.parameters), unhooked(wanted.parameters):
+        with trained(wanted.parameters), without_tensor_hooks(wanted.parameters):
             results = run(inputs, True)
             pairs = [(results[at], g) for at, g in zip(wanted.given, gradients, strict=True)]
             pairs = [(result, g) for result, g in pairs if result is not None and result.requires_grad]
@@ -153,7 +153,7 @@ class Rerun:
         wanted = [*self.parameters, *inputs, *(self.operands[number] for number in operands)]
         self.switch.is_closed = True
         try:
-            with unhooked(self.parameters):
+            with without_tensor_hooks(self.parameters):
                 found = torch.autograd.grad(
                     [self.values[value]], wanted, [gradient], True, create_graph, allow_unused=True
                 )

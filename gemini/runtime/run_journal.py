@@ -29,8 +29,8 @@ from typing import Any, ClassVar
 
 from gemini.atomic_files import write_whole
 from gemini.errors import ArtifactError
+from gemini.runtime.call_outcome import CallPath
 
-OVERLAPPED, UNDIVIDED, DISPATCHED, LOCAL = PATHS = ("overlapped", "undivided", "dispatched", "local")
 FORMAT = 1
 _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writings, after the first calls
@@ -41,7 +41,7 @@ _TIMED = 15  # steps whose times are known
 
 
 @dataclass
-class Story:
+class ModelJournal:
     """One model in one run."""
 
     model: str
@@ -82,7 +82,7 @@ class Story:
         return f"; {statistics.median(self.last_ms):.0f} ms measured (median of the last {len(self.last_ms)})"
 
     def __str__(self) -> str:
-        taken = ", ".join(f"{self.steps[path]} {path}" for path in PATHS if self.steps.get(path)) or "no calls"
+        taken = ", ".join(f"{self.steps[path]} {path.label}" for path in CallPath if self.steps.get(path)) or "no calls"
         where = f"on {self.workers} workers: {taken}" if self.workers else "in the program's own process"
         lines = [f"{self.model} {where}"]
         if self.plan:
@@ -92,27 +92,27 @@ class Story:
         return "\n".join(lines)
 
 
-class Journal:
+class RunJournal:
     """The stories of a process. Written at its end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getpid()
-        self.stories: list[Story] = []
+        self.stories: list[ModelJournal] = []
         self.quiet = False
         self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
         self._renewed = _RENEWED  # how many calls there are when plans are told anew
         atexit.register(self._end)
 
-    def story(self, model: str, workers: int) -> Story:
+    def story(self, model: str, workers: int) -> ModelJournal:
         """A new story."""
-        made = Story(model, workers)
+        made = ModelJournal(model, workers)
         vars(made)["told"] = self._told
         self.stories.append(made)
         return made
 
     def stays(self, model: str, reason: str) -> None:
         """A model is left in the program's own process, and its calls are not counted."""
-        self.stories.append(Story(model, 0, reasons={reason: 1}))
+        self.stories.append(ModelJournal(model, 0, reasons={reason: 1}))
 
     def write(self) -> Path:
         """Write it as it is now."""
@@ -154,7 +154,7 @@ class Journal:
         self.quiet = True
 
 
-_journals: dict[tuple[int, Path], Journal] = {}
+_journals: dict[tuple[int, Path], RunJournal] = {}
 
 
 def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -170,13 +170,13 @@ def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
     return _exit
 
 
-def journal_of(folder: Path, quiet: bool = False) -> Journal:
+def get_journal(folder: Path, quiet: bool = False) -> RunJournal:
     """The journal of this process in a run folder; where it cannot be written one line says so, unless `quiet`."""
     key = os.getpid(), folder
     if not _journals:
         os._exit = _before_exit(os._exit)  # type: ignore[assignment]
     if key not in _journals:
-        _journals[key] = Journal(folder)
+        _journals[key] = RunJournal(folder)
         _journals[key].quiet = quiet
     return _journals[key]
 
@@ -189,7 +189,7 @@ def record_idle_run(folder: Path) -> None:
     journal = _journals.get((os.getpid(), folder))
     if not (journal and journal.stories) and _files(folder):
         with contextlib.suppress(ArtifactError, OSError):
-            (journal or Journal(folder)).write()
+            (journal or RunJournal(folder)).write()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -198,7 +198,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def read_newest(folder: Path) -> list[Story]:
+def read_newest(folder: Path) -> list[ModelJournal]:
     """The stories of the last run that ended; raises ArtifactError."""
     for path in _files(folder) if folder.is_dir() else ():
         try:
@@ -211,6 +211,6 @@ def read_newest(folder: Path) -> list[Story]:
     )
 
 
-def _story(entry: dict[str, Any]) -> Story:
+def _story(entry: dict[str, Any]) -> ModelJournal:
     told = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
-    return Story(**told, last_ms=entry.get("last_ms", []))
+    return ModelJournal(**told, last_ms=entry.get("last_ms", []))

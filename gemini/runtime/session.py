@@ -16,11 +16,11 @@ from gemini.log import tell
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
 from gemini.runtime.devices.worker_devices import assign_devices, model_device
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pipelined.call_signature import Planner
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import journal_of
+from gemini.runtime.run_journal import get_journal
 
 _EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
 _crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
@@ -33,7 +33,7 @@ def start(
     *,
     announce: bool = True,
     survives: bool = False,
-) -> Managed | None:
+) -> ManagedModel | None:
     """Manage a model: from its second call on, parts of it run in workers; whole steps where a planner is given.
 
     None where it stays in this process. Without `announce` nothing is said of what goes well; a model that `survives`
@@ -49,14 +49,14 @@ def start(
     if sys.platform != "linux":
         _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return None
-    crew = _crew(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
-    managed = Managed(model, crew, config.quiet, config.accum_degree or 1, config.strict)
+    pool = _crew(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
+    managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
-    if planner is not None and len({worker.device.name for worker in crew.workers}) == 1:
+    if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
         folder = Path(config.run_folder).resolve()
-        story = journal_of(folder, config.quiet).story(managed.name, count)
-        managed.overlap = Overlap(managed, planner, story, folder / "traces" if config.trace else None)
+        story = get_journal(folder, config.quiet).story(managed.name, count)
+        managed.pipelined = PipelinedModel(managed, planner, story, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
     return managed
 
@@ -67,7 +67,7 @@ def _names_hosts(config: GeminiConfig) -> bool:
 
 
 def _crew(devices: list[str], watchdog: float, home: str) -> WorkerPool:
-    """The crew of this process; a forked process makes its own. It lives as long as a model uses it."""
+    """The pool of this process; a forked process makes its own. It lives as long as a model uses it."""
     local = [name for name in devices if not is_address(name)]
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
     found = _crews.get(key)

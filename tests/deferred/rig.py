@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,10 +20,28 @@ from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
 from gemini.capture.module_hooks import without_tensor_hooks
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import decode
+from gemini.runtime.call_outcome import Eager
 from gemini.runtime.deferred import DeferredTensor, OutputSpec, PendingCall, StepResult, StepRunner, defer, placed
 from gemini.runtime.deferred.contract import flatten_output
 
 MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
+
+
+@dataclass(kw_only=True)
+class Runner(StepRunner):
+    """Calls of a session's model."""
+
+    session: Session
+
+    def run_eager(self, args: Any, kwargs: Any) -> Any:
+        self.session.runs.append("eager")
+        return self.session.net(*args, **kwargs)
+
+    def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
+        return self.session.run_pipelined(pending, tape, root)
+
+    def on_failure(self, error: Exception) -> None:
+        self.session.runs.append("failed")
 
 
 class Session:
@@ -43,21 +62,21 @@ class Session:
         self.optimizer = torch.optim.SGD(self.parameters, 0.1, momentum=0.9)
         self.seen: list[Any] = []
         self.runs: list[str] = []
-        self._works: dict[Any, StepRunner] = {}
+        self._runners: dict[Any, Runner] = {}
 
     def model(self, *args: Any, **kwargs: Any) -> Any:
         """A call of the model."""
         if self.mode is None:
             return self.net(*args, **kwargs)
-        return defer(self.work(args, kwargs), ModelCall(*placed(args, kwargs)))
+        return defer(self.runner(args, kwargs), ModelCall(*placed(args, kwargs)))
 
-    def work(self, args: Any, kwargs: Any) -> StepRunner:
+    def runner(self, args: Any, kwargs: Any) -> Runner:
         def facts(one: torch.Tensor) -> Any:
             return tuple(one.shape), one.dtype, one.requires_grad
 
         found = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
         key = (*map(facts, found), self.net.training, torch.is_autocast_enabled("cpu"), torch.is_grad_enabled())
-        if key not in self._works:
+        if key not in self._runners:
             twin = copy.deepcopy(self.net)
             real = [one.detach().clone().requires_grad_(one.requires_grad) for one in found]
             places = {id(one): made for one, made in zip(found, real, strict=True)}
@@ -65,24 +84,16 @@ class Session:
                 output = twin(
                     *(places.get(id(one), one) for one in args), **{k: places.get(id(v), v) for k, v in kwargs.items()}
                 )
-            self._works[key] = StepRunner(
-                self.net,
-                OutputSpec.of(output),
-                self._eager,
-                self._overlapped,
-                [one for one in self.net.parameters() if one.requires_grad],
-                failed=lambda error: self.runs.append("failed"),
-                **self.facts,
+            trained = [one for one in self.net.parameters() if one.requires_grad]
+            self._runners[key] = Runner(
+                session=self, model=self.net, output_spec=OutputSpec.of(output), parameters=trained, **self.facts
             )
-        return self._works[key]
+        return self._runners[key]
 
-    def _eager(self, args: Any, kwargs: Any) -> Any:
-        self.runs.append("eager")
-        return self.net(*args, **kwargs)
-
-    def _overlapped(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | None:
+    def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
+        """Run a step as the mode says."""
         if self.mode == "eager":
-            return None
+            return Eager("")
         if self.mode == "failing":
             raise OSError("a worker is gone")
         self.runs.append("overlapped")
@@ -95,7 +106,9 @@ class Session:
         """Something that the program has seen."""
         for value in values:
             if isinstance(value, torch.Tensor):
-                self.seen.append(value.detach().clone() if not isinstance(value, DeferredTensor) else value.detach().numpy())
+                self.seen.append(
+                    value.detach().clone() if not isinstance(value, DeferredTensor) else value.detach().numpy()
+                )
             else:
                 self.seen.append(value)
 
@@ -107,7 +120,7 @@ class Session:
 
 def overlapped(  # noqa: PLR0917
     net: nn.Module, pending: PendingCall, tape: Tape, root: int, pieces: int, kept: Any, dim: int = 0
-) -> StepResult | None:
+) -> StepResult:
     """Call, tape and backward in micro-batches."""
     metas = tape.metas[: tape.outputs]
     size = pending.inputs[0].shape[dim] if pending.inputs else 0
@@ -139,7 +152,7 @@ def overlapped(  # noqa: PLR0917
     )
     by_output = iter(found)
     arriving = [next(by_output) if one.requires_grad else None for one in leaves]
-    parameters = pending.work.parameters
+    parameters = pending.runner.parameters
     targets = [*parameters, *(one for one in given if one.requires_grad)]
     pairs = [(one[at], g.split([m[at].shape[dim] for m in made], dim)[k] if pieces > 1 else g)
              for k, one in enumerate(made) for at, g in enumerate(arriving) if g is not None]  # fmt: skip

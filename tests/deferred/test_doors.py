@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.runtime.deferred import Applied, Deferred, Pending, pending_queue
+from gemini.runtime.deferred import Applied, DeferredTensor, PendingCall, pending_queue
 from gemini.runtime.deferred.tape_recorder import record
 from tests.deferred import models
 from tests.deferred.programs import PROGRAMS, Clamped
@@ -109,7 +109,7 @@ def test_metadata_needs_no_contents() -> None:
     assert not out.is_cuda
     assert hash(out) == id(out)
     assert s.runs == []
-    assert type(out) is Deferred
+    assert type(out) is DeferredTensor
 
 
 def test_arguments_that_cannot_be_written_down_run_on_contents() -> None:
@@ -155,7 +155,7 @@ def test_an_output_of_another_kind_is_an_error() -> None:
 
 
 def test_nothing_of_ours_hides_names_of_tensors() -> None:
-    ours = {name for name in vars(Deferred) if not name.startswith("_")}
+    ours = {name for name in vars(DeferredTensor) if not name.startswith("_")}
     assert ours == {"make"} or not ours & set(dir(torch.Tensor))
 
 
@@ -171,13 +171,13 @@ def test_half_precision_is_not_differentiated_before_it_is_scaled(dtype: Any) ->
 @pytest.mark.filterwarnings("ignore")
 def test_ops_of_all_programs_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[Any, Any] = {}
-    run = Pending.run
+    run = PendingCall.run
 
-    def watched(self: Pending, root: int, is_asked: bool = False) -> bool:
+    def watched(self: PendingCall, root: int, is_asked: bool = False) -> bool:
         seen.update((op.function, op) for op in self.tape.ops)
         return run(self, root, is_asked)
 
-    monkeypatch.setattr(Pending, "run", watched)
+    monkeypatch.setattr(PendingCall, "run", watched)
     for program, make in PROGRAMS.values():
         compare(program, make, "overlapped", steps=1)
     assert len(seen) > 50

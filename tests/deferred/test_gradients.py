@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.runtime.deferred import Deferred, StepResult
+from gemini.runtime.deferred import DeferredTensor, StepResult
 from tests.deferred import models
 from tests.deferred.rig import Session
 
@@ -22,7 +22,7 @@ def _session(mode: str = "overlapped") -> Session:
 def test_gradients_are_handed_over_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     s = _session()
     found: list[int] = []
-    inner = s._overlapped
+    inner = s.run_pipelined
 
     def overlapped(*args: object) -> StepResult | None:
         result = inner(*args)  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ def test_gradients_are_handed_over_without_a_copy(monkeypatch: pytest.MonkeyPatc
         found.extend(one.data_ptr() for one in result.parameters if one is not None)
         return result
 
-    monkeypatch.setattr(s, "_overlapped", overlapped)
+    monkeypatch.setattr(s, "run_pipelined", overlapped)
     F.cross_entropy(s.model(s.x), s.y).backward()
     assert [one.grad.data_ptr() for one in s.net.parameters()] == found
 
@@ -38,7 +38,7 @@ def test_gradients_are_handed_over_without_a_copy(monkeypatch: pytest.MonkeyPatc
 def test_scaled_gradients_need_no_copy_either(monkeypatch: pytest.MonkeyPatch) -> None:
     s = _session()
     found: list[int] = []
-    inner = s._overlapped
+    inner = s.run_pipelined
 
     def overlapped(*args: object) -> StepResult | None:
         result = inner(*args)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def test_scaled_gradients_need_no_copy_either(monkeypatch: pytest.MonkeyPatch) -
         found.extend(one.data_ptr() for one in result.parameters if one is not None)
         return result
 
-    monkeypatch.setattr(s, "_overlapped", overlapped)
+    monkeypatch.setattr(s, "run_pipelined", overlapped)
     loss = F.cross_entropy(s.model(s.x), s.y)
     loss.item()
     (loss / 4).backward()
@@ -99,7 +99,7 @@ def test_nothing_is_left_of_a_step(mode: str) -> None:
         loss.backward()
 
     for use in (usual, reading, both, hooked, lambda out: None, lambda out: F.cross_entropy(out, s.y)):
-        s._works.clear()
+        s._runners.clear()
         _forgotten(s, use)
 
 
@@ -117,8 +117,8 @@ def test_a_deferred_tensor_becomes_an_ordinary_one() -> None:
     s = _session()
     out = s.model(s.x)
     loss = F.cross_entropy(out, s.y)
-    assert type(out) is Deferred
-    assert type(loss) is Deferred
+    assert type(out) is DeferredTensor
+    assert type(loss) is DeferredTensor
     loss.backward()
     assert type(loss) is torch.Tensor
     out.sum().item()

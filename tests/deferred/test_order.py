@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
-from gemini.runtime.deferred import Deferred, flush, pending_queue
+from gemini.runtime.deferred import DeferredTensor, flush, pending_queue
 from tests.deferred import models
 from tests.deferred.rig import Session, compare
 
@@ -150,7 +150,7 @@ def test_flush_makes_calls() -> None:
     s = Session(models.norm(), "eager", writes=True)
     before = s.net[1].num_batches_tracked.data_ptr(), int(s.net[1].num_batches_tracked)
     out = s.model(s.x)
-    assert type(out) is Deferred
+    assert type(out) is DeferredTensor
     flush(s.net)
     assert type(out) is torch.Tensor
     assert int(s.net[1].num_batches_tracked) == before[1] + 1

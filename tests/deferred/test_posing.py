@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from gemini.runtime.deferred.deferred_tensor import Deferred
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor
 
 
 def test_it_is_equal_to_tensor_and_to_nothing_else() -> None:
-    for is_tensor in (torch.Tensor == Deferred, Deferred == torch.Tensor, Deferred in (torch.Tensor, int)):
+    for is_tensor in (
+        torch.Tensor == DeferredTensor,
+        DeferredTensor == torch.Tensor,
+        DeferredTensor in (torch.Tensor, int),
+    ):
         assert is_tensor
-    assert not Deferred != torch.Tensor  # noqa: SIM202 - the other operator
-    assert Deferred not in (torch.nn.Parameter, tuple, list)
+    assert not DeferredTensor != torch.Tensor  # noqa: SIM202 - the other operator
+    assert DeferredTensor not in (torch.nn.Parameter, tuple, list)
     assert torch.nn.Parameter != torch.Tensor
 
 
 def test_it_is_printed_as_tensor() -> None:
-    assert str(Deferred) == str(torch.Tensor)
-    assert Deferred.__name__ == "Tensor"
+    assert str(DeferredTensor) == str(torch.Tensor)
+    assert DeferredTensor.__name__ == "Tensor"

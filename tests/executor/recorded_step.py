@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gemini.batch_analysis.batch_kinds import Positions, Shard
+from gemini.batch_analysis.batch_kinds import SampleIndices, Shard
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.precompute import Precomputed
 from gemini.batch_analysis.split_result import Splitting
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.pytree import Ref, leaves
-from gemini.pipe.value_routes import Caller
+from gemini.pipe.value_routes import CallerSide
 from gemini.runtime.pipelined.step_request import StepRequest, Whole, inputs_of
 from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
@@ -44,11 +44,11 @@ def step_of(  # noqa: PLR0917
     bound = bind(piped.model, args, kwargs)
     dims = {id(one): dim for one, dim in zip(ModelCall(args, kwargs).tensors, splitting.inputs, strict=True)}
     ports, operands = _values(piped, bound, tape, splitting)
-    of_nodes, of_ops = splitting.weights(Foreseen(piped.graph, bound, tape, piped.model), sizes)
+    of_nodes, of_ops = splitting.weights(Precomputed(piped.graph, bound, tape, piped.model), sizes)
     kept = tuple(dict.fromkeys(keep))
     names = {number: ports.get(number, f"#{number}") for number in kept}
     request = StepRequest(
-        inputs_of(piped.wiring, piped.model, bound, dims, sizes), tuple(sizes), region,
+        inputs_of(piped.routes, piped.model, bound, dims, sizes), tuple(sizes), region,
         keep=tuple(ports[number] for number in kept if number in ports), generator=generator,
     )  # fmt: skip
     if of_nodes:
@@ -72,11 +72,11 @@ def _values(
 ) -> tuple[dict[int, str], dict[int, Whole]]:
     """The outputs of stages by number, and all other values that the tape begins with: arguments that the model
     returns as they are, tensors that it holds, operands."""
-    caller = Caller(piped.wiring, piped.model, bound)
+    caller = CallerSide(piped.routes, piped.model, bound)
     ports: dict[int, str] = {}
     operands: dict[int, Whole] = {}
     for number, ref in enumerate(_outputs(piped, tape)):
-        port = piped.wiring.results.get(ref)
+        port = piped.routes.results.get(ref)
         if port is not None:
             ports[number] = port.name
         else:
@@ -95,6 +95,6 @@ def _outputs(piped: Piped, tape: Tape) -> list[Ref]:
     raise InternalFault(f"the model returned {tape.outputs} tensors, its graph has {len(once)}")
 
 
-def _layout(splitting: Splitting, number: int) -> Shard | Positions | None:
+def _layout(splitting: Splitting, number: int) -> Shard | SampleIndices | None:
     kind = splitting.outputs[number] if number < len(splitting.outputs) else None
-    return kind if isinstance(kind, (Shard, Positions)) else None
+    return kind if isinstance(kind, (Shard, SampleIndices)) else None

@@ -101,7 +101,7 @@ class Bench:
         self.shared_parameters = SharedParameters(pool, torch.device("cpu"))
         self.shared_parameters.take_in([*self.model.parameters(), *self.model.buffers()])
         self.results = [
-            piped.wiring.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.wiring.results
+            piped.routes.results[leaf].name for leaf in leaves(piped.graph.result) if leaf in piped.routes.results
         ]
 
     def executor(self, program: StepProgram) -> Executor:
@@ -131,7 +131,7 @@ class Bench:
             ports = dict(enumerate(self.results))
             loss = Loss(tuple(script.ops), ports, tuple(script.operands), root, more.pop("keep_values", ()))
             op_shares = {at: [size / sum(sizes) for size in sizes] for at in script.shares}
-        inputs = inputs_of(self.piped.wiring, self.model, bound, found, sizes)
+        inputs = inputs_of(self.piped.routes, self.model, bound, found, sizes)
         return StepRequest(
             inputs, tuple(sizes), Region.current(), loss, script.operands if script else {}, op_shares=op_shares, **more
         )

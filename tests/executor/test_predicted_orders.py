@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.errors import ScheduleError
 from gemini.partition import Options, Partition, analyse
 from gemini.pipe.piped_model import Piped
@@ -51,7 +51,7 @@ def test_no_loss_makes_workers_wait_for_each_other(seed: int) -> None:
     stages = tuple(tuple(nodes[a:b]) for a, b in pairwise([0, *cuts, len(nodes)]))
     workers = rng.choice([2, 3])
     made = Partition(graph.model_name, "random", workers, stages, tuple(rng.randrange(workers) for _ in stages))
-    piped = Piped(model, graph, costs, made, generate(graph, made))
+    piped = Piped(model, graph, costs, made, generate_stages(graph, made))
     outputs = [port.name for one in piped.interfaces for port in one.outputs if port.is_result]
     losses = list(chain.from_iterable(combinations(outputs, count) for count in range(1, len(outputs) + 1)))
     drawing = tuple(any(graph.nodes[node].random for node in one) for one in stages)

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 
-from gemini.runtime.pipelined.broadcast import begin_reading, end_reading
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.protocol import Forget
 
@@ -20,19 +19,19 @@ def test_a_thread_that_wants_to_read_is_told_when_another_has_done() -> None:
         worker.ask(Forget(worker.next_number(), [], []), "forget nothing")
 
     def read() -> None:
-        begin_reading(worker)
+        worker.mailbox.acquire_reader()
         entered.set()
-        end_reading(worker)
+        worker.mailbox.release_reader()
 
     os.kill(worker.process.pid, signal.SIGSTOP)
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
-    while not worker._reading:
+    while not worker.mailbox.has_reader:
         entered.wait(0.01)
     reading = threading.Thread(target=read, daemon=True)
     reading.start()
     for _ in range(1000):
-        if worker._waiting:
+        if worker.mailbox.waiting:
             break
         entered.wait(0.01)
     os.kill(worker.process.pid, signal.SIGCONT)

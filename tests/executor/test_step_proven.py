@@ -16,7 +16,7 @@ from torch import nn
 from gemini.batch_analysis.batch_kinds import Shard
 from gemini.batch_analysis.graph_analysis import prove_graph
 from gemini.batch_analysis.loss_analysis import prove
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.ir.autograd_modes import Region
 from gemini.pipe import Piped
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -90,7 +90,7 @@ def test_equal_to_one_device(pool: WorkerPool, loss, given: bool) -> None:
     assert splitting, splitting.reason
     if splitting.node_shares:
         shares = {node: at for at, node in enumerate(sorted(splitting.node_shares))}
-        codes = generate(piped.graph, piped.partition, shares=shares)
+        codes = generate_stages(piped.graph, piped.partition, shares=shares)
         piped = Piped(model, piped.graph, piped.profile, piped.partition, codes)
     bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library("1f1b", 3, 3)))

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
-from gemini.planner.rng_analysis import record_draws
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.rng_analysis import record_stage_rng
+from gemini.planner.sample_dims import find_batch_dims
 from gemini.random_numbers.rng_state import get_state
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule.library import library
@@ -44,9 +44,9 @@ def test_random_numbers_are_those_of_one_device(pool: WorkerPool, schedule: str,
     model = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.4)))).double()
     x = torch.randn(6, 6).double()
     piped = cut(model, (x[:2],), stages=stages)
-    batch = find_samples(model, (x,), {})
+    batch = find_batch_dims(model, (x,), {})
     assert batch is not None
-    draws, _ = record_draws(piped, (x,), {}, batch)
+    draws, _ = record_stage_rng(piped, (x,), {}, batch)
     bench = Bench(piped, pool)
     executor = bench.executor(program_of(piped, library(schedule, 2, 3), draws=draws, recompute=recompute))
     for seed in range(2):

@@ -10,7 +10,7 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[WorkerPool]:
+def pool() -> Iterator[WorkerPool]:
     made = WorkerPool(2, 1)
     yield made
     made.stop()

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 STEPS = 5
@@ -91,37 +91,37 @@ def _train(model: nn.Module, make: Callable[[int], Any]) -> tuple[list[float], l
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_are_changed_once_a_call(name: str, crew: WorkerPool) -> None:
+def test_arguments_are_changed_once_a_call(name: str, pool: WorkerPool) -> None:
     use, make = CASES[name]
     torch.manual_seed(0)
     model = Given(use).double()
     expected, changed = _train(copy.deepcopy(model), make())
-    manage(model, crew)
+    manage(model, pool)
     told, found = _train(model, make())
     assert told == pytest.approx(expected, rel=1e-12)
     assert found == changed
 
 
-def test_outputs_are_laid_out_as_inputs_are(crew: WorkerPool) -> None:
+def test_outputs_are_laid_out_as_inputs_are(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Conv2d(2, 2, 3, padding=1) for _ in range(3)]).double()
     alone = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for step in range(9):
         x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
         x = x.to(memory_format=torch.channels_last) if step % 2 else x
         y = model(x)
         assert y.stride() == alone(x).stride()
         y.mean().backward()
-    assert story.steps[OVERLAPPED] >= 4
+    assert story.steps[CallPath.OVERLAPPED] >= 4
 
 
-def test_a_tensor_of_a_class_of_its_own_makes_one(crew: WorkerPool) -> None:
+def test_a_tensor_of_a_class_of_its_own_makes_one(pool: WorkerPool) -> None:
     class Own(torch.Tensor):
         """As those of torchvision."""
 
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(3)])
-    manage(model, crew, strict=False)
+    manage(model, pool, strict=False)
     for _ in range(4):
         y = model(torch.randn(4, 3).as_subclass(Own))
         y.mean().backward()

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Scaled(nn.Module):
@@ -51,9 +51,9 @@ def test_it_is_planned_again(tmp_path):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 6
-    assert not any("was changed" in reason for reason in managed.overlap.story.reasons)
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 6
+    assert not any("was changed" in reason for reason in managed.pipelined.story.reasons)
 
 
 class Attending(nn.Module):

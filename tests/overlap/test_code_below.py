@@ -68,11 +68,11 @@ def once(loss: torch.Tensor, parameters: Gradients) -> Gradients:
 )
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with another loss"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_go_through(name: str, is_alone: bool, gradients: Callable[..., Gradients], crew: WorkerPool) -> None:
+def test_gradients_go_through(name: str, is_alone: bool, gradients: Callable[..., Gradients], pool: WorkerPool) -> None:
     torch.manual_seed(0)
     reference = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))).double()
     model = copy.deepcopy(reference)
-    manage(model, crew)
+    manage(model, pool)
     for _ in range(4):
         x, y = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
         found = []

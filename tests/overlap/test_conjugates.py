@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import nn
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 
@@ -44,10 +44,10 @@ def losses(model: nn.Module) -> list[float]:
     return seen
 
 
-def test_conjugates_overlap(crew: WorkerPool) -> None:
+def test_conjugates_overlap(pool: WorkerPool) -> None:
     torch.manual_seed(2)
     model = Net()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     torch.testing.assert_close(losses(model), losses(reference), rtol=1e-5, atol=1e-5)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)

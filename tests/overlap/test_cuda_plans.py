@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 STEPS = 8
@@ -66,6 +66,6 @@ def test_workers_that_share_a_gpu(schedule: str, tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-4)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    assert managed.overlap.story.steps.get(OVERLAPPED, 0) >= STEPS - 3
+    assert managed.pipelined.story.steps.get(CallPath.OVERLAPPED, 0) >= STEPS - 3
     kinds = {path.suffix for path in tmp_path.rglob("step*")}
     assert {".json", ".png"} <= kinds

@@ -43,9 +43,9 @@ def train(model: Field) -> list[float]:
 
 
 @pytest.mark.parametrize("by", ["points", "features"])
-def test_they_are_those_of_one_process(by: str, crew: WorkerPool) -> None:
+def test_they_are_those_of_one_process(by: str, pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Field(by).double()
     expected = train(copy.deepcopy(model))
-    manage(model, crew)
+    manage(model, pool)
     assert train(model) == pytest.approx(expected, rel=1e-12)

@@ -15,9 +15,9 @@ from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner import step_planner
 from gemini.profiling.profile_result import Profile
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pipelined import measured_schedule, plan_table
-from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.call_signature import CallKind
 
 
 class Sleeping(torch.autograd.Function):
@@ -80,7 +80,7 @@ def trained(model: nn.Module, steps: int, between: Any = lambda: None) -> list[f
     return found
 
 
-def compiled(folder: Path) -> tuple[nn.Module, Managed]:
+def compiled(folder: Path) -> tuple[nn.Module, ManagedModel]:
     torch.manual_seed(0)
     model = Net()
     config = GeminiConfig(
@@ -95,7 +95,7 @@ def compiled(folder: Path) -> tuple[nn.Module, Managed]:
 @pytest.fixture
 def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # kept plans are of this test only
-    profiled = step_planner._profiled
+    profiled = step_planner._profile_micro_batch
 
     def wrong(*asked: Any) -> Profile:
         """All nodes take the same: what is planned first does not depend on how busy this machine is."""
@@ -108,10 +108,10 @@ def managed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     found.pool.stop()
 
 
-def training_kind(managed: Managed) -> Kind | None:
+def training_kind(managed: ManagedModel) -> CallKind | None:
     """The one whose plan users are told of."""
-    assert managed.overlap is not None
-    known = managed.overlap.catalogue
+    assert managed.pipelined is not None
+    known = managed.pipelined.plans
     return next((kind for kinds in known.kinds.values() for kind in kinds if kind.plan is known.told), None)
 
 
@@ -141,10 +141,10 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
     assert kind is not None
     assert kind.changes >= 1
     assert len(seen) >= 2, seen
-    assert here.overlap.story.steps.keys() <= {"overlapped", "dispatched"}
-    assert here.overlap.steps >= 10
+    assert here.pipelined.story.steps.keys() <= {"overlapped", "dispatched"}
+    assert here.pipelined.steps >= 10
     assert not kind.failures
-    assert here.overlap.catalogue.told is kind.plan
+    assert here.pipelined.plans.told is kind.plan
     # A later run begins with what this one has learned.
     again, there = compiled(tmp_path)
     try:
@@ -152,7 +152,7 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
         later = training_kind(there)
         assert later is not None
         assert later.plan is not None
-        assert later.plan.is_kept
+        assert later.plan.is_cached
         assert tuple(map(len, later.plan.partition.stages)) == seen[-1]
     finally:
         there.pool.stop()
@@ -164,7 +164,7 @@ def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(plan_table, "_LEAST_MS", 0.0)
     monkeypatch.setattr(measured_schedule, "_LAST", 2)
     monkeypatch.setattr(measured_schedule, "lost_ms", lambda plan: 0.5 * plan.step_ms)
-    plan = here.overlap.catalogue.planner
+    plan = here.pipelined.plans.planner
     made: list[Any] = []
 
     def once(*call: Any, **changes: Any) -> Any:
@@ -173,7 +173,7 @@ def test_where_it_fails_the_plan_stays(managed: Any, monkeypatch: pytest.MonkeyP
         made.append(plan(*call, **changes))
         return made[-1]
 
-    here.overlap.catalogue.planner = once
+    here.pipelined.plans.planner = once
 
     def between() -> None:
         kind = training_kind(here)

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.overlap.programs import PROGRAMS, batch
 from tests.overlap.test_programs_overlapped import PIECES, made
 
@@ -33,11 +33,11 @@ class Masked(nn.Module):
         return x, self.drop(self.second(x).abs() + 1)
 
 
-def manage(model: nn.Module, pool: WorkerPool) -> Story:
-    managed = Managed(model, pool, quiet=True, micro_batches=PIECES, strict=True)
-    story = Story(type(model).__name__, len(pool.workers))
+def manage(model: nn.Module, pool: WorkerPool) -> ModelJournal:
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES, strict=True)
+    story = ModelJournal(type(model).__name__, len(pool.workers))
     wish = PlanRequest(len(pool.workers), PIECES, rng="fast", schedule="1f1b", cache=False)
-    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story
 

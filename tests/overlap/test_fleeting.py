@@ -13,10 +13,10 @@ from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.overlap.programs import batch
 
 
@@ -46,15 +46,15 @@ def test_values_that_never_come_again_are_not_planned_for(pool: WorkerPool) -> N
     torch.manual_seed(0)
     reference = Tempered().double()
     model = copy.deepcopy(reference)
-    managed = Managed(model, pool, quiet=True, micro_batches=4, strict=True)
-    story, wish = Story("Tempered", 2), PlanRequest(2, 4, schedule="1f1b", cache=False)
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=4, strict=True)
+    story, wish = ModelJournal("Tempered", 2), PlanRequest(2, 4, schedule="1f1b", cache=False)
     plans: list[int] = []
 
     def planned(*call: object) -> object:
         plans.append(1)
         return plan_step(*call, wish)  # type: ignore[arg-type]
 
-    managed.overlap = Overlap(managed, planned, story)  # type: ignore[arg-type]
+    managed.pipelined = PipelinedModel(managed, planned, story)  # type: ignore[arg-type]
     dispatch.manage(model, managed)
     torch.testing.assert_close(train(model), train(reference), rtol=1e-10, atol=1e-12)
     assert len(plans) <= 4
@@ -65,15 +65,15 @@ def test_values_that_were_planned_for_in_vain_are_not_either(
     pool: WorkerPool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Tempered().double()
-    managed = Managed(model, pool, quiet=False, micro_batches=4, strict=True)
+    managed = ManagedModel(model, pool, quiet=False, micro_batches=4, strict=True)
     plans: list[int] = []
 
     def planned(*_: object) -> object:
         plans.append(1)
         raise UnplannableError(f"a tensor of shape ({len(plans)},)")
 
-    story = Story("Tempered", 2)
-    managed.overlap = Overlap(managed, planned, story)  # type: ignore[arg-type]
+    story = ModelJournal("Tempered", 2)
+    managed.pipelined = PipelinedModel(managed, planned, story)  # type: ignore[arg-type]
     dispatch.manage(model, managed)
     train(model)
     assert len(plans) == 3

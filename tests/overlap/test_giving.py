@@ -13,10 +13,10 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 
 from gemini.ir.interpreter import GuardBroken
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.deferred import pending_call
 from gemini.runtime.pipelined.broadcast import Chorus
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 Seen = list[Any]
@@ -78,16 +78,16 @@ def train(model: Net, watch: Callable[[Net, Seen], Any] | None, steps: int = 7, 
     return seen
 
 
-def compare(crew: WorkerPool, watch: Callable[[Net, Seen], Any] | None, every: int = 1) -> Any:
+def compare(pool: WorkerPool, watch: Callable[[Net, Seen], Any] | None, every: int = 1) -> Any:
     torch.manual_seed(1)
     model = Net().double()
     reference = copy.deepcopy(model)
     expected = train(reference, watch, every=every)
-    story = manage(model, crew)
+    story = manage(model, pool)
     found = train(model, watch, every=every)
     assert len(found) == len(expected)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)
 
 
 @pytest.fixture
@@ -97,16 +97,16 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return asked
 
 
-def test_gradients_are_given_as_they_come(crew: WorkerPool, given: list[bool]) -> None:
-    compare(crew, None)
+def test_gradients_are_given_as_they_come(pool: WorkerPool, given: list[bool]) -> None:
+    compare(pool, None)
     assert len(given) >= 3
     assert all(given)
 
 
-def test_backward_without_gradient_mode(crew: WorkerPool, given: list[bool]) -> None:
+def test_backward_without_gradient_mode(pool: WorkerPool, given: list[bool]) -> None:
     torch.manual_seed(1)
     model = Net().double()
-    manage(model, crew)
+    manage(model, pool)
     for _ in range(6):
         loss = model(torch.randn(8, 6, dtype=torch.float64)).square().mean()
         with torch.no_grad():
@@ -116,8 +116,8 @@ def test_backward_without_gradient_mode(crew: WorkerPool, given: list[bool]) -> 
     assert True in given
 
 
-def test_what_is_there_is_added_to(crew: WorkerPool, given: list[bool]) -> None:
-    compare(crew, None, every=2)
+def test_what_is_there_is_added_to(pool: WorkerPool, given: list[bool]) -> None:
+    compare(pool, None, every=2)
     assert True in given
     assert False in given
 
@@ -125,9 +125,9 @@ def test_what_is_there_is_added_to(crew: WorkerPool, given: list[bool]) -> None:
 @pytest.mark.parametrize("watch", WATCHING)
 @pytest.mark.filterwarnings("ignore")
 def test_whoever_watches_sees_what_autograd_does(
-    watch: Callable[[Net, Seen], Any], crew: WorkerPool, given: list[bool]
+    watch: Callable[[Net, Seen], Any], pool: WorkerPool, given: list[bool]
 ) -> None:
-    compare(crew, watch)
+    compare(pool, watch)
     assert not any(given)
 
 
@@ -166,20 +166,20 @@ def once(monkeypatch: pytest.MonkeyPatch, ahead: list[Any], what: Callable[[], N
     monkeypatch.setattr(Chorus, "ask", asked)
 
 
-def test_parameters_have_gradients_ahead(crew: WorkerPool, ahead: list[Any]) -> None:
+def test_parameters_have_gradients_ahead(pool: WorkerPool, ahead: list[Any]) -> None:
     model = all_learning()
     expected = train(copy.deepcopy(model), None)
-    manage(model, crew)
+    manage(model, pool)
     torch.testing.assert_close(train(model, None), expected, rtol=1e-10, atol=1e-12)
     assert len(ahead) >= 2
 
 
 def test_gradients_ahead_of_a_step_that_fails_are_taken_back(
-    crew: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = all_learning()
     expected = train(copy.deepcopy(model), None)
-    manage(model, crew)
+    manage(model, pool)
 
     def fail() -> None:
         raise GuardBroken("this batch goes another way")
@@ -190,11 +190,11 @@ def test_gradients_ahead_of_a_step_that_fails_are_taken_back(
 
 
 def test_hooks_that_come_while_a_step_runs_see_its_gradients(
-    crew: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, ahead: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler of a signal adds one."""
     model, seen = all_learning(), []
-    manage(model, crew)
+    manage(model, pool)
 
     def handle(*_: Any) -> None:
         model.layers[0].weight.register_hook(lambda gradient: seen.append(gradient.clone()))

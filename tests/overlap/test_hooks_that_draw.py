@@ -66,29 +66,29 @@ def gradients(model: nn.Module, hook: Callable[[torch.Tensor], object], at: int)
 
 @pytest.mark.parametrize("at", [0, 3])
 @pytest.mark.parametrize("name", DRAWING)
-def test_they_draw_in_their_turn(name: str, at: int, crew: WorkerPool) -> None:
+def test_they_draw_in_their_turn(name: str, at: int, pool: WorkerPool) -> None:
     expected = gradients(net(), DRAWING[name], at)
     model = net()
-    manage(model, crew)
+    manage(model, pool)
     torch.testing.assert_close(gradients(model, DRAWING[name], at), expected, rtol=1e-9, atol=1e-12)
 
 
-def test_others_do_not_keep_steps_from_overlapping(crew: WorkerPool) -> None:
+def test_others_do_not_keep_steps_from_overlapping(pool: WorkerPool) -> None:
     def clamp(parameter: torch.Tensor) -> object:
         return parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
 
     expected = gradients(net(), clamp, 0)
     model = net()
-    story = manage(model, crew)
+    story = manage(model, pool)
     torch.testing.assert_close(gradients(model, clamp, 0), expected, rtol=1e-9, atol=1e-12)
     assert story.steps["overlapped"] == 4, str(story)
 
 
-def test_one_alone_has_no_turn(crew: WorkerPool) -> None:
+def test_one_alone_has_no_turn(pool: WorkerPool) -> None:
     reference, model = net(), net()
     for one in (reference, model):
         one[0][0].weight.register_hook(noisy)
     expected = gradients(reference, lambda _: None, 0)
-    story = manage(model, crew)
+    story = manage(model, pool)
     torch.testing.assert_close(gradients(model, lambda _: None, 0), expected, rtol=1e-9, atol=1e-12)
     assert story.steps["overlapped"] == 4, str(story)

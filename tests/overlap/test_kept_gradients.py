@@ -13,10 +13,10 @@ from torch import nn
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 
 
 class Tied(nn.Module):
@@ -37,19 +37,19 @@ class Tied(nn.Module):
 
 
 @pytest.fixture
-def models(pool: WorkerPool) -> tuple[nn.Module, nn.Module, Story]:
+def models(pool: WorkerPool) -> tuple[nn.Module, nn.Module, ModelJournal]:
     """The same model twice, one of them in workers."""
     torch.manual_seed(0)
     model = Tied().double()
     alone = copy.deepcopy(model)
-    managed = Managed(model, pool, quiet=True, micro_batches=4, strict=True)
-    story, wish = Story("Tied", 2), PlanRequest(2, 4, cache=False)
-    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=4, strict=True)
+    story, wish = ModelJournal("Tied", 2), PlanRequest(2, 4, cache=False)
+    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return model, alone, story
 
 
-def test_what_is_kept_stays_and_what_is_not_is_used_again(models: tuple[nn.Module, nn.Module, Story]) -> None:
+def test_what_is_kept_stays_and_what_is_not_is_used_again(models: tuple[nn.Module, nn.Module, ModelJournal]) -> None:
     model, alone, story = models
     draw = random.Random(1)
     kept: list[tuple[object, torch.Tensor, torch.Tensor]] = []  # somebody's hold, what it looks at, what it was

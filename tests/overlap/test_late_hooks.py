@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED
 
 Hang = Callable[[nn.Module, list[float]], Any]
 HOOKS: dict[str, Hang] = {
@@ -60,5 +60,5 @@ def test_they_run(name, tmp_path):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] == 5  # before and after
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] == 5  # before and after

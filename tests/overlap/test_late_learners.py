@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Scaled(nn.Module):
@@ -72,5 +72,5 @@ def test_it_is_trained(tmp_path, begin):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 2  # up to then
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2  # up to then

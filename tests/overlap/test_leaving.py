@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
 from tests.overlap.test_programs_overlapped import manage
@@ -153,30 +153,30 @@ def train(model: Any, step: Step) -> list[Any]:
 @pytest.mark.parametrize(
     ("make", "step", "path"),
     [
-        (OfInputs, plain, OVERLAPPED),
-        pytest.param(OfInputs, read_at_once, OVERLAPPED, marks=pytest.mark.slow),
-        (Computed, plain, OVERLAPPED),
-        pytest.param(Computed, in_the_loss, OVERLAPPED, marks=pytest.mark.slow),
-        (OfWeights, plain, OVERLAPPED),
-        (Normed, plain, UNDIVIDED),
-        pytest.param(Normed, in_the_loss, UNDIVIDED, marks=pytest.mark.slow),
-        (Averaged, plain, OVERLAPPED),
-        pytest.param(Averaged, read_at_once, OVERLAPPED, marks=pytest.mark.slow),
-        pytest.param(Averaged, in_the_loss, OVERLAPPED, marks=pytest.mark.slow),
-        pytest.param(Averaged, compared, OVERLAPPED, marks=pytest.mark.slow),
-        (OwnLoss, plain, OVERLAPPED),
-        pytest.param(OwnLoss, compared, OVERLAPPED, marks=pytest.mark.slow),
-        pytest.param(OwnLoss, own, OVERLAPPED, marks=pytest.mark.slow),
-        (Spread, plain, UNDIVIDED),
-        (Carried, plain, DISPATCHED),
+        (OfInputs, plain, CallPath.OVERLAPPED),
+        pytest.param(OfInputs, read_at_once, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        (Computed, plain, CallPath.OVERLAPPED),
+        pytest.param(Computed, in_the_loss, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        (OfWeights, plain, CallPath.OVERLAPPED),
+        (Normed, plain, CallPath.SINGLE_MICROBATCH),
+        pytest.param(Normed, in_the_loss, CallPath.SINGLE_MICROBATCH, marks=pytest.mark.slow),
+        (Averaged, plain, CallPath.OVERLAPPED),
+        pytest.param(Averaged, read_at_once, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        pytest.param(Averaged, in_the_loss, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        pytest.param(Averaged, compared, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        (OwnLoss, plain, CallPath.OVERLAPPED),
+        pytest.param(OwnLoss, compared, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        pytest.param(OwnLoss, own, CallPath.OVERLAPPED, marks=pytest.mark.slow),
+        (Spread, plain, CallPath.SINGLE_MICROBATCH),
+        (Carried, plain, CallPath.EAGER),
     ],
 )
-def test_attributes_are_what_one_process_leaves(make: type[nn.Module], step: Step, path: str, crew: WorkerPool) -> None:
+def test_attributes_are_what_one_process_leaves(make: type[nn.Module], step: Step, path: str, pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = make().double()
     reference = copy.deepcopy(model)
     expected = train(reference, step)
-    story = manage(model, crew)
+    story = manage(model, pool)
     found = train(model, step)
     for one, other in zip(found, expected, strict=True):
         if isinstance(other, torch.Tensor):
@@ -185,7 +185,9 @@ def test_attributes_are_what_one_process_leaves(make: type[nn.Module], step: Ste
             assert one == other
     wanted = step is not read_at_once  # what is read before there is a loss has to be had at once
     assert not wanted or story.steps.get(path, 0) >= 2, str(story)
-    assert not {OVERLAPPED, UNDIVIDED}.intersection(story.steps) or path != DISPATCHED, str(story)
+    assert not {CallPath.OVERLAPPED, CallPath.SINGLE_MICROBATCH}.intersection(story.steps) or path != CallPath.EAGER, (
+        str(story)
+    )
 
 
 class Returning(Base):
@@ -197,11 +199,11 @@ class Returning(Base):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_arguments_and_parameters_are_returned_as_they_are(training: bool, crew: WorkerPool) -> None:
+def test_arguments_and_parameters_are_returned_as_they_are(training: bool, pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Returning().double()
     reference = copy.deepcopy(model)
-    story, seen = manage(model, crew), []
+    story, seen = manage(model, pool), []
     for one in (reference, model):
         torch.manual_seed(3)
         seen.append([])
@@ -221,7 +223,7 @@ def test_arguments_and_parameters_are_returned_as_they_are(training: bool, crew:
             seen[-1] += [loss.detach(), x.grad, *(p.grad.clone() for p in one.parameters() if p.grad is not None)]
     for mine, other in zip(seen[1], seen[0], strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 class Recurrent(nn.Module):
@@ -236,11 +238,11 @@ class Recurrent(nn.Module):
         return self.head(state), state.detach()
 
 
-def test_a_result_without_history_may_be_given_to_a_later_step(crew: WorkerPool) -> None:
+def test_a_result_without_history_may_be_given_to_a_later_step(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Recurrent().double()
     reference = copy.deepcopy(model)
-    story, seen = manage(model, crew), []
+    story, seen = manage(model, pool), []
     for one in (reference, model):
         optimizer = torch.optim.SGD(one.parameters(), 0.1)
         state = torch.zeros(8, 9, dtype=torch.float64)
@@ -253,4 +255,4 @@ def test_a_result_without_history_may_be_given_to_a_later_step(crew: WorkerPool)
             optimizer.step()
             seen.append(loss.item())
     assert seen[5:] == pytest.approx(seen[:5], rel=1e-10)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)

@@ -47,8 +47,8 @@ def test_models_trained_one_after_the_other_do_not_pile_up(tmp_path: Path) -> No
         model = trained(tmp_path)
         managed = dispatch.find(model)
         assert managed is not None
-        assert managed.overlap is not None
-        assert managed.overlap.steps
+        assert managed.pipelined is not None
+        assert managed.pipelined.steps
         held.append(weakref.ref(model))
         del model, managed
     gc.collect()

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.microbatch_capture import prove_piece
+from gemini.planner.microbatch_capture import prove_micro_batch
 from gemini.planner.plan_request import PlanRequest
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.sample_dims import find_batch_dims
 from gemini.planner.step_plan import UnplannableError
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, HEADS = 12, 2
@@ -85,15 +85,15 @@ def test_pictures_of_one_size_are_split(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     batches = [batch(8), batch(8), batch(8), uneven(), batch(8), batch(6), batch(6), batch(8, (3, 2)), batch(8)]
     story = compare(Tower(), batches, pool)
-    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
-    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 4, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 1, str(story)
 
 
 @pytest.mark.slow
 def test_pictures_of_other_sizes_come_first(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     story = compare(Tower(1, 0.0), [uneven(), uneven(), uneven(), batch(8)], pool)
-    assert story.steps == {"dispatched": 1, UNDIVIDED: 1, OVERLAPPED: 1}, str(story)
+    assert story.steps == {"dispatched": 1, CallPath.SINGLE_MICROBATCH: 1, CallPath.OVERLAPPED: 1}, str(story)
 
 
 class Guarded(Tower):
@@ -110,7 +110,7 @@ def test_branches_of_the_whole_batch_hold_in_every_micro_batch(pool: WorkerPool)
     none, one = torch.zeros(8, 3, dtype=torch.bool), torch.zeros(8, 3, dtype=torch.bool)
     one[5, 1] = True
     story = compare(Guarded(1, 0.0), [(*batch(8), mask) for mask in (none, none, none, one, one, none, ~none)], pool)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 def test_evaluation_of_loops(pool: WorkerPool) -> None:
@@ -121,7 +121,7 @@ def test_evaluation_of_loops(pool: WorkerPool) -> None:
     with torch.no_grad():
         for given in (batch(8), batch(8), batch(8), uneven(), batch(8)):
             torch.testing.assert_close(model(*given), reference(*given), rtol=1e-12, atol=1e-12)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 # ── what follows from roles ────────────────────────────────────────────────────────────────────────────────────────
@@ -139,11 +139,11 @@ def reason_of(body: Any, samples: int = 4) -> str:
     """Why the batch is not split; '' if it is."""
     torch.manual_seed(0)
     model, given = Between(body).double(), (torch.randn(samples, 5, dtype=torch.float64),)
-    plan = find_samples(model, given, {})
+    plan = find_batch_dims(model, given, {})
     if plan is None:
         return "no samples"
     try:
-        piece = prove_piece(model, given, {}, plan, PlanRequest(2, samples, cache=False))
+        piece = prove_micro_batch(model, given, {}, plan, PlanRequest(2, samples, cache=False))
     except UnplannableError as error:
         return str(error)
     kinds = [piece.forms.kind(ref) for ref in piece.graph.outputs()]
@@ -203,9 +203,9 @@ def test_a_loop_in_a_module_without_children_is_split() -> None:
             return self.last(self.tables(self.first(x)))
 
     model, given = Whole().double(), (torch.randn(4, 5, dtype=torch.float64),)
-    plan = find_samples(model, given, {})
+    plan = find_batch_dims(model, given, {})
     assert plan is not None
-    assert prove_piece(model, given, {}, plan, PlanRequest(2, 4, cache=False)).graph.rolled == 4
+    assert prove_micro_batch(model, given, {}, plan, PlanRequest(2, 4, cache=False)).graph.rolled == 4
 
 
 class Switched(Tower):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.test_programs_overlapped import manage
 
@@ -53,11 +53,11 @@ def train(model: nn.Module) -> list[torch.Tensor]:
     return [*seen, *(value.clone() for value in model.state_dict().values())]
 
 
-def test_a_branch_on_a_mask_of_sizes_is_no_branch_on_samples(crew: WorkerPool) -> None:
+def test_a_branch_on_a_mask_of_sizes_is_no_branch_on_samples(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Causal().double()
     expected = train(copy.deepcopy(model))
-    story = manage(model, crew)
+    story = manage(model, pool)
     for one, other in zip(train(model), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
-    assert story.steps.get(OVERLAPPED, 0) >= 5, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 5, str(story)

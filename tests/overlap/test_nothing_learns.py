@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 
 
 class Pair(nn.Module):
@@ -53,18 +53,18 @@ def train(model: Pair) -> list[float]:
     return told
 
 
-@pytest.mark.parametrize("path", [OVERLAPPED, UNDIVIDED])
+@pytest.mark.parametrize("path", [CallPath.OVERLAPPED, CallPath.SINGLE_MICROBATCH])
 def test_weights_of_the_loss_learn(tmp_path, path):
     torch.manual_seed(0)
-    model = Pair(normalizes=path == UNDIVIDED)
+    model = Pair(normalizes=path == CallPath.SINGLE_MICROBATCH)
     expected = train(copy.deepcopy(model))
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     found = train(GeminiCompiler().compiler(model, config))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[path] >= 6
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[path] >= 6
 
 
 class Half(nn.Module):
@@ -108,5 +108,5 @@ def test_a_loss_may_follow_a_stage_without_a_backward(tmp_path, reads_both):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 3
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 3

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.overlap.odder_programs import ODDER as ODD
 from tests.overlap.programs import Program
 from tests.overlap.test_programs_overlapped import made, manage
 
 STEPS = 4
-Pair = tuple[nn.Module, nn.Module, Story]
+Pair = tuple[nn.Module, nn.Module, ModelJournal]
 
 
 @pytest.fixture(scope="module")
-def pair_of(crew: WorkerPool) -> Iterator[Callable[[Program], Pair]]:
+def pair_of(pool: WorkerPool) -> Iterator[Callable[[Program], Pair]]:
     """One managed model for all programs with models of a kind: plans are made once."""
     pairs: dict[Any, Pair] = {}
 
@@ -29,7 +29,7 @@ def pair_of(crew: WorkerPool) -> Iterator[Callable[[Program], Pair]]:
         if program.make not in pairs:
             reference = made(program)
             model = copy.deepcopy(reference)
-            pairs[program.make] = reference, model, manage(model, crew)
+            pairs[program.make] = reference, model, manage(model, pool)
         return pairs[program.make]
 
     yield find

@@ -156,14 +156,14 @@ def test_it_is_noticed(kind: type[nn.Module]) -> None:
     change(1)
     model(torch.randn(3, 8))
     change(2)
-    assert read.obstacle()
+    assert read.check(None)
 
 
 @pytest.mark.parametrize("make", [lambda: Steady(8, 8), Named], ids=["steady", "named alike"])
 def test_what_a_forward_does_not_read_may_change(make: Callable[[], nn.Module]) -> None:
     read = ExternalReads(make())
     change(3)
-    assert read.obstacle() == ""
+    assert read.check(None) is None
 
 
 cache: dict[int, torch.Tensor] = {}
@@ -190,7 +190,7 @@ def test_a_cache_is_waited_for_and_a_record_is_not() -> None:
         seen = []
         for _ in range(6):
             model(torch.randn(3, 8))
-            seen.append(bool(read.obstacle()))
+            seen.append(bool(read.check(None)))
         assert seen == [True] + 5 * [lasts]
 
 
@@ -332,7 +332,7 @@ def test_classes_and_what_their_methods_hold_are_let_go() -> None:
     model = made()
     read, gone = ExternalReads(model), weakref.ref(type(model))
     assert {"Local.forward", "Local.gain"} <= {entry.name for entry in read.entries}
-    assert not read.obstacle()
+    assert not read.check(None)
     del model, read
     gc.collect()
     assert gone() is None
@@ -385,9 +385,9 @@ class OfACallable(Frame):
 )
 def test_what_lies_deeper_is_seen(kind: type[nn.Module], change: Callable[[], None], name: str) -> None:
     reads = ExternalReads(kind())
-    assert not reads.obstacle()
+    assert not reads.check(None)
     change()
-    assert reads.obstacle() == f"its code reads {name}, which the program changes"
+    assert reads.check(None) == f"its code reads {name}, which the program changes"
 
 
 class Ring:
@@ -408,9 +408,9 @@ class InARing(nn.Linear):
 
 def test_objects_that_hold_each_other_have_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     read = ExternalReads(InARing(8, 8))
-    assert not read.obstacle()
+    assert not read.check(None)
     monkeypatch.setattr(Ring, "gain", 3.0)
-    assert read.obstacle()
+    assert read.check(None)
 
 
 class Late(nn.Tanh):
@@ -461,6 +461,6 @@ def test_an_iterator_that_no_call_comes_to_is_not_in_the_way() -> None:
             super().__init__()
             self.numbers = iter([1, 2, 3])  # a function that the module is given to may read it
 
-    assert ExternalReads(Trained()).obstacle() == ""
-    assert ExternalReads(Advancing()).obstacle() == "it holds an iterator, Advancing._trainer"
-    assert ExternalReads(Own()).obstacle() == "it holds an iterator, Own.numbers"
+    assert ExternalReads(Trained()).check(None) is None
+    assert ExternalReads(Advancing()).check(None) == "it holds an iterator, Advancing._trainer"
+    assert ExternalReads(Own()).check(None) == "it holds an iterator, Own.numbers"

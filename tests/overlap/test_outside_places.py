@@ -164,11 +164,11 @@ def test_a_change_is_seen(case: Callable[[], Case], monkeypatch: pytest.MonkeyPa
     read = ExternalReads(model)
     for _ in range(2):
         model(torch.randn(2, 4))
-        assert read.obstacle() == ""
+        assert read.check(None) is None
     before = model(torch.ones(2, 4))
     change()
     assert not torch.equal(model(torch.ones(2, 4)), before)
-    assert read.obstacle().endswith("which the program changes")
+    assert read.check(None).endswith("which the program changes")
 
 
 def test_variables_that_a_forward_fills_once_may_stay_and_counters_may_not() -> None:
@@ -189,7 +189,7 @@ def test_variables_that_a_forward_fills_once_may_stay_and_counters_may_not() -> 
         told = []
         for _ in range(4):
             model(torch.randn(2, 4))
-            told.append(bool(read.obstacle()))
+            told.append(bool(read.check(None)))
         assert told == [True, counts, counts, counts]
 
 
@@ -205,12 +205,12 @@ def test_parts_around_a_function_are_of_the_model_or_an_obstacle() -> None:
     read = ExternalReads(model)
     with torch.no_grad():
         model.eval().part.weight += 1
-    assert not read.obstacle()
-    assert "other, which has weights" in ExternalReads(Net(lambda x: other(2 * x))).obstacle()
+    assert not read.check(None)
+    assert "other, which has weights" in ExternalReads(Net(lambda x: other(2 * x))).check(None)
 
 
 def test_a_worker_has_not_all_globals() -> None:
-    assert ExternalReads(Net(lambda x: x * globals()["total"])).obstacle()
+    assert ExternalReads(Net(lambda x: x * globals()["total"])).check(None)
 
 
 class Options(dict[str, float]):
@@ -233,9 +233,9 @@ def test_objects_are_not_asked_for_what_they_have_not() -> None:
     model = OfOptions(4, 4)
     reads = ExternalReads(model), LibraryPatches(model)
     assert find_caches(model) == []
-    assert not any(read.obstacle() for read in reads)
+    assert not any(read.check(None) for read in reads)
     strict["tau"] = 2.0
-    assert "strict" in reads[0].obstacle()
+    assert "strict" in reads[0].check(None)
 
 
 def test_functions_that_are_gone_are_no_obstacle() -> None:
@@ -243,15 +243,15 @@ def test_functions_that_are_gone_are_no_obstacle() -> None:
     model = Net(lambda x: x * scale)
     read = ExternalReads(model)
     del model.function
-    assert not read.obstacle()
+    assert not read.check(None)
 
 
 def test_what_is_put_back_was_changed() -> None:
     options = types.SimpleNamespace(tau=1.0)
     model = Net(lambda x: x * options.tau)
     reads = [ExternalReads(model), ExternalReads(model)]
-    assert not any(read.obstacle() for read in reads)
+    assert not any(read.check(None) for read in reads)
     options.tau = 2.0
-    assert reads[0].obstacle()
+    assert reads[0].check(None)
     options.tau = 1.0
-    assert all(read.obstacle() for read in reads)
+    assert all(read.check(None) for read in reads)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
-from gemini.runtime.run_journal import OVERLAPPED
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.session import start
 
 
@@ -33,14 +33,14 @@ def test_a_call_that_raises_is_not_told_as_a_failure_of_planning(tmp_path: Path,
     )  # fmt: skip
     managed = start(model, config, planner_for(config), announce=False, survives=True)
     assert managed is not None
-    assert managed.overlap is not None
+    assert managed.pipelined is not None
     for width in (8, 8, 7, 8, 7, 8):
         if width == 8:
             step(model)
         else:
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 step(model, width)
-    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
     assert not managed.demotions
     assert capsys.readouterr().err == ""
 

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.overlap.models import CLASSES, Layer, Normed
 from tests.overlap.programs import batch
 
@@ -41,10 +41,10 @@ class Images(nn.Module):
         return {"loss": F.cross_entropy(logits, y), "logits": logits}
 
 
-def manage(model: nn.Module, pool: WorkerPool, own: bool = True) -> Story:
-    managed = Managed(model, pool, quiet=False, micro_batches=PIECES, strict=True)
-    story, wish = Story(type(model).__name__, 2), PlanRequest(2, PIECES, micro_batch_statistics=own, cache=False)
-    managed.overlap = Overlap(managed, lambda *call: plan_step(*call, wish), story)
+def manage(model: nn.Module, pool: WorkerPool, own: bool = True) -> ModelJournal:
+    managed = ManagedModel(model, pool, quiet=False, micro_batches=PIECES, strict=True)
+    story, wish = ModelJournal(type(model).__name__, 2), PlanRequest(2, PIECES, micro_batch_statistics=own, cache=False)
+    managed.pipelined = PipelinedModel(managed, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, managed)
     return story
 

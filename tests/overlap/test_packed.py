@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.sample_dims import find_batch_dims
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 WIDTH, WORDS, LENGTH = 12, 20, 5
@@ -78,12 +78,12 @@ def train(model: nn.Module, batches: Sequence[Batch], loss: Callable[..., torch.
     return seen
 
 
-def compare(model: nn.Module, batches: Sequence[Batch], crew: WorkerPool) -> Any:
+def compare(model: nn.Module, batches: Sequence[Batch], pool: WorkerPool) -> Any:
     torch.manual_seed(1)
     model = model.double()
     reference = copy.deepcopy(model)
     expected = train(reference, batches)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for one, other in zip(train(model, batches), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     for one, other in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
@@ -91,31 +91,31 @@ def compare(model: nn.Module, batches: Sequence[Batch], crew: WorkerPool) -> Any
     return story
 
 
-def test_rows_of_samples_go_with_them(crew: WorkerPool) -> None:
+def test_rows_of_samples_go_with_them(pool: WorkerPool) -> None:
     torch.manual_seed(0)
-    found = find_samples(Packed().double(), batch(6), {})
+    found = find_batch_dims(Packed().double(), batch(6), {})
     assert found is not None
     assert (found.dims, found.factors, found.size) == ((0, 0), (3, 1), 6)
     sizes = ((8, 3), (8, 3), (8, 3), (5, 3), (5, 3), (6, 2), (6, 2), (6, 2), (8, 3))
-    story = compare(Packed(), [batch(*size) for size in sizes], crew)
-    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
-    assert UNDIVIDED not in story.steps, str(story)
+    story = compare(Packed(), [batch(*size) for size in sizes], pool)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 4, str(story)
+    assert CallPath.SINGLE_MICROBATCH not in story.steps, str(story)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [Seeing, Shifted])
-def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], crew: WorkerPool) -> None:
+def test_rows_that_see_those_of_other_samples_stay_together(make: type[nn.Module], pool: WorkerPool) -> None:
     torch.manual_seed(0)
-    story = compare(make(), [batch(8) for _ in range(4)], crew)
-    assert OVERLAPPED not in story.steps or "whole batch" in story.plan, str(story)
+    story = compare(make(), [batch(8) for _ in range(4)], pool)
+    assert CallPath.OVERLAPPED not in story.steps or "whole batch" in story.plan, str(story)
 
 
 @pytest.mark.slow
-def test_evaluation(crew: WorkerPool) -> None:
+def test_evaluation(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = Packed().double()
     reference = copy.deepcopy(model)
-    story, seen = manage(model, crew), []
+    story, seen = manage(model, pool), []
     batches = [batch(8) for _ in range(4)]
     for one in (reference, model):
         torch.manual_seed(2)
@@ -123,7 +123,7 @@ def test_evaluation(crew: WorkerPool) -> None:
             seen.append([one(*given) for given in batches])
     for one, other in zip(*seen, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 class Pictures(nn.Module):
@@ -140,14 +140,14 @@ class Pictures(nn.Module):
         return self.head(torch.tanh(self.words(ids) + seen)), pictures
 
 
-def test_several_pictures_a_sample(crew: WorkerPool) -> None:
+def test_several_pictures_a_sample(pool: WorkerPool) -> None:
     torch.manual_seed(0)
 
     def given(samples: int) -> Batch:
         x = torch.randn(samples * 8, WIDTH, dtype=torch.float64)
         return x, torch.rand(samples * 2, 2, dtype=torch.float64), torch.randint(WORDS, (samples, LENGTH))
 
-    found = find_samples(Pictures().double(), given(6), {})
+    found = find_batch_dims(Pictures().double(), given(6), {})
     assert found is not None
     assert (found.factors, found.size) == ((8, 2, 1), 6)
     torch.manual_seed(1)
@@ -158,10 +158,10 @@ def test_several_pictures_a_sample(crew: WorkerPool) -> None:
     def loss(found: Any, given: Batch) -> torch.Tensor:
         return loss_of(found, (given[0], given[2]))
 
-    expected, story = train(reference, batches, loss), manage(model, crew)
+    expected, story = train(reference, batches, loss), manage(model, pool)
     for one, other in zip(train(model, batches, loss), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 def positions(grid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +196,7 @@ class Grids(nn.Module):
 
 
 @pytest.mark.slow
-def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: WorkerPool) -> None:
+def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(pool: WorkerPool) -> None:
     torch.manual_seed(0)
 
     def given(*sizes: tuple[int, int]) -> Batch:
@@ -215,10 +215,10 @@ def test_functions_that_read_sizes_of_pictures_run_for_the_whole_batch(crew: Wor
     def loss(found: Any, given: Batch) -> torch.Tensor:
         return found.square().mean()
 
-    expected, story = train(reference, batches, loss), manage(model, crew)
+    expected, story = train(reference, batches, loss), manage(model, pool)
     for one, other in zip(train(model, batches, loss), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    assert story.steps.get(OVERLAPPED, 0) >= 4, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 4, str(story)
 
 
 def halves(grid: torch.Tensor) -> torch.Tensor:
@@ -255,7 +255,7 @@ class Crossed(Sorted):
 
 
 @pytest.mark.parametrize("make", [Sorted, Crossed])
-def test_rows_in_an_order_of_their_sample(make: type[nn.Module], crew: WorkerPool) -> None:
+def test_rows_in_an_order_of_their_sample(make: type[nn.Module], pool: WorkerPool) -> None:
     torch.manual_seed(0)
     grid = torch.tensor([(2, 4)] * 8)
     batches = [(torch.randn(64, WIDTH, dtype=torch.float64), grid) for _ in range(4)]
@@ -266,10 +266,10 @@ def test_rows_in_an_order_of_their_sample(make: type[nn.Module], crew: WorkerPoo
     def loss(found: Any, given: Batch) -> torch.Tensor:
         return found.square().mean()
 
-    expected, story = train(reference, batches, loss), manage(model, crew)
+    expected, story = train(reference, batches, loss), manage(model, pool)
     for one, other in zip(train(model, batches, loss), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    in_pieces = story.steps.get(OVERLAPPED, 0) >= 2 and "whole batch" not in story.plan
+    in_pieces = story.steps.get(CallPath.OVERLAPPED, 0) >= 2 and "whole batch" not in story.plan
     assert in_pieces == (make is Sorted), str(story)
 
 
@@ -292,7 +292,7 @@ class Attending(Sorted):
 
 
 @pytest.mark.slow
-def test_loops_over_what_a_function_reads(crew: WorkerPool) -> None:
+def test_loops_over_what_a_function_reads(pool: WorkerPool) -> None:
     torch.manual_seed(0)
     grids = [[(2, 4)] * 8] * 4 + [[(4, 2)] * 8] * 3 + [[(2, 4), (4, 2)] * 4]
     batches = [(torch.randn(64, WIDTH, dtype=torch.float64), torch.tensor(grid)) for grid in grids]
@@ -303,7 +303,7 @@ def test_loops_over_what_a_function_reads(crew: WorkerPool) -> None:
     def loss(found: Any, given: Batch) -> torch.Tensor:
         return found.square().mean()
 
-    expected, story = train(reference, batches, loss), manage(model, crew)
+    expected, story = train(reference, batches, loss), manage(model, pool)
     for one, other in zip(train(model, batches, loss), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.random_numbers.rng_state import get_state
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined.step_generators import follow, states_for
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.runtime.mirror import Mirror
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -29,7 +29,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Mirror, "generator", b"41")
     workers = [SimpleNamespace(device=Mirror("mirror:0")) for _ in range(2)]
     return SimpleNamespace(
-        crew=SimpleNamespace(workers=workers), household=SimpleNamespace(outside=torch.device("cpu"))
+        pool=SimpleNamespace(workers=workers), household=SimpleNamespace(outside=torch.device("cpu"))
     )
 
 
@@ -98,5 +98,5 @@ def test_dropout_on_a_gpu(rng: str) -> None:
         assert found == pytest.approx(expected, rel=1e-5)
         assert torch.equal(state, ended)
     else:
-        assert managed.overlap.story.steps.get(OVERLAPPED)
+        assert managed.pipelined.story.steps.get(CallPath.OVERLAPPED)
         assert found != expected

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
 from tests.overlap.test_programs_overlapped import manage
@@ -65,13 +65,13 @@ def printed(model: nn.Module, loss_of: Callable[..., torch.Tensor]) -> list[Any]
 
 
 @pytest.mark.parametrize("loss_of", LOSSES)
-def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], crew: WorkerPool) -> None:
+def test_printed_as_without_workers(loss_of: Callable[..., torch.Tensor], pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Net(has_loss=loss_of is its_own).double()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     assert printed(model, loss_of) == printed(reference, loss_of)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)
 
 
 def kept(model: nn.Module) -> list[Any]:
@@ -89,10 +89,10 @@ def kept(model: nn.Module) -> list[Any]:
     return seen
 
 
-def test_outputs_of_earlier_steps_are_looked_at_as_without_workers(crew: WorkerPool) -> None:
+def test_outputs_of_earlier_steps_are_looked_at_as_without_workers(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Net(has_loss=False).double()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     assert kept(model) == kept(reference)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)

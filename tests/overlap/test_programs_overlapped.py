@@ -12,20 +12,20 @@ from torch import nn
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
 from gemini.runtime.interception import dispatch
-from gemini.runtime.interception.managed_model import Managed
-from gemini.runtime.pipelined.pipelined_model import Overlap
+from gemini.runtime.interception.managed_model import ManagedModel
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import Story
+from gemini.runtime.run_journal import ModelJournal
 from tests.overlap.programs import PROGRAMS, Program
 
 STEPS, PIECES = 5, 4
 
 
-def manage(model: nn.Module, pool: WorkerPool, schedule: str = "auto", *, strict: bool = True) -> Story:
-    managed = Managed(model, pool, quiet=True, micro_batches=PIECES, strict=strict)
-    story = Story(type(model).__name__, len(pool.workers))
+def manage(model: nn.Module, pool: WorkerPool, schedule: str = "auto", *, strict: bool = True) -> ModelJournal:
+    managed = ManagedModel(model, pool, quiet=True, micro_batches=PIECES, strict=strict)
+    story = ModelJournal(type(model).__name__, len(pool.workers))
     wish = PlanRequest(len(pool.workers), PIECES, schedule=schedule, cache=False)
-    managed.overlap = Overlap(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
+    managed.pipelined = PipelinedModel(managed, lambda model, args, kwargs: plan_step(model, args, kwargs, wish), story)
     dispatch.manage(model, managed)
     return story
 

@@ -49,11 +49,11 @@ class Measured(Judged):
         self.metric, self.losses, self.outputs = Right(), [], {}  # type: ignore[var-annotated]
 
 
-def _compare(program: Program, crew: WorkerPool) -> None:
+def _compare(program: Program, pool: WorkerPool) -> None:
     reference = made(program)
     model = copy.deepcopy(reference)
     expected = train(reference, program)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for one, other in zip(train(model, program), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
     assert story.steps.get("overlapped", 0) >= STEPS - 2, str(story)
@@ -93,12 +93,12 @@ def _measured(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> 
     return [one.clone() for one in kept] + [one["logits"].clone() for one in model.outputs.values()]
 
 
-def test_a_mean_is_read_after_weights_were_moved(crew: WorkerPool) -> None:
-    _compare(Program(Judged, _attacked), crew)
+def test_a_mean_is_read_after_weights_were_moved(pool: WorkerPool) -> None:
+    _compare(Program(Judged, _attacked), pool)
 
 
-def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(crew: WorkerPool) -> None:
-    _compare(Program(Measured, _measured), crew)
+def test_what_is_put_off_may_be_kept_in_attributes_of_the_model(pool: WorkerPool) -> None:
+    _compare(Program(Measured, _measured), pool)
 
 
 def _closed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> list[Any]:
@@ -121,8 +121,8 @@ def _closed(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> li
     return seen
 
 
-def test_what_a_closure_leaves_is_there_after_the_step(crew: WorkerPool) -> None:
-    _compare(Program(Measured, _closed), crew)
+def test_what_a_closure_leaves_is_there_after_the_step(pool: WorkerPool) -> None:
+    _compare(Program(Measured, _closed), pool)
 
 
 class Scaled(Judged):
@@ -149,5 +149,5 @@ def _moved(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> lis
     return [loss.detach().clone(), model.scale, model.shift, model.added]
 
 
-def test_attributes_that_change_between_call_and_backward_are_those_of_the_call(crew: WorkerPool) -> None:
-    _compare(Program(Scaled, _moved), crew)
+def test_attributes_that_change_between_call_and_backward_are_those_of_the_call(pool: WorkerPool) -> None:
+    _compare(Program(Scaled, _moved), pool)

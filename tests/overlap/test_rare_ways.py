@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini.capture import capture
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.models import CLASSES
 from tests.overlap.programs import batch
 from tests.overlap.test_programs_overlapped import manage
@@ -69,22 +69,22 @@ def trained(model: nn.Module, steps: int) -> list[torch.Tensor]:
     return [*seen, torch.get_rng_state(), *model.state_dict().values()]
 
 
-def test_draws_that_depend_on_contents_are_a_reason_and_no_failure(crew: WorkerPool) -> None:
+def test_draws_that_depend_on_contents_are_a_reason_and_no_failure(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Picking().double()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for mine, other in zip(trained(model, 4), trained(reference, 4), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
     assert any("depend on contents" in reason for reason in story.reasons), str(story)
     assert not any("failed" in reason for reason in story.reasons), str(story)
 
 
-def test_a_way_that_was_never_gone_before_runs_by_a_plan(crew: WorkerPool) -> None:
+def test_a_way_that_was_never_gone_before_runs_by_a_plan(pool: WorkerPool) -> None:
     torch.manual_seed(1)
     model = Chancy().double()
     reference = copy.deepcopy(model)
-    story = manage(model, crew)
+    story = manage(model, pool)
     for mine, other in zip(trained(model, 3), trained(reference, 3), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10)
-    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 1, str(story)

@@ -172,7 +172,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if at % 2 else pytest.mark.slow) for at, name in enumerate(MODELS)]
 )
-def test_trains_by_micro_batches(name: str, crew: WorkerPool) -> None:
+def test_trains_by_micro_batches(name: str, pool: WorkerPool) -> None:
     make, step, pieces = MODELS[name]
     torch.manual_seed(1)
     reference = make().double()
@@ -180,7 +180,7 @@ def test_trains_by_micro_batches(name: str, crew: WorkerPool) -> None:
     program = Program(make, step)
     random.seed(3), np.random.seed(4)
     expected = train(reference, program)
-    story = manage(model, crew, strict=name != "careful")  # a branch that goes another way fails in the worker
+    story = manage(model, pool, strict=name != "careful")  # a branch that goes another way fails in the worker
     random.seed(3), np.random.seed(4)
     found = train(model, program)
     for one, other in zip(found, expected, strict=True):

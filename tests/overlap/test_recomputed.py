@@ -44,16 +44,16 @@ def test_trains_within_a_limit() -> None:
         GeminiCompiler().compiler(model, config)
         managed = dispatch.find(model)
         assert managed is not None
-        assert managed.overlap is not None
+        assert managed.pipelined is not None
         try:
             found = train(model)
         finally:
-            managed.crew.stop()
+            managed.pool.stop()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-        story = managed.overlap.story
+        story = managed.pipelined.story
         assert story.steps["overlapped"] == 3, str(story)
         assert ("computed again" in story.plan) is (limit is not None), str(story)
-        ((kind,),) = managed.overlap.catalogue.kinds.values()
+        ((kind,),) = managed.pipelined.plans.kinds.values()
         assert kind.plan is not None
         needs.append(max(worker.memory.total_mb for worker in kind.plan.analysis.workers))
     assert needs[1] <= 0.85 * needs[0]

@@ -15,7 +15,7 @@ from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined.measured_schedule import Rehearsal, rehearsed
-from gemini.runtime.pipelined.step_request import Event, StepResult, events_of
+from gemini.runtime.pipelined.step_request import Event, ExecutedStep, events_of
 from gemini.schedule.block import LETTERS
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan
@@ -54,7 +54,7 @@ def test_waiting_is_no_action() -> None:
 
 def test_what_workers_tell_is_read_as_they_wrote_it() -> None:
     said = [(1, marshal.dumps([("F", 0, 2, 1.0, 2.0)]))]
-    assert events_of(said) == StepResult(None, told=said).trace == [Event(1, "F", 0, 2, 1.0, 2.0)]
+    assert events_of(said) == ExecutedStep(None, told=said).trace == [Event(1, "F", 0, 2, 1.0, 2.0)]
 
 
 def planned(schedule: SchedPlan) -> StepPlan:
@@ -76,7 +76,7 @@ def test_a_plan_is_made_again_once_steps_have_lost_what_planning_takes(slower: f
     lost = (slower - 1) * 4 * 3 / 2  # half of what the slow one takes longer: four micro-batches of three units
     due = []
     for _ in range(40):
-        rehearsal.add(found, StepResult(None, told=said), float(ran.makespan), planning_ms=10 * lost)
+        rehearsal.add(found, ExecutedStep(None, told=said), float(ran.makespan), planning_ms=10 * lost)
         due.append(rehearsal.is_due)
     assert due.index(True) == 16 if slower > 1 else not any(due)  # looked at after 9 and 17 steps
 
@@ -91,7 +91,7 @@ class Net(nn.Module):
 
 
 def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
-    others = [one for one in gc.get_objects() if type(one) is StepResult]  # of tests before this one
+    others = [one for one in gc.get_objects() if type(one) is ExecutedStep]  # of tests before this one
     model = Net()
     config = GeminiConfig(
         mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path), trace=True
@@ -99,27 +99,27 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
     GeminiCompiler().compiler(model, config)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
+    assert managed.pipelined is not None
     expected = []
     try:
         for step in range(15):
             model(torch.ones(8 if step not in {5, 7} else 6, 128)).sum().backward()
-            for (kind,) in managed.overlap.catalogue.kinds.values():
+            for (kind,) in managed.pipelined.plans.kinds.values():
                 assert kind.plan is not None
                 plan = kind.rehearsal.expecting(kind.plan)
                 expected.append(plan.step_ms)
                 assert kind.plan.analysis.step_ms == plan.analysis.step_ms == expected[0]
-        held = [one for one in gc.get_objects() if type(one) is StepResult and not any(one is old for old in others)]
+        held = [one for one in gc.get_objects() if type(one) is ExecutedStep and not any(one is old for old in others)]
     finally:
-        managed.crew.stop()
-    ran = managed.overlap.steps
+        managed.pool.stop()
+    ran = managed.pipelined.steps
     assert ran >= 10
     assert kind.rehearsal.count == ran - 1  # one had other samples
     assert len(set(expected)) >= ran - 3  # by the profile first, then by all steps but the first
-    assert plan.rehearsed is not None
-    assert plan.rehearsed.steps == 8
-    managed.overlap.story.renew()
-    assert f"({expected[0]:.0f} by the profile alone)" in managed.overlap.story.plan
-    assert managed.overlap.catalogue.told is kind.plan
-    assert len(managed.overlap.story.traces) >= 2
+    assert plan.measured is not None
+    assert plan.measured.steps == 8
+    managed.pipelined.story.renew()
+    assert f"({expected[0]:.0f} by the profile alone)" in managed.pipelined.story.plan
+    assert managed.pipelined.plans.told is kind.plan
+    assert len(managed.pipelined.story.traces) >= 2
     assert not held  # gradients would be, and outputs in the workers

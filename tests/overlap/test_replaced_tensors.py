@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from tests.overlap.test_programs_overlapped import manage
 
 CLASSES, FEATURES = 3, 6
@@ -71,11 +71,11 @@ def train(model: Scaled, change: Callable[[Scaled, int], None], lengths: tuple[i
     ids=["an attribute", "a buffer", "one for each length", "both"],
 )
 def test_what_a_model_holds_is_what_steps_use(
-    change: Callable[[Scaled, int], None], lengths: tuple[int, ...], least: int, crew: WorkerPool
+    change: Callable[[Scaled, int], None], lengths: tuple[int, ...], least: int, pool: WorkerPool
 ) -> None:
     torch.manual_seed(0)
     model = Scaled().double()
     expected = train(copy.deepcopy(model), change, lengths)
-    story = manage(model, crew)
+    story = manage(model, pool)
     assert train(model, change, lengths) == pytest.approx(expected, rel=1e-12)
-    assert story.steps[OVERLAPPED] >= least
+    assert story.steps[CallPath.OVERLAPPED] >= least

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.errors import WorkerError
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pipelined import pipelined_model
-from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Inner(nn.Module):
@@ -58,8 +58,8 @@ def test_a_scripted_module_inside_is_no_failure(tmp_path: Path) -> None:
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    ((kind,),) = managed.overlap.catalogue.kinds.values()
+    assert managed.pipelined is not None
+    ((kind,),) = managed.pipelined.plans.kinds.values()
     assert "compiled by torch.jit" in kind.reason
 
 
@@ -76,8 +76,8 @@ def test_a_failure_before_a_call_is_made_leads_to_dispatch(tmp_path: Path, monke
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert OVERLAPPED not in managed.overlap.story.steps
+    assert managed.pipelined is not None
+    assert CallPath.OVERLAPPED not in managed.pipelined.story.steps
 
 
 def test_what_the_model_raises_is_raised_once(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_values_of_a_loss_are_read_where_it_ran_though_others_ran_elsewhere(tmp_
     assert read_after_backward(compiled(model, tmp_path)) == pytest.approx(expected, rel=1e-5)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 4
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 4
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -140,7 +140,7 @@ def test_values_that_went_with_their_workers_are_nobody_elses_trouble(tmp_path: 
         optimizer.step()
     managed = dispatch.find(model)
     assert managed is not None
-    managed.crew.stop()
+    managed.pool.stop()
     double = torch.compile(lambda x: x * 2, backend="eager")
     assert double(torch.ones(2)).tolist() == [2, 2]  # it looks at all calls that are not real yet
     if changed:
@@ -164,8 +164,8 @@ def test_stages_that_cannot_be_sent_fail_for_the_same_reason_each_time(tmp_path:
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    failed = [reason for reason in managed.overlap.story.reasons if "Error" in reason]
+    assert managed.pipelined is not None
+    failed = [reason for reason in managed.pipelined.story.reasons if "Error" in reason]
     assert failed
     assert all("it stays where it is" in reason for reason in failed)
 

@@ -55,10 +55,10 @@ def train(model: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("way", ["leaf", "number", "mask"])
-def test_a_size_that_is_another_later_is_seen(crew: WorkerPool, way: str) -> None:
+def test_a_size_that_is_another_later_is_seen(pool: WorkerPool, way: str) -> None:
     torch.manual_seed(1)
     model = Asks(way).double()
     expected = train(copy.deepcopy(model))
-    manage(model, crew)
+    manage(model, pool)
     for one, other in zip(train(model), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gemini.capture import torch_flags
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred.call_context import Surroundings
 from gemini.runtime.pipelined.call_signature import exact_of, short_of
 
@@ -28,12 +28,12 @@ def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
     plain = Surroundings(work)
     turn(on=True)
     try:
-        turned, now = Surroundings(work), torch_flags.current()
+        turned, now = Surroundings(work), torch_flags.current_flags()
         with plain.of_then(0):
             assert torch.get_default_dtype() is torch.float32
             assert not torch.are_deterministic_algorithms_enabled()
             assert torch.is_anomaly_enabled()
-        assert torch_flags.current() == now
+        assert torch_flags.current_flags() == now
     finally:
         turn(on=False)
     with turned.of_then(0):
@@ -43,8 +43,8 @@ def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
 
 
 @pytest.mark.parametrize("kind_of", [exact_of, short_of])
-def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[Call], object]):
-    call = Call((torch.ones(2),), {})
+def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[ModelCall], object]):
+    call = ModelCall((torch.ones(2),), {})
     before = kind_of(call)
     turn(on=True)
     try:
@@ -55,8 +55,8 @@ def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[Call],
 
 
 @pytest.mark.parametrize("kind_of", [exact_of, short_of])
-def test_so_are_calls_in_which_other_warnings_are_errors(kind_of: Callable[[Call], object]):
-    call = Call((torch.ones(2),), {})
+def test_so_are_calls_in_which_other_warnings_are_errors(kind_of: Callable[[ModelCall], object]):
+    call = ModelCall((torch.ones(2),), {})
     before = kind_of(call)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

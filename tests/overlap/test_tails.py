@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gemini.batch_analysis.tail_spec import Tail
+from gemini.batch_analysis.microbatch_join import Tail
 from gemini.codegen.stage_interface import Interface
 from gemini.errors import InvalidPlanError
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.planner.tail_plan import forwards_first
+from gemini.planner.tail_plan import put_forwards_first
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED, UNDIVIDED
 from gemini.schedule.block import FORWARD
 from gemini.schedule.device_orders import plan_from_orders
 from gemini.schedule.library import LIBRARY
@@ -203,8 +203,8 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], pool: WorkerPo
 )
 def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPool) -> None:
     story = compare(make(), loss, (8, 8, 8, 5, 5, 8), pool)
-    assert story.steps.get(OVERLAPPED, 0) >= 3, str(story)
-    assert UNDIVIDED not in story.steps, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 3, str(story)
+    assert CallPath.SINGLE_MICROBATCH not in story.steps, str(story)
     assert any("the loss is of the whole batch" in reason for reason in story.reasons), str(story)
     assert "the loss on the whole batch" in story.plan
 
@@ -212,7 +212,7 @@ def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPo
 @pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb_v", marks=pytest.mark.slow)])
 def test_a_schedule_that_was_asked_for(schedule: str, pool: WorkerPool) -> None:
     story = compare(Pair(), inside, (8, 8, 8, 8), pool, schedule)
-    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 1, str(story)
 
 
 def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(pool: WorkerPool) -> None:
@@ -222,9 +222,9 @@ def test_the_same_outputs_serve_a_loss_that_splits_and_one_that_does_not(pool: W
         return (contrast if next(calls) % 3 else plain)(model, given)
 
     story = compare(Tower(), either, (8,) * 9, pool)
-    assert story.steps.get(OVERLAPPED, 0) >= 6, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 6, str(story)
     whole = sum(count for reason, count in story.reasons.items() if "of the whole batch" in reason)
-    assert 0 < whole < story.steps[OVERLAPPED], str(story)
+    assert 0 < whole < story.steps[CallPath.OVERLAPPED], str(story)
 
 
 class Early(nn.Module):
@@ -241,8 +241,8 @@ class Early(nn.Module):
 
 def test_samples_that_meet_early_leave_the_batch_whole(pool: WorkerPool) -> None:
     story = compare(Early(), plain, (8, 8, 8, 8), pool)
-    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
-    assert OVERLAPPED not in story.steps, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 1, str(story)
+    assert CallPath.OVERLAPPED not in story.steps, str(story)
 
 
 class Writing(Tower):
@@ -262,7 +262,7 @@ def both(model: nn.Module, given: Any) -> torch.Tensor:
 
 def test_what_the_end_writes_to_is_made_there(pool: WorkerPool) -> None:
     story = compare(Writing(), both, (8, 8, 8, 8), pool)
-    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 1, str(story)
 
 
 def test_plans_go_forward_with_all_micro_batches_first() -> None:
@@ -280,14 +280,14 @@ def test_plans_go_forward_with_all_micro_batches_first() -> None:
 def test_forwards_first_takes_the_memory_of_all_micro_batches() -> None:
     one = placement("vshape", 3)
     plan = plan_from_orders(one, LIBRARY["1f1b"].orders(one, 5))
-    found = forwards_first(plan, 7)
+    found = put_forwards_first(plan, 7)
     gradients = [found.step(block) for block in found if block.btype != FORWARD]
     forwards = [found.step(block) + block.span for block in found if block.btype == FORWARD]
     assert min(gradients) == max(forwards) + 7
     assert found.peak_memory(0) == 5 * max(block.memory for block in one)
     plan.memory = tuple(plan.peak_memory(device) for device in range(3))
     with pytest.raises(InvalidPlanError, match="memory"):
-        forwards_first(plan, 7)
+        put_forwards_first(plan, 7)
 
 
 def test_an_order_that_does_not_wait_for_all_samples_is_refused() -> None:
@@ -315,7 +315,7 @@ def test_evaluation(make: type[nn.Module], pool: WorkerPool) -> None:
                 seen.append((found, torch.rand(1)))
     for one, other in zip(seen[:4], seen[4:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)
 
 
 class Picky(Pair):
@@ -339,4 +339,4 @@ def test_what_the_end_raises_is_raised(pool: WorkerPool) -> None:
         model(a, b * 5)["loss"].backward()
     for one, other in zip(model.parameters(), before, strict=True):
         assert torch.equal(one.grad, other)
-    assert story.steps.get(OVERLAPPED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 2, str(story)

@@ -27,18 +27,18 @@ def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     GeminiCompiler().compiler(model, config)
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
+    assert managed.pipelined is not None
     try:
         for _ in range(6):
             model.zero_grad()
             model(torch.ones(8, SIDE)).square().mean().backward()
     finally:
-        managed.crew.stop()
+        managed.pool.stop()
     (trace,) = traces
     assert len(trace.peak_mb) == len(trace.predicted_mb) == 2
     weights = sum(parameter.nbytes for parameter in model.parameters()) / 2**20
     assert weights < sum(trace.peak_mb) < 4 * weights, trace  # weights and gradients, and what is kept for a while
     assert weights < sum(trace.predicted_mb) < 4 * weights, trace
     assert f"largest worker {max(trace.peak_mb):.0f} MB, {max(trace.predicted_mb):.0f} predicted" in str(trace)
-    for step in managed.overlap.story.traces:
+    for step in managed.pipelined.story.traces:
         assert Path(step).is_file()

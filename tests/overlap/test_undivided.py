@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_plan import UnplannableError
 from gemini.planner.step_planner import plan_step
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import DISPATCHED, OVERLAPPED, UNDIVIDED
 from tests.overlap.test_programs_overlapped import manage
 
 Loss = Callable[[torch.Tensor], torch.Tensor]
@@ -96,14 +96,14 @@ def compare(model: nn.Module, loss: Loss, sizes: tuple[int, ...], pool: WorkerPo
 @pytest.mark.parametrize(("make", "loss"), [(Normed, square), (Permuted, square)])
 def test_trains_as_one_process(make: type[nn.Module], loss: Loss, pool: WorkerPool) -> None:
     story = compare(make(), loss, (8, 8, 8, 8, 5, 5, 8, 5), pool)
-    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
-    assert OVERLAPPED not in story.steps, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 3, str(story)
+    assert CallPath.OVERLAPPED not in story.steps, str(story)
 
 
 def test_single_samples_do_not_keep_batches_whole(pool: WorkerPool) -> None:
     story = compare(Encoder(), square, (1, 1, 1, 8, 8, 8, 1, 8), pool)
-    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
-    assert story.steps.get(OVERLAPPED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.OVERLAPPED, 0) >= 1, str(story)
 
 
 class Summed(nn.Module):
@@ -124,7 +124,7 @@ def test_one_line_says_why(pool: WorkerPool, capsys: pytest.CaptureFixture[str])
     assert managed is not None
     managed.record.quiet = False
     train(model, square, (8,) * 4)
-    assert story.steps.get(UNDIVIDED, 0) >= 1, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 1, str(story)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "a batch as one" in line]
     assert "of a sum over the batch" in line
 
@@ -140,7 +140,7 @@ def test_evaluation_of_a_batch_that_may_not_be_split(pool: WorkerPool) -> None:
             seen.append([one(torch.randn(8, 3, 6, 6, dtype=torch.float64)) for _ in range(4)])
     for one, other in zip(*seen, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 2, str(story)
 
 
 class Remembering(nn.Module):
@@ -181,8 +181,8 @@ def test_a_schedule_for_many_micro_batches_does_not_stand_in_the_way(pool: Worke
     story = manage(model, pool, schedule="interleaved_1f1b")
     for _ in range(4):
         square(model(torch.randn(8, 3, 6, 6, dtype=torch.float64))).backward()
-    assert story.steps.get(UNDIVIDED, 0) >= 2, str(story)
-    assert story.steps.get(DISPATCHED, 0) <= 2, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 2, str(story)
+    assert story.steps.get(CallPath.EAGER, 0) <= 2, str(story)
 
 
 class Asking(nn.Module):
@@ -218,7 +218,7 @@ def test_a_branch_on_contents_that_goes_another_way_is_no_failure(pool: WorkerPo
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
     for one, other in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 3, str(story)
 
 
 class Dropping(nn.Module):
@@ -239,5 +239,5 @@ class Dropping(nn.Module):
 
 def test_layers_left_out_at_random_in_a_batch_that_may_not_be_split(pool: WorkerPool) -> None:
     story = compare(Dropping(), square, (8, 8, 8, 8, 8, 8, 8), pool)
-    assert story.steps.get(UNDIVIDED, 0) >= 3, str(story)
-    assert OVERLAPPED not in story.steps, str(story)
+    assert story.steps.get(CallPath.SINGLE_MICROBATCH, 0) >= 3, str(story)
+    assert CallPath.OVERLAPPED not in story.steps, str(story)

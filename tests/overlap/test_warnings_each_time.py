@@ -13,9 +13,9 @@ from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
 
-def test_as_often_as_the_op_is_called(crew: WorkerPool) -> None:
+def test_as_often_as_the_op_is_called(pool: WorkerPool) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
-    story = manage(model, crew)
+    story = manage(model, pool)
     for _ in range(6):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
@@ -26,9 +26,9 @@ def test_as_often_as_the_op_is_called(crew: WorkerPool) -> None:
     assert story.steps["overlapped"] == 4, str(story)
 
 
-def test_one_that_is_an_error_is_raised(crew: WorkerPool) -> None:
+def test_one_that_is_an_error_is_raised(pool: WorkerPool) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
-    manage(model, crew)
+    manage(model, pool)
     for step in range(5):
         with warnings.catch_warnings():
             warnings.simplefilter("error" if step == 4 else "ignore")

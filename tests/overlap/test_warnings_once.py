@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiCompiler, GeminiConfig
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.run_journal import OVERLAPPED
 
 
 class Warns(nn.Module):
@@ -50,8 +50,8 @@ def test_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             optimizer.step()
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
     assert [text for text in shown if "of the model" in text] == ["a warning of the model"]
     assert len([text for text in shown if "size_average" in text]) == 1
 
@@ -87,6 +87,6 @@ def test_of_torch_they_name_lines_of_the_program(tmp_path: Path, monkeypatch: py
             loss.backward()
     managed = dispatch.find(model)
     assert managed is not None
-    assert managed.overlap is not None
-    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert managed.pipelined is not None
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
     assert shown == [("Implicit dimension ", __file__), ("Using a target size", __file__)]

@@ -52,11 +52,11 @@ def train(
 )
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("view", VIEWS)
-def test_gradients_know_of_it(view: str, write: str, reads: str, by_part: bool, crew: WorkerPool) -> None:
+def test_gradients_know_of_it(view: str, write: str, reads: str, by_part: bool, pool: WorkerPool) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     reference = copy.deepcopy(model)
     expected = train(reference, VIEWS[view], WRITES[write], reads, by_part)
-    manage(model, crew)
+    manage(model, pool)
     for one, other in zip(train(model, VIEWS[view], WRITES[write], reads, by_part), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)

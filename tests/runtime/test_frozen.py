@@ -43,7 +43,7 @@ def managed(model: nn.Module, pool: WorkerPool, micro_batches: int, overlapped: 
     if overlapped:
         wish = PlanRequest(len(pool.workers), micro_batches, cache=False)
         story = ModelJournal(type(model).__name__, len(pool.workers))
-        made.overlap = PipelinedModel(made, lambda *call: plan_step(*call, wish), story)
+        made.pipelined = PipelinedModel(made, lambda *call: plan_step(*call, wish), story)
     dispatch.manage(model, made)
     return made
 

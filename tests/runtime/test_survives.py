@@ -16,10 +16,10 @@ from torch.nn import functional as F
 
 from gemini import GeminiConfig
 from gemini.compiler import planner_for
+from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
-from gemini.runtime.run_journal import OVERLAPPED
 from gemini.runtime.session import start
 from tests.runtime.test_faults_lost import acting, inputs
 
@@ -63,7 +63,7 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, run_folder=str(tmp_path))
     managed = start(model, config, planner_for(config), announce=False, survives=True)
     assert managed is not None
-    assert managed.overlap is not None
+    assert managed.pipelined is not None
     workers = list(managed.pool.workers)
 
     def kill(step: int) -> None:
@@ -72,7 +72,7 @@ def test_steps_by_a_plan_go_on_here(tmp_path: Path, capsys: Any) -> None:
 
     found = train(model, kill)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    assert managed.overlap.story.steps[OVERLAPPED] >= 2
+    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
     said = capsys.readouterr().err
     assert said.count("runs in this process from here on") == 1
     held = r"it held stages? [\d, ]+ of Sequential \([\d.]+ .B planned\), [\d.]+ .B of memory at the most"

@@ -5,8 +5,8 @@
     loss.backward()                        work.overlapped(pending, tape, root), once; gradients arrive as always
     flush(model)                           calls of a model, or of all, are made now
 
-`Work` says how the call can be run and what its output will look like (`Outline.of` an output that was seen).
-`Pending` is the call, with copies of what it was given (`inputs`, `region`, `surroundings`), the values that are
+`StepRunner` says how the call can be run and what its output will look like (`OutputSpec.of` an output that was seen).
+`PendingCall` is the call, with copies of what it was given (`inputs`, `region`, `surroundings`), the values that are
 still wanted (`alive()`), and `tape`, what the program has done with the outputs. `StepResult` is what an overlapped run
 gives back.
 
@@ -43,22 +43,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.contract import Outline, StepResult, Work
-from gemini.runtime.deferred.deferred_tensor import Deferred, deferred_in, place_of, real_of, replaced
-from gemini.runtime.deferred.pending_call import Pending
+from gemini.runtime.deferred.contract import OutputSpec, StepResult, StepRunner
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.pending_call import PendingCall
 from gemini.runtime.deferred.torch_patches import Applied, open_doors
 
 
-def defer(work: Work, call: Call, passed: Mapping[int, torch.Tensor] | None = None, standing: Any = None) -> Any:
+def defer(
+    runner: StepRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, standing: Any = None
+) -> Any:
     """Put a call off, whose arguments are real (`placed`); its output, with deferred tensors.
 
     `passed`: what the output holds of arguments, or of the model, as it is, by place; those of `work.passed`.
     `standing` is the state that the model is in.
     """
     open_doors()
-    pending = Pending(work, call, standing)
+    pending = PendingCall(runner, call, standing)
     pending_queue.add(pending)
     return pending.outputs(passed or {})
 
@@ -78,8 +80,18 @@ def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
 def flush(model: nn.Module | None = None) -> None:
     """Have the calls of a model made, or all: its buffers, and the generator, are as if it had never been put off."""
     for one in pending_queue.waiting():
-        if model is None or one.work.model is model:
+        if model is None or one.runner.model is model:
             one.settle()
 
 
-__all__ = ["Applied", "Deferred", "Outline", "Pending", "StepResult", "Work", "defer", "flush", "placed"]
+__all__ = [
+    "Applied",
+    "DeferredTensor",
+    "OutputSpec",
+    "PendingCall",
+    "StepResult",
+    "StepRunner",
+    "defer",
+    "flush",
+    "placed",
+]

@@ -11,7 +11,7 @@ import torch
 
 from gemini.capture import torch_flags
 from gemini.guards.model_version import MISSING
-from gemini.runtime.deferred.contract import Work
+from gemini.runtime.deferred.contract import StepRunner
 from gemini.runtime.deferred.deferred_tensor import deferred_in, real_of, replaced
 
 _TRAINING = attrgetter("training")
@@ -20,22 +20,22 @@ _TRAINING = attrgetter("training")
 class Surroundings:
     """As they were when the call was made."""
 
-    def __init__(self, work: Work, standing: Any = None) -> None:
+    def __init__(self, runner: StepRunner, standing: Any = None) -> None:
         """`standing` is the state that the model is in, if it has one: it knows the modes of modules."""
-        self.work, self._standing = work, standing
-        self.modules = work.modules or list(work.model.modules()) if standing is None else []
+        self.runner, self._standing = runner, standing
+        self.modules = runner.modules or list(runner.model.modules()) if standing is None else []
         self.modes = [*map(_TRAINING, self.modules)]
-        self.switches = torch_flags.current()
+        self.switches = torch_flags.current_flags()
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.generators: list[torch.Tensor] = []
         self._memory: set[int] | None = None
 
     def begin(self) -> None:
         """The call runs now, after all calls before it."""
-        if self.work.draws:
+        if self.runner.draws:
             self.generators = states()
-        if self.work.writes:
-            self.buffers = [(one, one.detach().clone()) for one in self.work.model.buffers()]
+        if self.runner.writes:
+            self.buffers = [(one, one.detach().clone()) for one in self.runner.model.buffers()]
 
     def undo(self) -> None:
         """A run has failed half way."""
@@ -46,8 +46,8 @@ class Surroundings:
     def memory(self) -> set[int]:
         """Where parameters and buffers are."""
         if self._memory is None:
-            model = self.work.model
-            self._memory = {memory_of(one) for one in (*model.parameters(), *model.buffers(), *self.work.parameters)}
+            model = self.runner.model
+            self._memory = {memory_of(one) for one in (*model.parameters(), *model.buffers(), *self.runner.parameters)}
         return self._memory
 
     @contextmanager
@@ -70,12 +70,12 @@ class Surroundings:
         would ask for it, in the midst of computing it. `number` is that of the call, in the order in which calls were
         made.
         """
-        with torch_flags.of_then(self.switches), self._attributes_of_then(number):
+        with torch_flags.use_flags(self.switches), self._attributes_of_then(number):
             yield
 
     @contextmanager
     def _attributes_of_then(self, number: int) -> Iterator[None]:
-        later = [] if self._standing is None else self._standing.then(self._is_put_off, self.work.has_left)
+        later = [] if self._standing is None else self._standing.then(self._is_put_off, self.runner.is_call_output)
         if later is None:
             yield
             return
@@ -91,12 +91,12 @@ class Surroundings:
                     _set(space, name, value)
 
     def _is_put_off(self, value: Any) -> bool:
-        return any(True for _ in deferred_in(value)) and not self.work.has_left(value)
+        return any(True for _ in deferred_in(value)) and not self.runner.is_call_output(value)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """As it was then; afterwards, as it is now."""
-        generators = states() if self.work.draws else []
+        generators = states() if self.runner.draws else []
         buffers = [one.detach().clone() for one, _ in self.buffers]
         try:
             self.undo()

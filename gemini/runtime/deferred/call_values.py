@@ -13,33 +13,36 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from gemini.batch_analysis.loss_tape import Meta, Tape
-from gemini.runtime.deferred.contract import Outline
-from gemini.runtime.deferred.deferred_tensor import Deferred
+from gemini.runtime.deferred.contract import OutputSpec
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor
 from gemini.runtime.deferred.input_copies import Copies
 from gemini.runtime.deferred.tape_aliases import Groups
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
+
+if TYPE_CHECKING:
+    pass
 
 
 class Values:
     """The outputs of a call, operands, and what was made of them."""
 
-    def __init__(self, outline: Outline) -> None:
-        self.tape = Tape(len(outline.metas), list(outline.metas))
-        self.nodes = dict(enumerate(outline.nodes))  # what values are made by, as torch calls it
+    def __init__(self, output_spec: OutputSpec) -> None:
+        self.tape = Tape(len(output_spec.metas), list(output_spec.metas))
+        self.nodes = dict(enumerate(output_spec.nodes))  # what values are made by, as torch calls it
         self._copies = Copies()
-        self._groups = Groups(outline.shared)
-        self._made: dict[int, weakref.ref[Deferred]] = {}
+        self._groups = Groups(output_spec.shared)
+        self._made: dict[int, weakref.ref[DeferredTensor]] = {}
         self._operands: dict[int, int] = {}  # numbers of operands, by identity of the copy
 
-    def make(self, number: int, meta: Meta) -> Deferred:
+    def make(self, number: int, meta: Meta) -> DeferredTensor:
         """The deferred tensor of a value."""
-        made = Deferred.make(cast("Pending", self), number, meta)
+        made = DeferredTensor.make(cast("PendingCall", self), number, meta)
         self._made[number] = weakref.ref(made)
         return made
 
-    def rename(self, tensor: Deferred, number: int) -> None:
+    def rename(self, tensor: DeferredTensor, number: int) -> None:
         """Its contents are those of another value from now on: it has been written to."""
         del self._made[tensor._value]
         tensor._value = number
@@ -47,7 +50,7 @@ class Values:
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of a deferred tensor, or of an operand as it is now."""
-        if isinstance(tensor, Deferred):
+        if isinstance(tensor, DeferredTensor):
             return tensor._value
         copy = self._copies.of(tensor)
         if id(copy) not in self._operands:
@@ -75,12 +78,12 @@ class Values:
         """The values that the program can still read and that are not real yet."""
         return [number for number, one in self._deferred() if one._real is None]
 
-    def _deferred(self) -> list[tuple[int, Deferred]]:
+    def _deferred(self) -> list[tuple[int, DeferredTensor]]:
         """The tensors that stand for values and have not become them, with their numbers."""
         found = ((number, ref()) for number, ref in self._made.items())
-        return [(number, one) for number, one in found if type(one) is Deferred]
+        return [(number, one) for number, one in found if type(one) is DeferredTensor]
 
-    def tensor(self, number: int) -> Deferred | None:
+    def tensor(self, number: int) -> DeferredTensor | None:
         """The deferred tensor of a value, as long as the program has it; it may be an ordinary one by now."""
         return self._made[number]() if number in self._made else None
 

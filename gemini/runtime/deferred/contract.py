@@ -1,31 +1,33 @@
-"""Work: what the controller must say of a call before it may be put off, and what a run of it gives back.
+"""Contract of a deferred call between the deferred step and its runner.
 
-Work          how the call can be run: eagerly, or overlapped with its loss and backward
-Outline       what its output will look like: structure and metadata, as seen in an earlier call
-StepResult    what an overlapped run has computed
+StepRunner    runs the call: eagerly, or pipelined with its loss and backward
+OutputSpec    structure and metadata of its output, observed in an earlier call
+StepResult    the values and gradients of a pipelined run
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from gemini.autograd_engine import grad_fn_name
 from gemini.batch_analysis.loss_tape import Meta, Tape
 from gemini.ir.encode import Encoder, UnsupportedValueError, decode
 from gemini.ir.pytree import Form, Ref
-from gemini.runtime.grad_fn_names import grad_fn_name
+from gemini.runtime.call_outcome import Eager
 
 if TYPE_CHECKING:
-    from gemini.random_numbers.host_rng import ForeignDraws
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.random_numbers.host_rng import HostRandomResults
+    from gemini.runtime.deferred.pending_call import PendingCall
 
 
 @dataclass(frozen=True)
-class Outline:
+class OutputSpec:
     """The output of a call without its contents."""
 
     form: Form
@@ -34,23 +36,23 @@ class Outline:
     nodes: tuple[str, ...] = ()  # names of what has made its tensors
 
     @staticmethod
-    def of(output: Any) -> Outline:
+    def of(output: Any) -> OutputSpec:
         """Of an output that was seen; raises UnsupportedValueError where it cannot be made again."""
-        form, found = taken_apart(output)
+        form, found = flatten_output(output)
         memory: dict[int, set[int]] = {}
         for at, tensor in enumerate(found):
             if tensor.layout is not torch.strided:
                 raise UnsupportedValueError(f"a {tensor.layout} tensor")
             memory.setdefault(tensor.untyped_storage()._cdata, set()).add(at)
         shared = tuple(frozenset(group) for group in memory.values() if len(group) > 1)
-        return Outline(form, tuple(map(Meta.of, found)), shared, tuple(map(grad_fn_name, found)))
+        return OutputSpec(form, tuple(map(Meta.of, found)), shared, tuple(map(grad_fn_name, found)))
 
     def build(self, tensors: list[torch.Tensor]) -> Any:
         """The output with these tensors."""
         return decode(self.form, lambda ref: tensors[ref.node])
 
 
-def taken_apart(output: Any) -> tuple[Form, list[torch.Tensor]]:
+def flatten_output(output: Any) -> tuple[Form, list[torch.Tensor]]:
     """The form of an output, and its tensors in order; the same tensor in two places is one."""
     found: list[torch.Tensor] = []
     place: dict[int, int] = {}
@@ -69,60 +71,60 @@ class StepResult:
     """What an overlapped run has computed. Gradients are of the root, and belong to whoever takes them."""
 
     root: torch.Tensor
-    parameters: list[torch.Tensor | None]  # in the order of Work.parameters
-    inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by place among Pending.inputs
+    parameters: list[torch.Tensor | None]  # in the order of StepRunner.parameters
+    inputs: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by place among PendingCall.inputs
     operands: dict[int, torch.Tensor | None] = field(default_factory=dict)  # by number on the tape
     kept: frozenset[int] = frozenset()  # values of the tape that can be fetched
     fetch: Callable[[int], torch.Tensor] | None = None
 
 
-def _nothing(error: Exception) -> None:
-    """Nobody wants to know."""
+@dataclass(kw_only=True)
+class StepRunner(ABC):
+    """How calls of a model run, eagerly or pipelined with their loss and backward.
 
-
-def _not_left(value: Any) -> bool:  # noqa: ARG001
-    """Calls leave nothing."""
-    return False
-
-
-def _unnoticed() -> None:
-    """Nobody counts."""
-
-
-@dataclass
-class Work:
-    """How calls of a model can be run.
-
-    `eager(args, kwargs)` is the call as the program wrote it, with autograd. `overlapped(pending, tape, root)` runs
-    call, tape and backward from `root` together; None: it cannot. It publishes buffers and the generator's state
-    when, and only when, it succeeds; an exception is told to `failed`, and the call is made eagerly.
-
-    `draws`: the call takes random numbers; `writes`: it writes to buffers; `passed`: places in its output of what the
-    program has already, which it gets back as it is. Calls that write to their arguments are not to be put off.
+    `draws`: the call consumes random numbers; `writes`: it writes buffers; `passed`: places in its output of tensors
+    that the caller already has, which are returned as they are. Calls that write their arguments cannot be deferred.
     """
 
     model: nn.Module
-    outline: Outline
-    eager: Callable[[Any, Any], Any]
-    overlapped: Callable[[Pending, Tape, int], StepResult | None]
+    output_spec: OutputSpec
     parameters: list[torch.Tensor] = field(default_factory=list)  # those that are trained
     draws: bool = False
     writes: bool = False
-    failed: Callable[[Exception], None] = _nothing
-    forced: Callable[[], None] = _unnoticed  # a call is made eagerly before it was known what its step is
     # For tapes, by hash of their signature, on which a step was run for the wrong root when a value was read early:
-    # the root that was meant, or None where there was no single one.
+    # the intended root, or None where there was no single one.
     roots: dict[int, int | None] = field(default_factory=dict)
     passed: frozenset[int] = frozenset()
-    modules: list[nn.Module] = field(default_factory=list)  # of the model; none: they are looked up in every call
-    has_left: Callable[[Any], bool] = _not_left  # whether calls themselves leave this in an attribute of the model
-    foreign: ForeignDraws | None = None  # what one call has drawn from other generators than torch's
+    modules: list[nn.Module] = field(default_factory=list)  # of the model; empty: collected in every call
+    host_draws: HostRandomResults | None = (
+        None  # random numbers that one call has taken from other generators than torch's
+    )
 
-    def drawn(self, foreign: ForeignDraws) -> Work:
-        """For one call, which has drawn already: made eagerly, it draws the same again."""
+    @abstractmethod
+    def run_eager(self, args: Any, kwargs: Any) -> Any:
+        """Run the call as the script wrote it, with autograd."""
 
-        def eager(args: Any, kwargs: Any) -> Any:
-            with foreign.as_then():
-                return self.eager(args, kwargs)
+    @abstractmethod
+    def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
+        """Run call, tape and backward from `root` together; `Eager` where that is impossible.
 
-        return replace(self, eager=eager, foreign=foreign)
+        Publishes buffers and the generator's state if and only if it succeeds. After an exception, which is passed to
+        `on_failure`, the call runs eagerly.
+        """
+
+    def on_failure(self, error: Exception) -> None:  # noqa: B027
+        """Record that a pipelined step has failed; raises where the call must not be repeated."""
+
+    def on_fallback(self, outcome: Eager) -> None:  # noqa: B027
+        """Record that a deferred call runs eagerly."""
+
+    def is_call_output(self, value: Any) -> bool:  # noqa: ARG002
+        """Whether calls themselves assign this value to an attribute of the model."""
+        return False
+
+    def run_again(self, args: Any, kwargs: Any) -> Any:
+        """`run_eager` with the random numbers that the call has already drawn."""
+        if self.host_draws is None:
+            return self.run_eager(args, kwargs)
+        with self.host_draws.as_then():
+            return self.run_eager(args, kwargs)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.deferred_tensor import SPECIAL, Deferred, deferred_in, place_of, real_of, replaced
-from gemini.runtime.deferred.pending_call import WAITING, Pending
+from gemini.runtime.deferred.deferred_tensor import SPECIAL, DeferredTensor, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.pending_call import WAITING, PendingCall
 from gemini.runtime.tracebacks import shorten_traceback
 
 _backward: Any = torch.autograd.backward
@@ -71,7 +71,7 @@ def grad(
 
 
 def _add_those_through(  # noqa: PLR0917
-    pending: Pending, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
+    pending: PendingCall, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
 ) -> None:
     """Gradients of values of a step that has run already: on through the graph of its rerun, from its root."""
     root, again = pending.roots()
@@ -89,10 +89,10 @@ def _add_those_through(  # noqa: PLR0917
 def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
     pending_queue.tidy()
     try:
-        if type(self) is Deferred and not args and not kwargs and (pending := _waits_for(self)) is not None:
+        if type(self) is DeferredTensor and not args and not kwargs and (pending := _waits_for(self)) is not None:
             if not pending.run(self._value, is_asked=True):
                 _backward(real_of(self))
-        elif isinstance(self, Deferred):
+        elif isinstance(self, DeferredTensor):
             _from_deferred(self, *args, **kwargs)
         else:
             _of_tensor(self, *args, **kwargs)
@@ -101,7 +101,7 @@ def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         raise
 
 
-def _waits_for(loss: Deferred) -> Pending | None:
+def _waits_for(loss: DeferredTensor) -> PendingCall | None:
     """The call that waits for this loss, as nearly always; None: it is anything else."""
     pending = loss._pending
     if loss._real is not None or pending is None or pending.state != WAITING:
@@ -110,7 +110,11 @@ def _waits_for(loss: Deferred) -> Pending | None:
 
 
 def _from_deferred(
-    tensor: Deferred, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    tensor: DeferredTensor,
+    gradient: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
@@ -119,7 +123,7 @@ def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
     """Make what is named real, in the way in which it is needed."""
     for one in [*deferred_in(inputs)]:
         place_of(one)
-    by_call: dict[int, tuple[Pending, list[int]]] = {}
+    by_call: dict[int, tuple[PendingCall, list[int]]] = {}
     for one in deferred_in(roots):
         pending = one._pending
         if one._real is None and pending is not None and pending.state == WAITING:

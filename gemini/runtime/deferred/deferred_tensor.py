@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gemini.runtime.retained_inputs import is_retained
-from gemini.snapshot.tensor_writes import put_off
+from gemini.snapshot.tensor_writes import deferred_checks
 
 if TYPE_CHECKING:
     from gemini.batch_analysis.loss_tape import Meta
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
 
 
 def _of_tensor(names: str) -> set[Any]:
@@ -93,20 +93,20 @@ class _TensorLikeMeta(_Meta):  # type: ignore[misc]
     __hash__ = type.__hash__
 
 
-class Deferred(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
+class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
     """A tensor whose contents are still to be computed."""
 
-    _pending: Pending | None
+    _pending: PendingCall | None
     _value: int
     _real: torch.Tensor | None
     _held: bool  # code in C++ has this very object: it cannot become another
     _routed: bool  # gradients that come to it are sent on
 
     @staticmethod
-    def make(pending: Pending, value: int, meta: Meta) -> Deferred:
+    def make(pending: PendingCall, value: int, meta: Meta) -> DeferredTensor:
         """The tensor for a value of a pending call's tape."""
-        made: Deferred = torch.Tensor._make_wrapper_subclass(
-            Deferred,
+        made: DeferredTensor = torch.Tensor._make_wrapper_subclass(
+            DeferredTensor,
             meta.shape,
             strides=meta.strides,
             dtype=meta.dtype,
@@ -121,7 +121,7 @@ class Deferred(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Answer, record, or compute on real tensors."""
         kwargs = kwargs or {}
-        if func in _KNOWN and args and isinstance(args[0], Deferred) and args[0]._real is None:
+        if func in _KNOWN and args and isinstance(args[0], DeferredTensor) and args[0]._real is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is _IS_LEAF or func == _IS_LEAF:
@@ -147,7 +147,7 @@ class Deferred(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
                 return recorded[0]
         written = [(one._pending, one._value) for one in found if one._pending is not None and _writes(func, kwargs)]
         for one in found if written else ():
-            if type(one) is Deferred and one._pending is not None:  # it may have become real with another one
+            if type(one) is DeferredTensor and one._pending is not None:  # it may have become real with another one
                 one._pending.write(one)
         for one in found:
             # What is made of it here will be differentiated, unless it is only looked at.
@@ -163,38 +163,38 @@ class Deferred(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[misc]
         return func(*args, **kwargs)
 
 
-def _waiting(found: list[Deferred]) -> dict[int, Pending | None]:
-    return {id(one._pending): one._pending for one in found if type(one) is Deferred and one._real is None}
+def _waiting(found: list[DeferredTensor]) -> dict[int, PendingCall | None]:
+    return {id(one._pending): one._pending for one in found if type(one) is DeferredTensor and one._real is None}
 
 
 # The program may keep them in attributes of a model, as metrics do: who saves its state is not to ask for them.
-put_off.append(lambda tensor: type(tensor) is Deferred and tensor._real is None)
+deferred_checks.append(lambda tensor: type(tensor) is DeferredTensor and tensor._real is None)
 
 
 def real_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor it stands for, for its contents. No method: names of ours would hide those of Tensor."""
-    if type(tensor) is Deferred and tensor._real is None:
+    if type(tensor) is DeferredTensor and tensor._real is None:
         assert tensor._pending is not None
         tensor._pending.read(tensor._value)
-    if type(tensor) is not Deferred:
+    if type(tensor) is not DeferredTensor:
         return tensor  # it has become an ordinary one
     assert tensor._real is not None
     return tensor._real
 
 
-def _real_for_graph(tensor: Deferred) -> torch.Tensor:
-    is_waiting = type(tensor) is Deferred and tensor._pending is not None and tensor._pending.state == "waiting"
+def _real_for_graph(tensor: DeferredTensor) -> torch.Tensor:
+    is_waiting = type(tensor) is DeferredTensor and tensor._pending is not None and tensor._pending.state == "waiting"
     return place_of(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else real_of(tensor)
 
 
 def place_of(tensor: torch.Tensor, *, only_looks: bool = False) -> torch.Tensor:
     """The tensor it stands for, as the one in the graph."""
-    if type(tensor) is Deferred and tensor._pending is not None:
+    if type(tensor) is DeferredTensor and tensor._pending is not None:
         tensor._pending.join(tensor, only_looks=only_looks)
     return real_of(tensor)
 
 
-def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
+def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
     """Stand for a real tensor; for good, by being it. Returns the object that is the real one now: use no other."""
     is_free = not tensor._held and type(real) is torch.Tensor and not real._backward_hooks and not is_retained(real)
     if for_good and is_free:
@@ -212,19 +212,19 @@ def become(tensor: Deferred, real: torch.Tensor, *, for_good: bool = True) -> to
     return real
 
 
-def _contents(tensor: Deferred) -> torch.Tensor:
+def _contents(tensor: DeferredTensor) -> torch.Tensor:
     """Contents for code below autograd, which has the deferred object itself for an input."""
     tensor._held = True
     with CLEAN():  # here torch has switched off what a call of the model needs
         real_of(tensor)
-    if type(tensor) is not Deferred:
+    if type(tensor) is not DeferredTensor:
         return tensor
     _route(tensor)
     assert tensor._real is not None
     return tensor._real.detach()
 
 
-def _route(tensor: Deferred) -> None:
+def _route(tensor: DeferredTensor) -> None:
     """Send on the gradients that come to the object, which autograd takes for a leaf."""
     real = tensor._real
     if tensor._routed or real is None or not real.requires_grad:
@@ -244,7 +244,7 @@ def _route(tensor: Deferred) -> None:
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 
 
-_USUAL = (Deferred, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_USUAL = (DeferredTensor, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _may_record(types: Any, func: Any) -> bool:
@@ -267,16 +267,16 @@ def _writes(func: Any, kwargs: Any) -> bool:
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool:
-    if isinstance(tensor, Deferred) and tensor._real is None:
+    if isinstance(tensor, DeferredTensor) and tensor._real is None:
         return not tensor.requires_grad
     return bool(real_of(tensor).is_leaf)
 
 
 def on_real(func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function with the real tensors; one that returns a tensor it was given returns the program's object."""
-    objects: dict[int, Deferred] = {}
+    objects: dict[int, DeferredTensor] = {}
 
-    def real(one: Deferred) -> torch.Tensor:
+    def real(one: DeferredTensor) -> torch.Tensor:
         found = real_of(one)
         objects[id(found)] = one
         return found
@@ -286,9 +286,9 @@ def on_real(func: Any, args: Any, kwargs: Any) -> Any:
     return objects.get(id(result), result) if isinstance(result, torch.Tensor) else result
 
 
-def deferred_in(value: Any) -> Iterator[Deferred]:
+def deferred_in(value: Any) -> Iterator[DeferredTensor]:
     """All deferred tensors in a nest of sequences and dictionaries."""
-    if isinstance(value, Deferred):
+    if isinstance(value, DeferredTensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for part in value:
@@ -298,10 +298,10 @@ def deferred_in(value: Any) -> Iterator[Deferred]:
             yield from deferred_in(part)
 
 
-def replaced(value: Any, new: Callable[[Deferred], Any]) -> Any:
+def replaced(value: Any, new: Callable[[DeferredTensor], Any]) -> Any:
     """The nest with other objects in the place of its deferred tensors. A sequence or dictionary without any is the
     very object: the program sees what a model that is given it does to it."""
-    if isinstance(value, Deferred):
+    if isinstance(value, DeferredTensor):
         return new(value)
     if not isinstance(value, (list, tuple)) and type(value) is not dict:
         return value

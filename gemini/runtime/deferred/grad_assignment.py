@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.runtime.grad_fn_names import rename_grad_fn
-from gemini.runtime.pool import user_callbacks
+from gemini.autograd_engine import rename_grad_fn
+from gemini.runtime.pool.signals import count_user_code_runs
 
 _SEEN = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks", "grad")
 _BARE = (None, None, None)
@@ -72,7 +72,7 @@ class Ahead:
 
     def __init__(self, targets: Sequence[torch.Tensor], found: list[Any]) -> None:
         """Dense ones, of parameters that are unseen."""
-        self._targets, self._found, self._counted = targets, found, user_callbacks.counted()
+        self._targets, self._found, self._counted = targets, found, count_user_code_runs()
 
     def give(self) -> None:
         """Have parameters have them."""
@@ -81,7 +81,7 @@ class Ahead:
     def is_right(self, found: list[Any]) -> bool:
         """Whether these are the gradients, and nobody can have seen them."""
         is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
-        return is_same and self._counted == user_callbacks.counted()
+        return is_same and self._counted == count_user_code_runs()
 
     def take_back(self) -> None:
         """Parameters are as before, but for what the program has given them itself."""

@@ -80,7 +80,7 @@ def before_drawing() -> None:
     """Somebody draws random numbers, or looks at the generator."""
     if not pending_queue.is_busy():
         for one in pending_queue.waiting():
-            if one.work.draws:
+            if one.runner.draws:
                 one.settle()
 
 
@@ -95,12 +95,12 @@ def _before_writing(args: Any, kwargs: Any) -> None:
 
 
 def _before_reading(args: Any, kwargs: Any) -> None:
-    calls = [one for one in pending_queue.waiting() if one.work.writes]
+    calls = [one for one in pending_queue.waiting() if one.runner.writes]
     if not calls:
         return
     read = {memory_of(one) for one in _tensors((args, kwargs))}
     for one in calls:
-        if any(memory_of(buffer) in read for buffer in one.work.model.buffers()):
+        if any(memory_of(buffer) in read for buffer in one.runner.model.buffers()):
             one.settle()
 
 

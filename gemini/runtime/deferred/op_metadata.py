@@ -18,12 +18,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gemini.autograd_engine import grad_fn_name
 from gemini.batch_analysis.loss_tape import Meta, Op
 from gemini.ir.pytree import Form
 from gemini.random_numbers.random_ops import is_random_op
 from gemini.runtime.deferred.contract import flatten_output
 from gemini.runtime.deferred.recorded_warnings import collecting
-from gemini.runtime.grad_fn_names import grad_fn_name
 
 _MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)

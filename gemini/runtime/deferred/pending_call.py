@@ -23,11 +23,12 @@ import torch
 from gemini.batch_analysis.tape_interpreter import FailedValue, replay_tape
 from gemini.errors import GeminiError, WorkerError
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
+from gemini.runtime.call_outcome import Eager, FallbackReason
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import memory_of
-from gemini.runtime.deferred.contract import StepResult, Work
-from gemini.runtime.deferred.deferred_tensor import CLEAN, Deferred, become, real_of
+from gemini.runtime.deferred.contract import StepResult, StepRunner
+from gemini.runtime.deferred.deferred_tensor import CLEAN, DeferredTensor, become, real_of
 from gemini.runtime.deferred.grad_assignment import Ahead, are_dense, give, is_unseen, spent
 from gemini.runtime.deferred.repeatable_call import Repeatable
 from gemini.runtime.deferred.step_autograd import Answer
@@ -37,11 +38,11 @@ from gemini.runtime.tracebacks import add_note, call_site
 WAITING, RAN, DONE = "waiting", "ran", "done"
 
 
-class Pending(Repeatable):
+class PendingCall(Repeatable):
     """One call, and what the program has done with its outputs so far."""
 
-    def __init__(self, work: Work, call: Call, standing: Any = None) -> None:
-        super().__init__(work, call, standing)
+    def __init__(self, runner: StepRunner, call: ModelCall, standing: Any = None) -> None:
+        super().__init__(runner, call, standing)
         self.state = WAITING
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
@@ -56,9 +57,9 @@ class Pending(Repeatable):
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
     def outputs(self, passed: Mapping[int, torch.Tensor]) -> Any:
         """What the program gets: the output of its model with deferred tensors, but for those it has already."""
-        metas = enumerate(self.work.outline.metas)
+        metas = enumerate(self.runner.output_spec.metas)
         made = [passed[at] if at in passed else self.make(at, meta) for at, meta in metas]
-        return self.work.outline.build(made)
+        return self.runner.output_spec.build(made)
 
     def record(self, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
@@ -71,7 +72,7 @@ class Pending(Repeatable):
 
     def uses(self, parameters: set[int]) -> bool:
         """Whether it depends on one of these parameters, by identity."""
-        used = (*self.work.parameters, *self.work.model.parameters(), *self.tape.operands.values())
+        used = (*self.runner.parameters, *self.runner.model.parameters(), *self.tape.operands.values())
         return any(id(one) in parameters for one in used)
 
     # ── becoming real ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -85,7 +86,7 @@ class Pending(Repeatable):
             self._show(value)
         self._raise_for(value)
 
-    def join(self, tensor: Deferred, *, only_looks: bool = False) -> None:
+    def join(self, tensor: DeferredTensor, *, only_looks: bool = False) -> None:
         """Have a tensor as a part of the graph in which the root is computed.
 
         With parameters of later steps no such graph can be made. Who only looks, or comes when gradients have gone
@@ -108,7 +109,7 @@ class Pending(Repeatable):
     def _is_past(self, only_looks: bool) -> bool:
         return (only_looks or self.is_over) and self._copies.changed() is not None
 
-    def write(self, tensor: Deferred) -> None:
+    def write(self, tensor: DeferredTensor) -> None:
         """A tensor is about to be written to: what shares its memory must be in one graph with it."""
         if self.state != RAN or self.is_alone(tensor._value) or self.has_graph():
             return
@@ -142,24 +143,26 @@ class Pending(Repeatable):
         with pending_queue.running(self):
             self._check()
             self.surroundings.begin()
-            result: StepResult | None = None
+            result: StepResult | Eager | None = None
             raised: Exception | None = None
             self._was_tried, self._is_asked = True, is_asked
             try:
                 with self.surroundings.of_then(self.number), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
-                    result = self.work.overlapped(self, self.tape, root)
+                    result = self.runner.run_pipelined(self, self.tape, root)
             except Exception as error:
                 self.surroundings.undo()
                 raised = error
                 if isinstance(error, GeminiError):
                     self._tell(error)
             finally:
-                if result is None:
+                if not isinstance(result, StepResult):
                     self._take_back()
-            if result is not None:
+            if isinstance(result, StepResult):
                 self.state, self._result, self._ran_for = RAN, result, root
-        if result is None:
+        if not isinstance(result, StepResult):
+            if result is not None:
+                self.runner.on_fallback(result)
             self.resolve()
             # Where the program's own code raises here too, nothing of ours has failed.
             if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
@@ -193,7 +196,7 @@ class Pending(Repeatable):
 
     def _is_unseen(self, given: list[torch.Tensor]) -> bool:
         # A parameter that the loss reads as well is among the given twice.
-        return len(given) == len(self.work.parameters) and is_unseen(given)
+        return len(given) == len(self.runner.parameters) and is_unseen(given)
 
     def _take_back(self) -> None:
         """Something has not gone as it was foreseen."""
@@ -204,7 +207,7 @@ class Pending(Repeatable):
     def _tell(self, error: Exception) -> None:
         """Say that a step has failed; whoever raises then wants nobody to try again."""
         try:
-            self.work.failed(error)
+            self.runner.on_failure(error)
         except Exception as fatal:
             self.state, self._error = DONE, fatal
             raise
@@ -217,7 +220,7 @@ class Pending(Repeatable):
         if self.state != WAITING:
             return
         if not self._was_tried:
-            self.work.forced()
+            self.runner.on_fallback(Eager(FallbackReason.READ_EARLY))
         with pending_queue.running(self):
             self._check()
             self.surroundings.begin()
@@ -225,7 +228,7 @@ class Pending(Repeatable):
                 values = self._eager(self.inputs)
             except Exception as error:
                 self.state, self._error = DONE, error
-                add_note(error, f"raised by the call of {type(self.work.model).__name__} at {self._called_from}")
+                add_note(error, f"raised by the call of {type(self.runner.model).__name__} at {self._called_from}")
                 raise
             self.state = DONE
             replay_tape(self.tape, range(len(self.tape.ops)), values)
@@ -247,7 +250,7 @@ class Pending(Repeatable):
         self.resolve()
         for ref in self._made.values():
             one = ref()
-            if type(one) is Deferred and one._real is not None:
+            if type(one) is DeferredTensor and one._real is not None:
                 become(one, one._real)
 
     def secure(self) -> None:
@@ -268,7 +271,7 @@ class Pending(Repeatable):
         found = {one for one in scalars if self.is_own(one)}
         if not found:
             return None
-        root = self.work.roots.get(hash(self.tape.signature()), max(found))
+        root = self.runner.roots.get(hash(self.tape.signature()), max(found))
         return root if root is None or self.is_own(root) else None
 
     def _gradients(self, result: StepResult, root: int) -> list[Any]:
@@ -294,7 +297,7 @@ class Pending(Repeatable):
         """A value of a step that has run; None where only a rerun can tell."""
         result, tensor = self._result, self.tensor(value)
         assert result is not None
-        if tensor is not None and (type(tensor) is not Deferred or tensor._real is not None):
+        if tensor is not None and (type(tensor) is not DeferredTensor or tensor._real is not None):
             return real_of(tensor)
         if value in self.tape.operands:
             return self.tape.operands[value]
@@ -341,7 +344,7 @@ class Pending(Repeatable):
             self._failures[value] = real
             return
         tensor = self.tensor(value)
-        if type(tensor) is Deferred:
+        if type(tensor) is DeferredTensor:
             # Other values of a step that has run keep a way back: they may be wanted as a part of the root's graph.
             for_good = self.state == DONE or self._graph is not None or value == self._ran_for
             real = become(tensor, real, for_good=for_good)
@@ -359,4 +362,4 @@ def _raise(error: BaseException) -> NoReturn:
     raise error
 
 
-__all__ = ["DONE", "RAN", "WAITING", "Pending"]
+__all__ = ["DONE", "RAN", "WAITING", "PendingCall"]

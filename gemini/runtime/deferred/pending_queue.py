@@ -20,7 +20,7 @@ import torch
 from gemini.runtime.deferred.call_context import set_states, states
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
 
 _LEAK = (
     "random numbers were drawn while a call of {} that draws too was put off, in a way that could not be seen: "
@@ -31,8 +31,8 @@ _LEAK = (
 class _State(threading.local):
     def __init__(self) -> None:
         self.busy = 0
-        self.entries: list[Callable[[], Pending | None]] = []  # in the order of the calls
-        self.ran: weakref.WeakSet[Pending] = weakref.WeakSet()
+        self.entries: list[Callable[[], PendingCall | None]] = []  # in the order of the calls
+        self.ran: weakref.WeakSet[PendingCall] = weakref.WeakSet()
         self.generators: list[torch.Tensor] = []  # as the next call that draws must find them
 
 
@@ -41,28 +41,28 @@ listeners: list[Callable[[bool], None]] = []  # told when calls begin to wait, a
 os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
 
 
-def add(pending: Pending) -> None:
+def add(pending: PendingCall) -> None:
     """A call has been put off."""
-    work = pending.work
-    if work.draws and not any(one.work.draws for one in waiting()):
+    runner = pending.runner
+    if runner.draws and not any(one.runner.draws for one in waiting()):
         _state.generators = states()
-    has_effects = work.draws or work.writes
+    has_effects = runner.draws or runner.writes
     _state.entries.append((lambda: pending) if has_effects else weakref.ref(pending, tidy))
     _tell(True)
 
 
-def waiting() -> list[Pending]:
+def waiting() -> list[PendingCall]:
     """The calls that are still to be made, in order."""
     found = [one() for one in _state.entries]
     return [one for one in found if one is not None and one.state == "waiting"]
 
 
-def has_run(pending: Pending) -> None:
+def has_run(pending: PendingCall) -> None:
     """A call has been made whose values are not all here."""
     _state.ran.add(pending)
 
 
-def ran() -> list[Pending]:
+def ran() -> list[PendingCall]:
     """The calls that have been made and whose values are not all here."""
     return list(_state.ran)
 
@@ -72,23 +72,23 @@ def is_busy() -> bool:
     return _state.busy > 0
 
 
-def let_pass(draws: bool, writes: bool, until: Pending | None = None) -> None:
+def let_pass(draws: bool, writes: bool, until: PendingCall | None = None) -> None:
     """Make the calls before this one, or before one that is made at once, if it can be told which came first."""
     for other in () if is_busy() else waiting():
         if other is until:
             break
-        if (other.work.draws and draws) or other.work.writes or writes:
+        if (other.runner.draws and draws) or other.runner.writes or writes:
             other.settle()
 
 
 @contextmanager
-def running(pending: Pending) -> Iterator[None]:
+def running(pending: PendingCall) -> Iterator[None]:
     """A call is made, or made again: those before it come first, where it matters."""
     is_first = pending.state == "waiting"
-    work = pending.work
+    runner = pending.runner
     if is_first:
-        let_pass(work.draws, work.writes, pending)
-    if is_first and work.draws:
+        let_pass(runner.draws, runner.writes, pending)
+    if is_first and runner.draws:
         _check(pending)
     _state.busy += 1
     _tell(False)
@@ -96,18 +96,18 @@ def running(pending: Pending) -> Iterator[None]:
         yield
     finally:
         _state.busy -= 1
-        if is_first and work.draws:
+        if is_first and runner.draws:
             _state.generators = states()
         tidy()
 
 
-def _check(pending: Pending) -> None:
+def _check(pending: PendingCall) -> None:
     """The generators must be as the call before has left them."""
     found = states()
     if not _state.generators:  # the call was put off in another thread
         return
     if len(found) != len(_state.generators) or not all(map(torch.equal, found, _state.generators)):
-        warnings.warn(_LEAK.format(type(pending.work.model).__name__), stacklevel=2)
+        warnings.warn(_LEAK.format(type(pending.runner.model).__name__), stacklevel=2)
         set_states(_state.generators)
 
 

@@ -17,16 +17,19 @@ from gemini.batch_analysis.loss_tape import Meta
 from gemini.batch_analysis.tape_interpreter import replay_tape
 from gemini.errors import GeminiError
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.call_context import Surroundings
 from gemini.runtime.deferred.call_values import Values
-from gemini.runtime.deferred.contract import Work, taken_apart
+from gemini.runtime.deferred.contract import StepRunner, flatten_output
 from gemini.runtime.deferred.deferred_tensor import real_of
 from gemini.runtime.rerun import Rerun
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
+
+if TYPE_CHECKING:
+    pass
 
 _numbers = itertools.count()  # of calls, in the order in which the program makes them
 
@@ -34,16 +37,16 @@ _numbers = itertools.count()  # of calls, in the order in which the program make
 class Repeatable(Values):
     """One call, with all that it takes to make it again."""
 
-    def __init__(self, work: Work, call: Call, standing: Any = None) -> None:
-        super().__init__(work.outline)
-        self.work, self.number = work, next(_numbers)
+    def __init__(self, runner: StepRunner, call: ModelCall, standing: Any = None) -> None:
+        super().__init__(runner.output_spec)
+        self.runner, self.number = runner, next(_numbers)
         self.standing = standing  # the state that the model was in
         self.region = Region.current()
-        self._copies.watch(work.parameters)
+        self._copies.watch(runner.parameters)
         self.call = call
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
-        self.surroundings = Surroundings(work, standing)
+        self.surroundings = Surroundings(runner, standing)
         self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
         self._ran_for = -1
         self._arrived: set[int] = set()  # values that gradients have come to
@@ -51,7 +54,7 @@ class Repeatable(Values):
     def differentiable(self, value: int) -> list[torch.Tensor]:
         """What gradients are given to from a value: parameters, inputs, operands that it is made of."""
         operands = [self.tape.operands[number] for number in self._learning(value)]
-        return [*self.work.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
+        return [*self.runner.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
 
     def _learning(self, value: int) -> list[int]:
         """The operands with a gradient that a value is made of; what others come from may be written to since."""
@@ -66,7 +69,7 @@ class Repeatable(Values):
         self._arrived.add(value)
         if self._arrived != {self._ran_for} or not is_usual:
             is_single = is_usual and len(self._arrived) == 1 and self.tape.metas[value].is_scalar()
-            self.work.roots[hash(self.tape.signature())] = value if is_single else None
+            self.runner.roots[hash(self.tape.signature())] = value if is_single else None
 
     def roots(self) -> tuple[torch.Tensor | None, Any]:
         """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
@@ -94,8 +97,8 @@ class Repeatable(Values):
         return self._again(connect=False).differentiate(value, gradient, create_graph, learning)
 
     def _again(self, connect: bool) -> Rerun:
-        rerun = Rerun.of(self.work.parameters, self.inputs, self.tape.operands, connect)
-        with pending_queue.running(cast("Pending", self)), self.surroundings.again(), torch.enable_grad():
+        rerun = Rerun.of(self.runner.parameters, self.inputs, self.tape.operands, connect)
+        with pending_queue.running(cast("PendingCall", self)), self.surroundings.again(), torch.enable_grad():
             self._check()
             rerun.values = self._eager(rerun.inputs)
             tape = replace(self.tape, operands=rerun.operands)
@@ -107,15 +110,15 @@ class Repeatable(Values):
         with ExitStack() as stack:
             stack.enter_context(self.surroundings.of_then(self.number))
             self.region.enter(stack, Region.current())
-            form, found = taken_apart(self.work.eager(args, kwargs))
-        expected, passed = self.work.outline, self.work.passed
+            form, found = flatten_output(self.runner.run_again(args, kwargs))
+        expected, passed = self.runner.output_spec, self.runner.passed
         metas = tuple(
             expected.metas[at] if at in passed and at < len(expected.metas) else Meta.of(one)
             for at, one in enumerate(found)
         )
         if form != expected.form or metas != expected.metas:
             raise GeminiError(
-                f"{type(self.work.model).__name__} has returned something else than the call of this kind before\n"
+                f"{type(self.runner.model).__name__} has returned something else than the call of this kind before\n"
                 "    → run it with eager dispatch: its output depends on more than the kinds of its inputs"
             )
         return dict(enumerate(found))
@@ -124,5 +127,5 @@ class Repeatable(Values):
         if (one := self._copies.changed()) is not None:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"a parameter of shape {list(one.shape)}, since the call of {type(self.work.model).__name__}"
+                f"a parameter of shape {list(one.shape)}, since the call of {type(self.runner.model).__name__}"
             )

@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gemini.autograd_engine import rename_grad_fn
 from gemini.runtime.deferred.grad_assignment import in_graph
-from gemini.runtime.grad_fn_names import rename_grad_fn
 from gemini.runtime.graph_token import make_token
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
 
 
 class Answer:
     """A value of a step that has run, on its way into the graph, with the gradients that are known of it."""
 
-    def __init__(self, pending: Pending, value: int, contents: torch.Tensor, gradients: list[Any] | None) -> None:
-        self.pending: Pending | None = pending
+    def __init__(self, pending: PendingCall, value: int, contents: torch.Tensor, gradients: list[Any] | None) -> None:
+        self.pending: PendingCall | None = pending
         self.value, self.contents, self.gradients = value, [contents], gradients
 
     def connect(self, given: list[torch.Tensor]) -> torch.Tensor:

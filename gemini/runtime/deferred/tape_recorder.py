@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini.batch_analysis.loss_tape import Meta, Op, exact_kind
+from gemini.batch_analysis.loss_tape import Meta, Op, literal_type_key
 from gemini.capture import torch_flags
 from gemini.ir.autograd_modes import Region
 from gemini.ir.encode import LITERALS, decode
-from gemini.ir.pytree import Form, Literal, Mapping, Ref, Sequence, Slice
-from gemini.runtime.deferred.deferred_tensor import Deferred
+from gemini.ir.pytree import Form, Literal, MappingForm, Ref, SequenceForm, SliceForm
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor
 from gemini.runtime.deferred.op_metadata import Facts, facts_of
 from gemini.runtime.deferred.recorded_warnings import give_at_caller
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred.pending_call import Pending
+    from gemini.runtime.deferred.pending_call import PendingCall
 
 
 def _like_ctc_loss(  # noqa: PLR0917
@@ -51,14 +51,14 @@ class _Unfit(Exception):
     """Arguments that cannot be written down."""
 
 
-def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
+def record(pending: PendingCall, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
     """What the function returns, in a tuple; None where it must run on contents. Nothing has happened then."""
     given = _Given()
     try:
         key = given.take_in((args, kwargs))
         region = Region.current()
         metas = [_meta(one) for one in given.tensors]
-        kind = (function, key, tuple(metas), region, torch_flags.errors())
+        kind = (function, key, tuple(metas), region, torch_flags.error_filters())
         alike = _ALIKE.get(function, function)
         facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
     except (_Unfit, TypeError):
@@ -72,7 +72,7 @@ def record(pending: Pending, function: Any, args: Any, kwargs: Any) -> tuple[Any
 
 
 def _recorded(  # noqa: PLR0917
-    pending: Pending, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+    pending: PendingCall, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
 ) -> tuple[Any] | None:
     if facts.writes and not _may_write(pending, given, facts):
         return None
@@ -80,7 +80,7 @@ def _recorded(  # noqa: PLR0917
         return facts.plain
     if facts.metas and all(at is not None for at in facts.same) and not facts.writes:
         return (_returned(facts, given, {}),)  # nothing but what it was given
-    real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, Deferred))
+    real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, DeferredTensor))
     if any(shares & real for shares in facts.shares):
         return _viewed(function, given, facts, real, arguments)
     return (_write_down(pending, function, region, given, facts, arguments),)
@@ -99,7 +99,7 @@ def _empty(meta: Meta) -> torch.Tensor:
 
 
 def _write_down(  # noqa: PLR0917
-    pending: Pending, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+    pending: PendingCall, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
 ) -> Any:
     tape = pending.tape
     numbers = [pending.number_of(tensor) for tensor in given.tensors]
@@ -119,10 +119,10 @@ def _write_down(  # noqa: PLR0917
         pending.nodes[number] = facts.nodes[0]
         add((number,), numbers[target])
         written = given.tensors[target]
-        assert isinstance(written, Deferred)
+        assert isinstance(written, DeferredTensor)
         pending.rename(written, number)
         return _returned(facts, given, {})
-    made: dict[int, Deferred] = {}
+    made: dict[int, DeferredTensor] = {}
     results = []
     for at, meta in enumerate(facts.metas):
         if (same := facts.same[at]) is not None:
@@ -136,7 +136,7 @@ def _write_down(  # noqa: PLR0917
     return _returned(facts, given, made)
 
 
-def _returned(facts: Facts, given: _Given, made: dict[int, Deferred]) -> Any:
+def _returned(facts: Facts, given: _Given, made: dict[int, DeferredTensor]) -> Any:
     def read(ref: Ref) -> torch.Tensor:
         same = facts.same[ref.node]
         return made[ref.node] if same is None else given.tensors[same]
@@ -144,12 +144,12 @@ def _returned(facts: Facts, given: _Given, made: dict[int, Deferred]) -> Any:
     return decode(facts.form, read)
 
 
-def _may_write(pending: Pending, given: _Given, facts: Facts) -> bool:
+def _may_write(pending: PendingCall, given: _Given, facts: Facts) -> bool:
     """Whether one deferred tensor is written to, whose memory is nobody else's, and nothing else is returned."""
     if len(facts.writes) != 1 or any(at != facts.writes[0] for at in facts.same):
         return False
     target = given.tensors[facts.writes[0]]
-    if not isinstance(target, Deferred) or target._real is not None:
+    if not isinstance(target, DeferredTensor) or target._real is not None:
         return False
     now, before = facts.written[0], pending.tape.metas[target._value]
     is_alike = (now.shape, now.dtype, now.strides) == (before.shape, before.dtype, _meta(target).strides)
@@ -158,7 +158,7 @@ def _may_write(pending: Pending, given: _Given, facts: Facts) -> bool:
 
 
 def _meta(tensor: torch.Tensor) -> Meta:
-    if isinstance(tensor, Deferred):
+    if isinstance(tensor, DeferredTensor):
         with torch._C.DisableTorchFunctionSubclass():
             return Meta.of(tensor)
     return Meta.of(tensor)
@@ -185,15 +185,15 @@ class _Given:
         if kind is slice:
             return (kind, *(self.take_in(part) for part in (value.start, value.stop, value.step)))
         if kind in LITERALS or isinstance(value, (torch.dtype, torch.memory_format)):
-            return exact_kind(value), value
+            return literal_type_key(value), value
         raise _Unfit
 
     def _add(self, tensor: torch.Tensor) -> int:
         at = self._place.get(id(tensor))
         if at is not None:
             return at
-        real = tensor._real if isinstance(tensor, Deferred) and tensor._real is not None else tensor
-        if type(real) not in (torch.Tensor, torch.nn.Parameter, Deferred) or not _is_usual(real):
+        real = tensor._real if isinstance(tensor, DeferredTensor) and tensor._real is not None else tensor
+        if type(real) not in (torch.Tensor, torch.nn.Parameter, DeferredTensor) or not _is_usual(real):
             raise _Unfit
         self._place[id(tensor)] = len(self.tensors)
         self.tensors.append(real)
@@ -222,16 +222,16 @@ class _Given:
             return Ref(numbers[self._place[id(value)]])
         kind = type(value)
         if kind is tuple or kind is list or kind is torch.Size:
-            return Sequence(kind, tuple(self.form(part, numbers) for part in value))
+            return SequenceForm(kind, tuple(self.form(part, numbers) for part in value))
         if kind is dict:
-            return Mapping(dict, tuple((key, self.form(part, numbers)) for key, part in value.items()))
+            return MappingForm(dict, tuple((key, self.form(part, numbers)) for key, part in value.items()))
         if kind is slice:
-            return Slice(*(self.form(part, numbers) for part in (value.start, value.stop, value.step)))
+            return SliceForm(*(self.form(part, numbers) for part in (value.start, value.stop, value.step)))
         return Literal(value)
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    if isinstance(tensor, Deferred):
+    if isinstance(tensor, DeferredTensor):
         return True
     return tensor.layout is torch.strided and not (
         tensor.is_nested or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()

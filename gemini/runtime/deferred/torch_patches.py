@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gemini.errors import GeminiError
 from gemini.runtime.deferred import deferred_backward, pending_queue
-from gemini.runtime.deferred.deferred_tensor import Deferred, deferred_in
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor, deferred_in
 from gemini.runtime.deferred.hazard_mode import before_drawing, watch_program
 
 _apply: Any = torch.autograd.Function.__dict__["apply"].__func__
@@ -74,8 +74,8 @@ class Applied:
 
 
 def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(one, Deferred) for one in args) or any(True for _ in deferred_in((args, kwargs))):
-        return Deferred.__torch_function__(Applied(cls), (Deferred,), args, kwargs)
+    if any(isinstance(one, DeferredTensor) for one in args) or any(True for _ in deferred_in((args, kwargs))):
+        return DeferredTensor.__torch_function__(Applied(cls), (DeferredTensor,), args, kwargs)
     return _apply(cls, *args, **kwargs)
 
 

@@ -20,7 +20,7 @@ from gemini.ir.encode import tensors
 
 
 @dataclass
-class Seen:
+class ModuleTrace:
     """A module and what was seen of it."""
 
     module: nn.Module
@@ -28,7 +28,7 @@ class Seen:
     ms: float = 0.0  # all its calls, what runs inside included
     work: float = 0.0  # the same, by estimate
     calls: int = 0
-    inside: dict[int, Seen] = field(default_factory=dict)  # modules it calls itself, by identity
+    inside: dict[int, ModuleTrace] = field(default_factory=dict)  # modules it calls itself, by identity
 
     @property
     def inside_ms(self) -> float:
@@ -41,11 +41,11 @@ class Seen:
         return sum(one.work for one in self.inside.values())
 
 
-class Observation:
+class FirstCallTrace:
     """Watches one call of a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.root = Seen(model, 0)
+        self.root = ModuleTrace(model, 0)
         self.stack = [self.root]
         self.count = 0
         self.is_checkpointed = False
@@ -67,7 +67,7 @@ class Observation:
         above = self.stack[-1]
         self.is_checkpointed = self.is_checkpointed or is_checkpointed()
         self.count += 1
-        seen = above.inside.setdefault(id(module), Seen(module, self.count))
+        seen = above.inside.setdefault(id(module), ModuleTrace(module, self.count))
         self.stack.append(seen)
         began = time.perf_counter()
         try:

@@ -20,10 +20,11 @@ import torch
 from torch import nn
 
 from gemini.autograd_engine import differentiate
-from gemini.capture.module_hooks import unhooked
+from gemini.capture.module_hooks import without_tensor_hooks
 from gemini.capture.patches import ORIGINAL_CALL
 from gemini.ir.autograd_modes import Region, RegionSwitch
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
+from gemini.malloc import trim_if_large
 from gemini.runtime.eager.split_proof import Proof
 from gemini.runtime.graph_token import make_token
 from gemini.runtime.pool.fault_policy import thread_context
@@ -35,12 +36,18 @@ from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 _threads = ThreadPoolExecutor(64, thread_name_prefix="gemini-micro-batch")
 
 
+def run_forward(model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    """Run a call of a model by eager dispatch, the batch as one; `forward`: its forward where its hooks already run."""
+    trim_if_large()
+    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
+
+
 class SplitCall:
     """One call of a model in micro-batches."""
 
     def __init__(self, model: nn.Module, args: Any, kwargs: Any, proof: Proof, degree: int) -> None:
         self.model, self.proof = model, proof
-        self.call = Call(args, kwargs)
+        self.call = ModelCall(args, kwargs)
         self.region = Region.current()
         self.inputs = self.call.tensors
         size = self.inputs[0].shape[proof.inputs[0]]
@@ -107,7 +114,7 @@ class SplitCall:
             sums.add(found[len(inputs) :])
             return list(found[: len(inputs)])
 
-        with trained(parameters), unhooked(parameters):
+        with trained(parameters), without_tensor_hooks(parameters):
             found = _all(one, range(self.count))
         whole = [self._whole([row[at] for row in found], index) for at, index in enumerate(inputs)]
         return [*whole, *sums.total]

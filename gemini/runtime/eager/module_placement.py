@@ -9,7 +9,7 @@ same units in every run.
 
 from __future__ import annotations
 
-from gemini.runtime.eager.first_call_trace import Seen
+from gemini.runtime.eager.first_call_trace import ModuleTrace
 
 _UNEVEN = 1.15  # the largest load over the average: cut further above this
 _PIECES = 4  # units a worker after which a larger one is not cut for balance alone
@@ -19,7 +19,7 @@ _CLEAR_MS = 20.0  # … where that is no matter of noise
 _SMALLEST = 1e-9
 
 
-def choose(root: Seen, workers: int) -> list[tuple[Seen, int]]:
+def choose(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
     """Units with the place of their worker; fewer than two places are used where the model cannot be cut."""
     total = root.inside_work
     units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
@@ -34,19 +34,19 @@ def choose(root: Seen, workers: int) -> list[tuple[Seen, int]]:
     return deal(_kept(units, total), workers)
 
 
-def can_split(seen: Seen) -> bool:
+def can_split(seen: ModuleTrace) -> bool:
     """Whether the modules inside can stand for a module."""
     if seen.ms > _CLEAR_MS and seen.inside_ms < (1 - _GLUE) * seen.ms:
         return False
     return any(True for one in seen.inside.values() for _ in one.module.parameters())
 
 
-def deal(units: list[Seen], workers: int) -> list[tuple[Seen, int]]:
+def deal(units: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
     """Runs of neighbours to workers, so that the largest sum is the least possible."""
     return _dealt(units, workers, _least(units, workers))
 
 
-def _is_even(units: list[Seen], workers: int, total: float) -> bool:
+def _is_even(units: list[ModuleTrace], workers: int, total: float) -> bool:
     """Whether no more cuts are needed."""
     if len(units) < workers:
         return False
@@ -59,7 +59,7 @@ def _is_even(units: list[Seen], workers: int, total: float) -> bool:
     return largest <= total / (_PIECES * workers)
 
 
-def _least(units: list[Seen], workers: int) -> float:
+def _least(units: list[ModuleTrace], workers: int) -> float:
     """The least limit at which runs of neighbours fill no more workers than there are."""
     low, high = max((seen.work for seen in units), default=0.0), sum(seen.work for seen in units)
     for _ in range(50):
@@ -71,7 +71,7 @@ def _least(units: list[Seen], workers: int) -> float:
     return high
 
 
-def _runs(units: list[Seen], limit: float) -> int:
+def _runs(units: list[ModuleTrace], limit: float) -> int:
     count, load = 1, 0.0
     for seen in units:
         if load + seen.work > limit and load:
@@ -80,9 +80,9 @@ def _runs(units: list[Seen], limit: float) -> int:
     return count
 
 
-def _dealt(units: list[Seen], workers: int, limit: float) -> list[tuple[Seen, int]]:
+def _dealt(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
     """Fill workers up to the limit; leave at least one unit for each that is still empty."""
-    found: list[tuple[Seen, int]] = []
+    found: list[tuple[ModuleTrace, int]] = []
     place, load = 0, 0.0
     for at, seen in enumerate(units):
         full = load + seen.work > limit * (1 + 1e-9)
@@ -94,12 +94,12 @@ def _dealt(units: list[Seen], workers: int, limit: float) -> list[tuple[Seen, in
     return found
 
 
-def _kept(units: dict[int, Seen], total: float) -> list[Seen]:
+def _kept(units: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
     """The units that are worth a message and in no other one, in the order of their calls."""
     inside = {id(part) for seen in units.values() for part in seen.module.modules() if part is not seen.module}
     kept = [seen for key, seen in units.items() if _is_worth_it(seen, total) and key not in inside]
     return sorted(kept, key=lambda seen: seen.order)
 
 
-def _is_worth_it(seen: Seen, total: float) -> bool:
+def _is_worth_it(seen: ModuleTrace, total: float) -> bool:
     return seen.work > _TINY * total or any(True for _ in seen.module.parameters())

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from gemini.autograd_engine import rename_grad_fn
 from gemini.errors import WorkerError
 from gemini.guards.active_modes import has_saved_tensor_hooks
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.runtime.argument_mutations import ArgumentObjects, apply_result, find_objects
-from gemini.runtime.grad_fn_names import rename_grad_fn
 from gemini.runtime.graph_token import make_token
 from gemini.runtime.placeholder_tensors import PLACEHOLDER_USED, PlaceholderSpec, find_placeholders
 from gemini.runtime.pool.fault_policy import worker_exception
-from gemini.runtime.pool.out_of_memory import describe_out_of_memory
 from gemini.runtime.pool.signals import DeferredSignals
+from gemini.runtime.pool.worker_failure import describe_out_of_memory
 from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
 from gemini.runtime.rerun import Wanted, gradients_here
@@ -39,17 +39,17 @@ from gemini.runtime.retained_inputs import retain
 from gemini.runtime.transport.serialization import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
 
 if TYPE_CHECKING:
-    from gemini.runtime.eager.remote_module import Unit
+    from gemini.runtime.eager.remote_module import RemoteModule
 
 
 class RefusedError(Exception):
     """The worker could not do the call; everything is as before."""
 
 
-class Call:
+class ModuleCall:
     """One call of a unit on its way through a worker."""
 
-    def __init__(self, unit: Unit, args: Any, kwargs: Any) -> None:
+    def __init__(self, unit: RemoteModule, args: Any, kwargs: Any) -> None:
         self.unit = unit
         self.arguments: tuple[Any, Any] | None = (args, kwargs)
         self.number = unit.worker.next_number()
@@ -92,7 +92,7 @@ class Call:
             made, self.made = iter(self.made), []
         tensors = [next(made) if at is None else given[at] for at in outputs.same]
         if self.away:
-            there, here = self.device.where, self.unit.household.outside
+            there, here = self.device.where, self.unit.shared_parameters.outside
             tensors = [t.to(here) if t.device == there else t for t in tensors]
         try:
             return self._read(tensors) if outputs.objects else unpack(outputs.body, tensors, classes)
@@ -103,7 +103,7 @@ class Call:
         """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
         if not self.away:
             return given
-        there, here = self.device.where, self.unit.household.outside
+        there, here = self.device.where, self.unit.shared_parameters.outside
         stays = {at for at, *_ in self.absent}
         return [t.to(there) if t.device == here and at not in stays else t for at, t in enumerate(given)]
 
@@ -120,7 +120,7 @@ class Call:
         unit, dropped = self.unit, self.unit.take_dropped()
         self.versions = _versions(self.inputs)
         try:
-            reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, patience=unit.patience)
+            reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, timeout=unit.timeout)
         except BaseException:
             unit.untell(dropped)
             raise
@@ -190,7 +190,7 @@ class Call:
         dropped = unit.take_dropped()
         request = Backward(unit.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
         try:
-            reply = unit.worker.ask(request, unit.backward_text, patience=2 * unit.patience)
+            reply = unit.worker.ask(request, unit.backward_text, timeout=2 * unit.timeout)
             if isinstance(reply, Refused):
                 return self._refused(reply, gradients, inputs, parameters)
         except WorkerError as error:
@@ -278,7 +278,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
     """The node of a call in the program's autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
+    def forward(ctx: Any, call: ModuleCall, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # noqa: ARG004
         """The tensors that the call has made."""
         outputs = call.outputs
         assert outputs is not None
@@ -299,7 +299,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
         """The gradients of inputs and parameters."""
         (saved,) = ctx.saved_tensors  # raises as always where the graph has been freed
-        call: Call = ctx.call
+        call: ModuleCall = ctx.call
         if saved.numel():
             call.number = int(saved)  # another one where a checkpoint has run the call again
         needed = ctx.needs_input_grad[2:]
@@ -317,7 +317,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, *result)
 
 
-def _all_outputs(call: Call, gradients: tuple[Any, ...]) -> list[Any]:
+def _all_outputs(call: ModuleCall, gradients: tuple[Any, ...]) -> list[Any]:
     """Gradients by output; those that were inputs have none here."""
     assert call.outputs is not None
     given = iter(gradients)

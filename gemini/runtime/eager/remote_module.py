@@ -26,7 +26,7 @@ from gemini.runtime.transport.tensor_header import UnsendableTensor
 _UNSENDABLE = (pickle.PicklingError, TypeError, AttributeError, UnsendableTensor)  # such a module is one's own
 
 
-class Unit:
+class RemoteModule:
     """A module with a worker. The module itself stays in the program, with the tensors both sides share."""
 
     def __init__(
@@ -39,19 +39,25 @@ class Unit:
         *,
         record: FaultPolicy,
     ) -> None:
-        self.number, self.name, self.module, self.worker, self.household = number, name, module, worker, household
+        self.number, self.name, self.module, self.worker, self.shared_parameters = (
+            number,
+            name,
+            module,
+            worker,
+            household,
+        )
         self.record = record
         self.refused = ""  # why it is not a unit any more
         self.needs_all = False  # it uses tensors inside objects that it is given
         self.is_our_fault = False  # that it is none: not a matter of the module itself
-        self.patience = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
+        self.timeout = 0.0  # seconds that a call of it may take, where that is more than the watchdog's own
         self.writes: bool | None = None  # whether its forward writes to buffers; None: not known yet
         self.modes: tuple[bool, ...] = ()  # the training flags of its last call
         self.forward_text, self.backward_text = f"forward of {name}", f"backward of {name}"
         device, outside = worker.device.where, household.outside
         self.away = device != outside  # the program's tensors are on another device than the worker's
         self.seeded = outside if outside.type == device.type else device  # whose generator the module uses
-        self.outside = ExternalReads(module)  # what its code reads that is not its own
+        self.reads = ExternalReads(module)  # what its code reads that is not its own
         self.dropped: deque[int] = deque()  # calls whose graph is not needed any more; any thread may add
 
     def install(self) -> str:
@@ -62,13 +68,13 @@ class Unit:
         self.held = [*self.parameters, *self.buffers]
         self._hooks = [table for module in self.modules[1:] for table in hook_tables(module)]
         self._told: Any = None
-        self.outside.look(self.module)
-        if reason := self.outside.obstacle():
+        self.reads.refresh(self.module)
+        if reason := self.reads.check(self.module):
             return reason
         if not all(can_share(tensor) for tensor in self.held):
             return "it holds tensors that cannot live in shared memory"
         try:
-            self.worker.bring_home(self)
+            self.worker.ensure_shared(self)
         except MisplacedTensor as astray:
             return str(astray)
         loose = ModuleState(self.module).loose
@@ -85,7 +91,7 @@ class Unit:
         if not isinstance(reply, Done):
             self.is_our_fault = True
             return f"the worker cannot take it: {getattr(reply, 'reason', reply)!s:.120}".partition("\n")[0]
-        self.snapshot, self._moves = ModuleState(self.module), self.household.moves
+        self.snapshot, self._moves = ModuleState(self.module), self.shared_parameters.relocations
         return ""
 
     def obstacle(self) -> str:
@@ -96,8 +102,14 @@ class Unit:
         if self.refused:
             return self.refused
         try:
-            with self.household.lock:  # micro-batches come in threads: the first that sees a change deals with it
-                if self.snapshot.changed() or self.worker.bring_home(self) or self._moves != self.household.moves:
+            with (
+                self.shared_parameters.lock
+            ):  # micro-batches come in threads: the first that sees a change deals with it
+                if (
+                    self.snapshot.find_change()
+                    or self.worker.ensure_shared(self)
+                    or self._moves != self.shared_parameters.relocations
+                ):
                     if has_swapped_parameters([*self.module.parameters()]):
                         raise SwappedParametersError
                     reason = self.install()
@@ -105,8 +117,8 @@ class Unit:
                         return reason
         except MisplacedTensor as astray:
             return str(astray)
-        if reason := self.outside.obstacle():
-            return reason
+        if found := self.reads.check(self.module):
+            return found
         if any(self._hooks):
             return "hooks hang on modules inside it"
         return "hooks run before it" if self.module._forward_pre_hooks else ""  # they may change the module

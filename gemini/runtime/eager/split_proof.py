@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Opaque, Sample
+from gemini.batch_analysis.batch_kinds import Opaque, Shard
 from gemini.errors import GeminiError
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
 
@@ -57,10 +57,10 @@ def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pr
         dims[id(follow(bound, path))] = meta.batch_dim
     outputs = [graph.meta(ref) for ref in graph.outputs()]
     if any(meta.batch_dim is None or meta.batch_factor != 1 for meta in outputs) or not all(
-        isinstance(kind, Sample) for kind in kinds
+        isinstance(kind, Shard) for kind in kinds
     ):
         return Proof("an output does not count samples")
-    given = Call(args, kwargs).tensors
+    given = ModelCall(args, kwargs).tensors
     if any(id(tensor) not in dims for tensor in given):
         return Proof("an input is not used")
     return Proof("", tuple(dims[id(tensor)] for tensor in given), tuple(meta.batch_dim or 0 for meta in outputs))

@@ -14,26 +14,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import with_hooks
+from gemini.capture.module_hooks import run_with_hooks
 from gemini.capture.patches import ORIGINAL_CALL, PATCH_LOCK
 from gemini.errors import WorkerError
 from gemini.guards.active_modes import active_mode, is_running_backward
 from gemini.guards.functional_call import SwappedParametersError, are_computed
 from gemini.ir.hook_tables import has_any_hooks
 from gemini.malloc import trim_if_large
-from gemini.runtime.eager.first_call_trace import Observation
-from gemini.runtime.eager.microbatches import SplitCall
-from gemini.runtime.eager.remote_call import Call, RefusedError
-from gemini.runtime.eager.remote_module import Unit
-from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.call_outcome import Completed, Deferred, Local, Outcome
+from gemini.runtime.eager.first_call_trace import FirstCallTrace
+from gemini.runtime.eager.microbatches import SplitCall, run_forward
+from gemini.runtime.eager.remote_call import ModuleCall, RefusedError
+from gemini.runtime.eager.remote_module import RemoteModule
+from gemini.runtime.interception.managed_model import ManagedModel
 from gemini.runtime.interception.model_registry import keep, kept
 from gemini.runtime.local_mode import LOCAL_MODE, run_locally
+from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
 from gemini.runtime.tracebacks import shorten_traceback
 
 # References both ways would keep a model alive for ever: what is known of the model holds its units.
-_Entry = tuple["weakref.ref[Managed]", "weakref.ref[Unit]"]
+_Entry = tuple["weakref.ref[ManagedModel]", "weakref.ref[RemoteModule]"]
 _units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
 
@@ -45,14 +47,14 @@ _others: Asked | None = None
 
 
 class _State(threading.local):
-    observation: Observation | None = None
+    observation: FirstCallTrace | None = None
     model: nn.Module | None = None  # managed, and being called
 
 
 _state = _State()
 
 
-def manage(model: nn.Module, managed: Managed) -> None:
+def manage(model: nn.Module, managed: ManagedModel) -> None:
     """Dispatch the calls of a model from now on."""
     keep(model, managed)
     with PATCH_LOCK:
@@ -60,7 +62,7 @@ def manage(model: nn.Module, managed: Managed) -> None:
             nn.Module.__call__ = _call
 
 
-def find(model: nn.Module) -> Managed | None:
+def find(model: nn.Module) -> ManagedModel | None:
     """What is known of a managed model."""
     return kept(model)
 
@@ -95,11 +97,11 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if managed is not None and unit is not None:
             if not has_any_hooks(module):
                 return _dispatch(managed, unit, module, args, kwargs)
-            return with_hooks(
+            return run_with_hooks(
                 module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
             )
     known = kept(module)
-    if known is not None and known.crew.is_ours:
+    if known is not None and known.pool.is_ours:
         around, _state.model = _state.model, module
         try:
             return _call_model(module, known, args, kwargs)
@@ -117,12 +119,12 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return ORIGINAL_CALL(module, *args, **kwargs)
 
 
-def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
+def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """A call of a managed model: watched, or with units in it."""
-    if reason := active_mode() or managed.methods.obstacle() or managed.hooks.obstacle(model):
+    if reason := managed.guards.check(model):
         return _without_workers(model, managed, reason, args, kwargs)
-    if managed.crew.loss:
-        managed.give_up(managed.crew.loss)
+    if managed.pool.loss:
+        managed.give_up(managed.pool.loss)
         return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if not managed.planned:
         if is_running_backward():  # a checkpoint runs again what ran here
@@ -132,34 +134,51 @@ def _call_model(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
         if managed.observation is None or managed.observation.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
         _plan(model, managed, managed.observation)
-        if reason := managed.methods.obstacle():  # by what workers say
+        if reason := managed.guards.patches.check(model):  # by what workers say
             return _without_workers(model, managed, reason, args, kwargs)
-    overlap = managed.overlap
-    if overlap is not None and not is_running_backward():
-        return with_hooks(
+    pipelined = managed.pipelined
+    if pipelined is not None and not is_running_backward():
+        return run_with_hooks(
             model, args, kwargs,
-            lambda forward, a, k: overlap.call(model, lambda x, y: _eager(model, managed, forward, x, y), a, k),
+            lambda forward, a, k: _follow(pipelined, pipelined.call(model, forward, a, k), model, forward),
         )  # fmt: skip
-    if managed.units and managed.micro_batches > 1:
-        return with_hooks(model, args, kwargs, lambda forward, a, k: _eager(model, managed, forward, a, k))
+    if pipelined is None and managed.units and managed.micro_batches > 1:
+        return run_with_hooks(model, args, kwargs, lambda forward, a, k: _run_eager(model, managed, forward, a, k))
     trim_if_large()
     return ORIGINAL_CALL(model, *args, **kwargs)
 
 
-def _without_workers(model: nn.Module, managed: Managed, reason: str, args: Any, kwargs: Any) -> Any:
+def _without_workers(model: nn.Module, managed: ManagedModel, reason: str, args: Any, kwargs: Any) -> Any:
     managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
     return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
 
 
-def _eager(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
-    """A call of the model in which units run in their workers."""
-    trim_if_large()
-    if managed.units and managed.micro_batches > 1 and managed.overlap is None and not managed.outside.lasting():
-        return _split(model, managed, forward, args, kwargs)  # what code changes of the program, it changes once a call
-    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
+def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forward: Any) -> Any:
+    """Return the output of a call by the path of its outcome."""
+    if isinstance(outcome, (Deferred, Completed)):
+        return outcome.output
+    if isinstance(outcome, Local):
+        with run_locally():
+            return pipelined.fall_back(outcome, model, forward)
+    return pipelined.fall_back(outcome, model, forward)
 
 
-def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
+def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any, kwargs: Any) -> Any:
+    """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
+    if not managed.guards.reads.find_permanent():  # else micro-batches would repeat changes of the script's globals
+        with run_locally():
+            proof = managed.proof(model, args, kwargs)
+        if not proof.reason:
+            trim_if_large()
+            try:
+                return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
+            except InternalFault as fault:  # nothing is random or written, else the call would not have been split
+                managed.record.demote(f"splitting a batch of {managed.name}", fault)
+                managed.micro_batches = 1
+    return run_forward(model, forward, args, kwargs)
+
+
+def _plan(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace) -> None:
     try:
         with DeferredSignals():
             _add(managed, managed.plan(model, observation))
@@ -172,21 +191,9 @@ def _plan(model: nn.Module, managed: Managed, observation: Observation) -> None:
         managed.record.demote(managed.name, error)
 
 
-def _split(model: nn.Module, managed: Managed, forward: Any, args: Any, kwargs: Any) -> Any:
-    with run_locally():
-        proof = managed.proof(model, args, kwargs)
-    if not proof.reason:
-        try:
-            return SplitCall(model, args, kwargs, proof, managed.micro_batches).run()
-        except InternalFault as fault:  # nothing is random or written to, or it would not have been split
-            managed.record.demote(f"splitting a batch of {managed.name}", fault)
-            managed.micro_batches = 1
-    return ORIGINAL_CALL(model, *args, **kwargs) if forward is model else forward(*args, **kwargs)
-
-
-def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> Any:
+def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any) -> Any:
     """Watch a call. Units begin with the next one, so that whatever backward runs again of this one runs here too."""
-    observation = Observation(model)
+    observation = FirstCallTrace(model)
     try:
         _state.observation = observation
         result = observation.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
@@ -197,19 +204,19 @@ def _first_call(model: nn.Module, managed: Managed, args: Any, kwargs: Any) -> A
     return result
 
 
-def _add(managed: Managed, units: dict[nn.Module, Unit]) -> None:
+def _add(managed: ManagedModel, units: dict[nn.Module, RemoteModule]) -> None:
     for module, unit in units.items():
         _units[module] = (weakref.ref(managed), weakref.ref(unit))
 
 
-def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any) -> Any:
+def _dispatch(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
-    if not managed.crew.is_ours or active_mode():
+    if not managed.pool.is_ours or active_mode():
         return _here(forward, args, kwargs)
-    if managed.crew.loss:
-        managed.give_up(managed.crew.loss)
+    if managed.pool.loss:
+        managed.give_up(managed.pool.loss)
         return _here(forward, args, kwargs)
-    call: Call | None = None
+    call: ModuleCall | None = None
     try:
         with DeferredSignals():
             try:
@@ -219,7 +226,7 @@ def _dispatch(managed: Managed, unit: Unit, forward: Any, args: Any, kwargs: Any
             except Exception as error:
                 raise_internal_fault(error, f"looking at {unit.name}")
             if not reason:
-                call = Call(unit, args, kwargs)
+                call = ModuleCall(unit, args, kwargs)
                 managed.calls += 1
                 return call.run()
     except SwappedParametersError:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 if TYPE_CHECKING:
-    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.interception.managed_model import ManagedModel
 
 _TABLE, _NAME = "_load_state_dict_post_hooks", "__gemini__"
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_tableless: weakref.WeakKeyDictionary[nn.Module, Managed] = weakref.WeakKeyDictionary()  # modules that have none
+_tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = weakref.WeakKeyDictionary()  # modules that have none
 
 
 class _Kept:
@@ -27,14 +27,14 @@ class _Kept:
 
     __slots__ = ("managed", "model")
 
-    def __init__(self, model: nn.Module, managed: Managed) -> None:
+    def __init__(self, model: nn.Module, managed: ManagedModel) -> None:
         self.model, self.managed = weakref.ref(model), managed
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy, or a file, has None
 
 
-def keep(model: nn.Module, managed: Managed) -> None:
+def keep(model: nn.Module, managed: ManagedModel) -> None:
     """Have a model hold what is known of it."""
     if _models:
         gc.collect()  # models that the program is done with, and the memory of theirs
@@ -45,7 +45,7 @@ def keep(model: nn.Module, managed: Managed) -> None:
         _tableless[model] = managed
 
 
-def kept(model: nn.Module) -> Managed | None:
+def kept(model: nn.Module) -> ManagedModel | None:
     """What is known of a model; None where it is not managed."""
     found = getattr(vars(model).get(_TABLE), _NAME, None)
     if found is not None:  # the table may be another's, of which this is a shallow copy

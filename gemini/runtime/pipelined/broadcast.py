@@ -18,14 +18,13 @@ from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_sign
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.protocol import UNSOLICITED
 from gemini.runtime.transport.channel import ChannelClosed
-from gemini.runtime.transport.link import UnreadableMessage
 
 _LINK = attrgetter("link")
 _SLICE = 2000  # milliseconds between looks at the clock
 
 
 class Chorus:
-    """Some workers of a crew, asked together."""
+    """Some workers of a pool, asked together."""
 
     def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         self.workers = list(workers)
@@ -37,7 +36,7 @@ class Chorus:
         what: str,
         is_failure: Callable[[Any], bool],
         abandon: Callable[[int], Any],
-        patience: float = 0.0,
+        timeout: float = 0.0,
     ) -> dict[WorkerHandle, Any]:
         """The replies of all. After the first failure the workers get what `abandon` makes of a number.
 
@@ -50,24 +49,24 @@ class Chorus:
                     if worker.loss:
                         raise WorkerError(worker.loss)
                     worker.last = what
-                    begin_reading(worker)
+                    worker.mailbox.acquire_reader()
                     reading.append(worker)
-                return self._converse(requests, is_failure, abandon, patience)
+                return self._converse(requests, is_failure, abandon, timeout)
             except ChannelClosed:
                 raise self._find_dead() from None
             finally:
                 for worker in reversed(reading):
-                    end_reading(worker)
+                    worker.mailbox.release_reader()
 
     def _converse(
         self, requests: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
-        patience: float,
+        timeout: float,
     ) -> dict[WorkerHandle, Any]:  # fmt: skip
         expected: dict[tuple[WorkerHandle, int], str] = {}
         replies: dict[WorkerHandle, Any] = {}
         has_failed = self._send(requests, expected, replies)
         abandoned, leave = False, 0.0
-        deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+        deadline = time.monotonic() + max(timeout, *(worker.timeout for worker in requests))
         if self._ears is None or not self._ears.hear(requests):
             self._ears = _Ears(requests)
         ears = self._ears
@@ -80,7 +79,7 @@ class Chorus:
                     request = abandon(worker.next_number())
                     worker.link.send(request)
                     expected[worker, request.number] = "abandon"
-                deadline = time.monotonic() + max(patience, *(worker.patience for worker in requests))
+                deadline = time.monotonic() + max(timeout, *(worker.timeout for worker in requests))
             heard = self._hear(ears, deadline)
             for worker, reply in heard:
                 kind = expected.pop((worker, reply.number), "")
@@ -88,9 +87,7 @@ class Chorus:
                     replies[worker] = reply
                     has_failed = has_failed or is_failure(reply)
                 elif not kind:
-                    with worker._arrival:
-                        worker.mailbox[reply.number] = reply
-                        worker._arrival.notify_all()
+                    worker.mailbox.put(reply)
         return dict.fromkeys(requests) | failures(replies, is_failure) if abandoned else replies
 
     def _send(
@@ -114,7 +111,7 @@ class Chorus:
     ) -> bool:
         for worker, request in requests.items():
             try:
-                with worker._telling:
+                with worker.sending:
                     worker.link.send(request)
                 expected[worker, request.number] = "step"
             except ChannelClosed:
@@ -130,7 +127,7 @@ class Chorus:
             found = worker.link.receive(0)
             while found is not None:
                 if isinstance(found[0], UNSOLICITED):
-                    worker._repeat(found[0])
+                    worker.handle_unsolicited(found[0])
                 else:
                     heard.append((worker, found[0]))
                 # What has not been read at all is seen when somebody waits again.
@@ -143,9 +140,9 @@ class Chorus:
         """Nothing was heard: is everybody there, and is there still time?"""
         for worker in workers:
             if worker.loss or worker.process.poll() is not None:
-                raise worker._death()
+                raise worker.report_death()
         if time.monotonic() > deadline:
-            raise workers[0]._hung(workers[0].patience)
+            raise workers[0].report_hang(workers[0].timeout)
 
     def _find_dead(self) -> WorkerError:
         """Whose end has closed a connection; it may take a moment until the process is seen to have ended."""
@@ -153,9 +150,9 @@ class Chorus:
         while time.monotonic() < ends:
             for worker in self.workers:
                 if worker.loss or worker.process.poll() is not None:
-                    return worker._death()
+                    return worker.report_death()
             time.sleep(0.01)
-        return self.workers[0]._death()
+        return self.workers[0].report_death()
 
 
 class _Ears:
@@ -182,31 +179,3 @@ class _Ears:
 def failures(replies: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool]) -> dict[WorkerHandle, Any]:
     """The replies that are failures: after one, what others have done is undone, whatever they said."""
     return {worker: reply for worker, reply in replies.items() if is_failure(reply)}
-
-
-def begin_reading(worker: WorkerHandle) -> None:
-    """Be the one who reads what a worker says; others find their replies in the mailbox."""
-    with worker._arrival:
-        while worker._reading:
-            worker._waiting += 1  # or nobody would be told
-            try:
-                worker._arrival.wait()
-            finally:
-                worker._waiting -= 1
-        worker._reading = True
-
-
-def end_reading(worker: WorkerHandle) -> None:
-    """It is another's turn."""
-    with worker._arrival:
-        worker._reading = False
-        worker._arrival.notify_all()
-
-
-def check_readable(worker: WorkerHandle, reply: Any) -> Any:
-    """A reply, or OurFault where it cannot be rebuilt here."""
-    if isinstance(reply, UnreadableMessage):
-        raise InternalFault(f"the reply of worker {worker.place} cannot be read: {reply.reason}")
-    if isinstance(reply, InternalFault):
-        raise reply
-    return reply

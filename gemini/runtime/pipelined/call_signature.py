@@ -17,12 +17,13 @@ from gemini.ir.call_binding import ModelCall
 from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
-from gemini.runtime.deferred.contract import Outline, Work
+from gemini.runtime.deferred.contract import OutputSpec
 from gemini.runtime.pipelined.measured_schedule import Rehearsal
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.pipelined.loss_request import Prepared
+    from gemini.runtime.pipelined.planned_step import PlannedStep
     from gemini.runtime.pipelined.step_executor import Executor
 
 
@@ -70,22 +71,22 @@ def differ_in_values(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 @dataclass
-class Kind:
+class CallKind:
     """Calls of one kind: their plan, or why there is none."""
 
     plan: StepPlan | None = None
     reason: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors of the call it was planned for
-    outlines: dict[int, Outline] = field(default_factory=dict)  # by number of samples
-    works: dict[int, Work] = field(default_factory=dict)
+    output_specs: dict[int, OutputSpec] = field(default_factory=dict)  # by number of samples
+    steps: dict[int, PlannedStep] = field(default_factory=dict)
     executor: Executor | None = None
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
     failures: int = 0  # steps that failed in the workers
     prepared: dict[Hashable, Prepared] = field(default_factory=dict)
     # Whose gradients steps give, whose are wanted, and where among those given these are.
     order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
-    variants: list[Kind] = field(default_factory=list)  # for other ways through branches on random numbers
-    undivided: Kind | None = None  # for losses that do not split
+    variants: list[CallKind] = field(default_factory=list)  # for other ways through branches on random numbers
+    undivided: CallKind | None = None  # for losses that do not split
     rehearsal: Rehearsal = field(default_factory=Rehearsal)
     planning_ms: float = 0.0
     changes: int = 0  # times that its plan was made again
@@ -94,7 +95,13 @@ class Kind:
     def may_change(self) -> bool:
         """Whether its plan could be made again from what steps took."""
         plan = self.plan
-        if plan is None or plan.tail is not None or plan.unsplit or plan.branches is not None or self.variants:
+        if (
+            plan is None
+            or plan.tail is not None
+            or plan.single_micro_batch_reason
+            or plan.branches is not None
+            or self.variants
+        ):
             return False
         if plan.recompute:  # what its backward took has a forward in it
             return False
@@ -109,9 +116,9 @@ class Kind:
     @property
     def is_used(self) -> bool:
         """Whether a call has come since the one it was planned for."""
-        return bool(self.works or self.prepared)
+        return bool(self.steps or self.prepared)
 
-    def going(self, model: nn.Module, bound: dict[str, Any], samples: int) -> Kind | None:
+    def find_variant(self, model: nn.Module, bound: dict[str, Any], samples: int) -> CallKind | None:
         """The one of all variants whose way a call, run now, goes."""
         for one in (self, *self.variants):
             if one.plan is not None and (
@@ -120,13 +127,13 @@ class Kind:
                 return one
         return None
 
-    def see_others(self, others: Sequence[Kind], samples: int) -> None:
+    def see_others(self, others: Sequence[CallKind], samples: int) -> None:
         """Know what is returned from another way that returns the same."""
-        if samples in self.outlines or self.plan is None:
+        if samples in self.output_specs or self.plan is None:
             return
-        for plan, seen in [(one.plan, one.outlines[samples]) for one in others if samples in one.outlines]:
+        for plan, seen in [(one.plan, one.output_specs[samples]) for one in others if samples in one.output_specs]:
             if plan is not None and have_same_outputs(self.plan.graph, plan.graph):
-                self.outlines[samples] = seen
+                self.output_specs[samples] = seen
                 return
 
     def samples(self, tensors: list[torch.Tensor]) -> int | None:
@@ -140,13 +147,13 @@ class Kind:
         return batch.samples(tensors) if any(dim is not None for dim in batch.dims) else 1
 
 
-class Found(NamedTuple):
+class KindMatch(NamedTuple):
     """The kind that a call was found to be of."""
 
-    kind: Kind
+    kind: CallKind
     plan: StepPlan
     samples: int
-    among: list[Kind]  # those that there are
+    among: list[CallKind]  # those that there are
 
     def is_valid(self) -> bool:
         """Whether it is so still."""

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Mean
+from gemini.batch_analysis.batch_kinds import WeightedPartial
 from gemini.batch_analysis.loss_tape import Meta, Tape
-from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.precompute import Precomputed
 from gemini.ir.autograd_modes import Region
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched, port_names, undivided
 from gemini.runtime.pipelined.step_request import StepRequest, inputs_of
 
@@ -28,13 +28,13 @@ def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int])
     from gemini.batch_analysis.whole_batch_tail import prove_tail
 
     tape = Tape(len(metas), list(metas))
-    if plan.unsplit:
+    if plan.single_micro_batch_reason:
         return Prepared("", undivided(tape), None, tuple(port_names(plan)))
     if plan.tail is not None:
         found = prove_tail(plan.forms, plan.tail.nodes, tape, None, sum(sizes))
         return Prepared(found.reason, found, None, () if found.reason else tuple(port_names(plan)))
     kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
-    means = [at for at, kind in enumerate(kinds) if isinstance(kind, Mean)]
+    means = [at for at, kind in enumerate(kinds) if isinstance(kind, WeightedPartial)]
     root = means[0] if means else next((at for at, meta in enumerate(metas) if meta.is_scalar()), 0)
     splitting = prove(plan.forms, tape, root, sum(sizes))
     if means and splitting.reason:
@@ -47,7 +47,7 @@ def prepare_outputs(plan: StepPlan, metas: Sequence[Meta], sizes: Sequence[int])
 
 
 def request_outputs(  # noqa: PLR0917
-    kind: Kind,
+    kind: CallKind,
     prepared: Prepared,
     tensors: Sequence[torch.Tensor],
     bound: dict[str, Any],
@@ -61,10 +61,10 @@ def request_outputs(  # noqa: PLR0917
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(tensors, plan.batch.dims, strict=True)}
     with run_locally():
-        nodes, _ = prepared.splitting.weights(Foreseen(plan.graph, bound, Tape(0, []), given=given), sizes)
+        nodes, _ = prepared.splitting.weights(Precomputed(plan.graph, bound, Tape(0, []), given=given), sizes)
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     return StepRequest(
-        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
+        inputs_of(piped.routes, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         Region.current(),
         shares=shares if kind.shares else (),

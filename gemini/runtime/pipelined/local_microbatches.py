@@ -12,45 +12,45 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Replicate, Shard, WeightedPartial
 from gemini.batch_analysis.loss_tape import Tape
 from gemini.batch_analysis.microbatch_weights import weigh
-from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.precompute import Precomputed
 from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import decode
-from gemini.planner.microbatch_sizes import piece_sizes
+from gemini.planner.microbatch_sizes import micro_batch_sizes
 from gemini.planner.step_plan import StepPlan
-from gemini.random_numbers.sliced_rng import SlicedDraws
-from gemini.runtime.deferred.contract import taken_apart
+from gemini.random_numbers.sliced_rng import SlicedRandomOps
+from gemini.runtime.deferred.contract import flatten_output
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.returned_attributes import passed
+from gemini.runtime.pipelined.returned_attributes import passthrough_tensors
 
 
 def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     """The output of a call, put together from those of its micro-batches, with autograd."""
-    call = Call(args, kwargs)
+    call = ModelCall(args, kwargs)
     samples = plan.batch.samples(call.tensors)
     assert samples is not None  # the call is of the kind that was planned for
-    sizes = piece_sizes(samples, plan.micro_batches)
-    draws = SlicedDraws([pattern for stage in plan.draws for pattern in stage], samples)
+    sizes = micro_batch_sizes(samples, plan.micro_batches)
+    draws = SlicedRandomOps([pattern for stage in plan.rng_patterns for pattern in stage], samples)
     found, start = [], 0
     with run_locally(), without_hooks(model):
         for length in sizes:
             given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
             with draws.piece(start, length):
-                found.append(taken_apart(model(*given, **named)))
+                found.append(flatten_output(model(*given, **named)))
             start += length
     form, (first, *_) = found[0][0], [tensors for _, tensors in found]
-    known = Foreseen(plan.graph, bind(model, args, kwargs), Tape(0, []))
+    known = Precomputed(plan.graph, bind(model, args, kwargs), Tape(0, []))
     kinds = [plan.forms.kind(ref) for ref in plan.graph.outputs()]
     if any(len(tensors) != len(kinds) for _, tensors in found):
         raise GeminiError(
             f"{type(model).__name__} returns {len(first)} tensors for a micro-batch, {len(kinds)} were expected\n"
             "    → batch_norm='batch'"
         )
-    given_back = passed(plan, model, args, kwargs)
+    given_back = passthrough_tensors(plan, model, args, kwargs)
     joined = [
         given_back[at] if at in given_back else _joined(kind, [one[1][at] for one in found], known, sizes)
         for at, kind in enumerate(kinds)
@@ -58,10 +58,10 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     return decode(form, lambda ref: joined[ref.node])
 
 
-def _joined(kind: Kind, parts: list[torch.Tensor], known: Foreseen, sizes: list[int]) -> torch.Tensor:
-    if isinstance(kind, Sample):
+def _joined(kind: Kind, parts: list[torch.Tensor], known: Precomputed, sizes: list[int]) -> torch.Tensor:
+    if isinstance(kind, Shard):
         return kind.join(parts)
-    if isinstance(kind, Constant):
+    if isinstance(kind, Replicate):
         return parts[0]
-    shares = kind.share.weights(known, sizes) if isinstance(kind, Mean) else [1.0] * len(parts)
+    shares = kind.share.weights(known, sizes) if isinstance(kind, WeightedPartial) else [1.0] * len(parts)
     return torch.stack([weigh(part, share) for part, share in zip(parts, shares, strict=True)]).sum(0)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Partial, Positions, Replicate, Shard, SplittingError, WeightedPartial
+from gemini.batch_analysis.batch_kinds import Partial, Replicate, SampleIndices, Shard, SplittingError, WeightedPartial
 from gemini.batch_analysis.loss_tape import Tape
-from gemini.batch_analysis.microbatch_weights import Known
-from gemini.batch_analysis.precompute import Foreseen
+from gemini.batch_analysis.microbatch_weights import PrecomputedValues
+from gemini.batch_analysis.precompute import Precomputed
 from gemini.batch_analysis.split_result import Splitting
 from gemini.capture.module_hooks import without_hooks
 from gemini.ir.call_binding import ModelCall
@@ -46,7 +46,7 @@ def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: 
     from gemini.batch_analysis.loss_analysis import prove
     from gemini.batch_analysis.whole_batch_tail import prove_tail
 
-    if plan.unsplit:
+    if plan.single_micro_batch_reason:
         return _prepared(plan, tape, root, alive, undivided(tape))
     with torch.random.fork_rng(devices=[]):
         if plan.tail is None:
@@ -64,16 +64,16 @@ def check_numerically(plan: StepPlan, prepared: Prepared, pending: PendingCall, 
     Returns `prepared`, or why it cannot be used; leaves model and generators unchanged. Raises SplittingError where
     this batch violates an assumption of the proof.
     """
-    from gemini.batch_analysis.numeric_check import check
+    from gemini.batch_analysis.numeric_check import check_splitting
     from gemini.batch_analysis.whole_batch_tail import check_tail
 
     args, kwargs = pending.call.with_tensors([one.detach() for one in pending.inputs])
-    given = None if pending.work.foreign is None else pending.work.foreign.results
-    with run_locally(), without_hooks(pending.work.model), preserve_rng_state(), muted():
+    given = None if pending.runner.host_draws is None else pending.runner.host_draws.results
+    with run_locally(), without_hooks(pending.runner.model), preserve_rng_state(), muted():
         if plan.tail is not None:
             reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, ModelCall(args, kwargs), given)
         else:
-            reason = check(plan.forms, tape, root, prepared.splitting, args, kwargs, given)
+            reason = check_splitting(plan.forms, tape, root, prepared.splitting, args, kwargs, given)
     return Prepared(f"the numeric check contradicts the proof: {reason}") if reason else prepared
 
 
@@ -125,7 +125,7 @@ def weighable(splitting: Splitting, number: int) -> bool:
 
 def port_names(plan: StepPlan) -> list[str]:
     """The ports of the model's outputs, in the order of the tape; '' where the program has the tensor already."""
-    results, nodes = plan.build().wiring.results, plan.graph.nodes
+    results, nodes = plan.build().routes.results, plan.graph.nodes
     return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
 
 
@@ -144,8 +144,8 @@ def request_of(
     assert prepared.loss is not None
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
-    foreign = pending.work.foreign
-    known = Foreseen(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
+    foreign = pending.runner.host_draws
+    known = Precomputed(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
     with run_locally():  # layers without weights may be among what is known ahead
         nodes, ops = splitting.weights(known, sizes)
         means = _means(prepared, known, sizes)
@@ -155,7 +155,7 @@ def request_of(
     }
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     request = StepRequest(
-        inputs_of(piped.wiring, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
+        inputs_of(piped.routes, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         pending.region,
         prepared.loss,
@@ -167,7 +167,7 @@ def request_of(
     return request, means
 
 
-def _means(prepared: Prepared, known: Known, sizes: Sequence[int]) -> dict[int, list[float]]:
+def _means(prepared: Prepared, known: PrecomputedValues, sizes: Sequence[int]) -> dict[int, list[float]]:
     """Of the loss before it is divided, or scaled, micro-batches have means: what each counts in this batch."""
     assert prepared.loss is not None
     ports = (number for number, name in prepared.loss.ports.items() if name in prepared.keep)
@@ -180,5 +180,5 @@ def _means(prepared: Prepared, known: Known, sizes: Sequence[int]) -> dict[int, 
     return found
 
 
-def _place(kind: Any) -> Shard | Positions | None:
-    return kind if isinstance(kind, (Shard, Positions)) else None
+def _place(kind: Any) -> Shard | SampleIndices | None:
+    return kind if isinstance(kind, (Shard, SampleIndices)) else None

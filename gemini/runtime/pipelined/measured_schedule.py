@@ -16,15 +16,15 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gemini.planner.replan import lost_ms
-from gemini.planner.step_plan import Rehearsed
+from gemini.planner.replan import imbalance_ms
+from gemini.planner.step_plan import MeasuredSteps
 from gemini.runtime.pipelined.step_request import events_of
 from gemini.schedule.block import LETTERS
 from gemini.schedule.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.pipelined.step_request import Event, StepResult
+    from gemini.runtime.pipelined.step_request import Event, ExecutedStep
     from gemini.schedule.schedplan import SchedPlan
 
 Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
@@ -41,9 +41,9 @@ class Rehearsal:
         self.last_ms = 0.0  # what the last one took
         self.is_due = False  # to make the plan again: its steps have lost more than that takes
         self._last: deque[tuple[list[tuple[int, bytes]], float]] = deque(maxlen=_LAST)  # told, and how long it took
-        self._known: tuple[int, Rehearsed] | None = None  # after how many steps, and what was expected then
+        self._known: tuple[int, MeasuredSteps] | None = None  # after how many steps, and what was expected then
 
-    def add(self, plan: StepPlan, ran: StepResult, step_ms: float, planning_ms: float) -> None:
+    def add(self, plan: StepPlan, ran: ExecutedStep, step_ms: float, planning_ms: float) -> None:
         """One more has run, by a plan that it would take so long to make again."""
         self.count, self.last_ms = self.count + 1, step_ms
         if self.count == 1:
@@ -52,7 +52,7 @@ class Rehearsal:
         before = self.count - 1
         if len(self._last) == _LAST and not before & (before - 1):
             found = self.expecting(plan)
-            lost = lost_ms(found)
+            lost = imbalance_ms(found)
             self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
 
     def expecting(self, plan: StepPlan) -> StepPlan:
@@ -62,15 +62,15 @@ class Rehearsal:
         if self._known is None or self._known[0] != self.count:
             steps = [(events_of(told), ms) for told, ms in self._last]
             self._known = self.count, rehearsed(plan.schedule, steps)
-        return replace(plan, rehearsed=self._known[1])
+        return replace(plan, measured=self._known[1])
 
 
-def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> Rehearsed:
+def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> MeasuredSteps:
     """The same orders, with actions as long as they were in these steps: what workers did, and the step (ms)."""
     spans = [spans_of(events) for events, _ in steps]
     rest = statistics.median(ms - float(_run(plan, one).makespan) for one, (_, ms) in zip(spans, steps, strict=True))
     found = _run(plan, _middle(spans))
-    return Rehearsed(found.executed(), float(found.makespan) + rest, len(steps))
+    return MeasuredSteps(found.executed(), float(found.makespan) + rest, len(steps))
 
 
 def _run(plan: SchedPlan, spans: Spans) -> Simulation:

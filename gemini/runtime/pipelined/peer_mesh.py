@@ -1,4 +1,4 @@
-"""The mesh: which workers of a crew have a connection of their own. Made where a plan needs one, kept for all later."""
+"""The mesh: which workers of a pool have a connection of their own. Made where a plan needs one, kept for all later."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gemini.runtime.transport.channel import Channel
 _connected: weakref.WeakKeyDictionary[WorkerPool, set[tuple[int, int]]] = weakref.WeakKeyDictionary()
 
 
-def connect(crew: WorkerPool, pairs: Iterable[tuple[int, int]]) -> None:
+def connect(pool: WorkerPool, pairs: Iterable[tuple[int, int]]) -> None:
     """Connect pairs of workers; both must be on this host, and compute on devices of one kind."""
-    known = _connected.setdefault(crew, set())
+    known = _connected.setdefault(pool, set())
     for pair in sorted(set(pairs) - known):
-        workers = [crew.workers[place] for place in pair]
+        workers = [pool.workers[place] for place in pair]
         kinds = {worker.device.name for worker in workers}
-        if any(getattr(worker, "is_far", False) for worker in workers) or len(kinds) > 1:
+        if any(getattr(worker, "is_remote", False) for worker in workers) or len(kinds) > 1:
             raise InternalFault(
                 f"workers {pair[0]} and {pair[1]} share no memory: one host and one device kind is needed"
             )
@@ -30,7 +30,7 @@ def connect(crew: WorkerPool, pairs: Iterable[tuple[int, int]]) -> None:
                 request = Connect(worker.next_number(), pair[1 - side], side)
                 reply = worker.ask(request, "connect to another worker", (end.fileno(),))
                 if not isinstance(reply, Done):
-                    raise InternalFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.300}")
+                    raise InternalFault(f"worker {worker.index}: {getattr(reply, 'reason', reply)!s:.300}")
         finally:
             for end in ends:
                 end.close()

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,189 +27,187 @@ from gemini.errors import GeminiError, WorkerError
 from gemini.guards.active_modes import has_saved_tensor_hooks, is_checkpointed
 from gemini.guards.model_version import ModelContents, ModelVersion, read_contents
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call, bind
+from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.interpreter import GuardBroken
-from gemini.planner.microbatch_sizes import piece_sizes
-from gemini.random_numbers.host_rng import ForeignDraws
-from gemini.runtime.deferred import Pending, StepResult, Work, defer, pending_queue, placed
+from gemini.planner.microbatch_sizes import micro_batch_sizes
+from gemini.random_numbers.host_rng import HostRandomResults
+from gemini.runtime.call_outcome import (
+    CallPath,
+    Completed,
+    Deferred,
+    Eager,
+    FallbackReason,
+    Local,
+    Outcome,
+    describe_failure,
+)
+from gemini.runtime.deferred import PendingCall, StepResult, defer, pending_queue, placed
+from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.call_signature import Kind, Planner
+from gemini.runtime.pipelined.call_signature import CallKind, Planner
 from gemini.runtime.pipelined.evaluation_step import outputs_of, prepare_outputs, request_outputs
-from gemini.runtime.pipelined.fallback_reason import of_failure
-from gemini.runtime.pipelined.local_microbatches import in_pieces
 from gemini.runtime.pipelined.loss_request import Prepared, check_numerically, prepare, request_of
-from gemini.runtime.pipelined.plan_table import Catalogue
-from gemini.runtime.pipelined.returned_attributes import Leavings, passed
+from gemini.runtime.pipelined.plan_table import PlanTable
+from gemini.runtime.pipelined.planned_step import PlannedEager, PlannedStep
+from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes, passthrough_tensors
 from gemini.runtime.pipelined.stage_install import executor_for
 from gemini.runtime.pipelined.step_generators import follow, states_for
-from gemini.runtime.pipelined.step_request import StepResult as Ran
+from gemini.runtime.pipelined.step_request import ExecutedStep as Ran
 from gemini.runtime.pipelined.step_result import foresee, result_of
-from gemini.runtime.pool.memory_peaks import read_peaks, reset_peaks
 from gemini.runtime.pool.signals import DeferredSignals
-from gemini.runtime.run_journal import DISPATCHED, LOCAL, OVERLAPPED, UNDIVIDED, Story
-from gemini.snapshot.rng_snapshot import undrawn
+from gemini.runtime.pool.worker_stats import read_peaks, reset_peaks
+from gemini.runtime.run_journal import ModelJournal
+from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_executor import Executor
 
 _FAILURES = 3  # steps of a kind that fail in the workers: then no more are tried
-_ANOTHER_WAY = "a branch on random numbers goes a way for which there is no plan"
-_EARLY = "what it returned was read, or given to another model, before there was a loss"
 _TRACED = (3, 10)  # steps whose traces are saved: once warm, and once more
 _SLOW = 10  # times what a step is expected to take: then it hangs
 
 
-class _Asked(NamedTuple):
-    """A call of the program."""
+class _Call(NamedTuple):
+    """A call of a kind that has a plan."""
 
     model: nn.Module
-    eager: Callable[[Any, Any], Any]
-    call: Call
+    call: ModelCall
     args: Any
     kwargs: Any
-    foreign: ForeignDraws | None = None
+    plan: StepPlan
+    host_draws: HostRandomResults | None = None
+
+    def fall_back(self, reason: str) -> PlannedEager:
+        """Return the outcome of running it by eager dispatch."""
+        return PlannedEager(reason, self.args, self.kwargs, plan=self.plan, host_draws=self.host_draws)
 
 
-class Overlap:
-    """Plans, and how calls come to run by them."""
+class PipelinedModel:
+    """The plans of one model, and the steps that run by them."""
 
-    def __init__(self, managed: Managed, planner: Planner, story: Story, trace: Path | None = None) -> None:
+    def __init__(self, managed: PlacedModel, planner: Planner, story: ModelJournal, trace: Path | None = None) -> None:
         self.managed, self.story, self.trace = managed, story, trace
-        self.verify: Callable[[Pending, int, StepResult], None] | None = None  # sees every step that ran by a plan
+        self.verify: Callable[[PendingCall, int, StepResult], None] | None = None  # checks every pipelined step
         self.steps = 0
-        self._roster: ModelContents | None = None
-        self._seen: ModelVersion | None = None  # of the model, when what its code reads was looked at
-        self._leavings = Leavings()
-        self.catalogue = Catalogue(managed, planner, story, self._leavings)
+        self._contents: ModelContents | None = None
+        self._checked: ModelVersion | None = None  # the version of the model whose code was inspected last
+        self.attributes = ReturnedAttributes()
+        self.plans = PlanTable(managed, planner, story, self.attributes)
 
-    def call(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """A call of the model; `eager` makes it by dispatch, also where something here fails before it has."""
-        has_begun = False
+    def call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
+        """Defer or run a call by a plan, or return why it takes a slower path; `fall_back` then runs it.
 
-        def begun(given: Any, named: Any) -> Any:
-            nonlocal has_begun
-            has_begun = True
-            return eager(given, named)
-
+        `forward` is the model, or its forward where its hooks already run.
+        """
         try:
-            return self._called(model, begun, args, kwargs)
+            return self._call(model, forward, args, kwargs)
         except GeminiError:
             raise
         except Exception as error:
-            if has_begun:  # it may be the program's own
-                raise
             self.managed.record.demote(f"a call of {self.managed.name}", error)
-            return self._dispatched(eager, args, kwargs, of_failure(error))
+            return Eager(describe_failure(error), args, kwargs)
 
-    def _called(self, model: nn.Module, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        args, kwargs = placed(args, kwargs)
-        self._roster = roster = read_contents(model, self._roster)
-        if roster.state is None or roster.state is not self._seen:
-            self._seen = roster.state
-            self.managed.look(model)
-            if reason := self.managed.methods.obstacle():  # from the next call on it does not come here
-                with run_locally():
-                    return self._dispatched(eager, args, kwargs, reason)
-        if reason := _watched(roster) or roster.hooks() or self._outside():
-            return self._dispatched(eager, args, kwargs, reason)
-        call = Call(args, kwargs)
-        if reason := _unsendable(call.tensors):
-            return self._dispatched(eager, args, kwargs, reason)
-        kind, samples = self.catalogue.find(model, roster, call)
-        reason = kind.reason
-        if not reason and samples is None:
-            reason = "its inputs have other sizes than those it was planned for"
-        if not reason:
-            assert kind.plan is not None
-            fitting = kind.plan.build(kind.shares)._fitting
-            with self._leavings.aside(model):
-                misfit = fitting.misfit(bind(model, args, kwargs), roster.state, call.like)
-            if misfit is not None and misfit.kind == "model" and self.catalogue.drop(kind):
-                return self._called(model, eager, args, kwargs)
-            reason = "" if misfit is None else misfit.text
-        if reason or samples is None:
-            return self._dispatched(eager, args, kwargs, reason)
-        going = self.catalogue.going(model, kind, samples, args, kwargs)
-        if going is None:
-            return self._dispatched(eager, args, kwargs, _ANOTHER_WAY)
-        kind = going
-        if kind.plan is not None and kind.plan.forms.own_statistics:
-            if samples < 2 * kind.plan.micro_batches:
-                return self._dispatched(eager, args, kwargs, "micro-batches of one sample have no statistics")
-            eager = partial(in_pieces, kind.plan, model)
-        if samples not in kind.outlines:
-            output = self._dispatched(eager, args, kwargs, "the first call of its size shows what is returned")
-            self.catalogue.learn(kind, model, samples, output)
-            return output
-        try:
-            foreign = _drawn(kind, model, args, kwargs)
-        except Exception as error:
-            return self._dispatched(eager, args, kwargs, of_failure(error))
-        if torch.is_grad_enabled():
-            work = self._work(model, roster, kind, samples, eager)
-            work = work if foreign is None else work.drawn(foreign)
-            assert kind.plan is not None
-            given = passed(kind.plan, model, args, kwargs)
-            return self._leavings.give(kind.plan, model, defer(work, call, given, roster.state))
-        return self._evaluated(_Asked(model, eager, call, args, kwargs, foreign), kind, samples)
-
-    def _outside(self) -> str:
-        """Why the code of the model cannot run in stages; '' where it can."""
-        reason = self.managed.outside.obstacle()
-        if reason and self.managed.outside.lasting():
-            self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
-        return reason
-
-    def _dispatched(self, eager: Callable[[Any, Any], Any], args: Any, kwargs: Any, reason: str) -> Any:
-        self.story.took(DISPATCHED if self.managed.units else LOCAL, reason)
-        if self._roster is not None:
-            self._leavings.settle(self._roster.model)
+    def fall_back(self, outcome: Eager | Local, model: nn.Module, forward: Any) -> Any:
+        """Run a call by eager dispatch."""
+        self.record_fallback(outcome.reason)
+        if self._contents is not None:
+            self.attributes.materialize(self._contents.model)
         has_failed = True
         try:
-            output = eager(args, kwargs)
+            if isinstance(outcome, PlannedEager):
+                output = outcome.run(model, forward)
+            else:
+                output = run_forward(model, forward, outcome.args, outcome.kwargs)
             has_failed = False
         finally:
-            self.catalogue.made(has_failed=has_failed)
+            self.plans.end_fallback(has_failed=has_failed)
+        if isinstance(outcome, PlannedEager) and outcome.shows is not None:
+            kind, samples = outcome.shows
+            self.plans.learn_outputs(kind, model, samples, output)
         return output
 
-    def _work(
-        self, model: nn.Module, roster: ModelContents, kind: Kind, samples: int, eager: Callable[[Any, Any], Any]
-    ) -> Work:
-        assert kind.plan is not None
-        work = kind.works.get(samples)
-        if work is None or work.modules is not roster.modules:  # what is trained is the same in all calls of a kind
+    def _call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
+        args, kwargs = placed(args, kwargs)
+        self._contents = contents = read_contents(model, self._contents)
+        if contents.state is None or contents.state is not self._checked:
+            self._checked = contents.state
+            self.managed.look(model)
+            if reason := self.managed.guards.patches.check(model):  # further calls do not reach this path
+                return Local(reason, args, kwargs)
+        if reason := _find_obstacle(contents) or contents.hooks() or self._outside(model):
+            return Eager(reason, args, kwargs)
+        call = ModelCall(args, kwargs)
+        if reason := _find_unsendable(call.tensors):
+            return Eager(reason, args, kwargs)
+        kind, samples = self.plans.find(model, contents, call)
+        reason = kind.reason
+        if not reason and samples is None:
+            reason = FallbackReason.OTHER_SIZES
+        if not reason:
+            assert kind.plan is not None
+            guard = kind.plan.build(kind.shares).call_guard
+            with self.attributes.hide(model):
+                mismatch = guard.find_mismatch(bind(model, args, kwargs), contents.state, call.like)
+            if mismatch is not None and mismatch.kind == "model" and self.plans.drop(kind):
+                return self._call(model, forward, args, kwargs)
+            reason = "" if mismatch is None else mismatch.text
+        if reason or samples is None:
+            return Eager(reason, args, kwargs)
+        variant = self.plans.select_variant(model, kind, samples, args, kwargs)
+        if variant is None or variant.plan is None:
+            return Eager(FallbackReason.UNPLANNED_BRANCH, args, kwargs)
+        kind, plan = variant, variant.plan
+        if plan.forms.own_statistics and samples < 2 * plan.micro_batches:
+            return Eager(FallbackReason.ONE_SAMPLE_STATISTICS, args, kwargs)
+        if samples not in kind.output_specs:
+            return PlannedEager(FallbackReason.FIRST_OF_SIZE, args, kwargs, plan=plan, shows=(kind, samples))
+        try:
+            host_draws = _draw_from_host(plan, model, args, kwargs)
+        except Exception as error:
+            return PlannedEager(describe_failure(error), args, kwargs, plan=plan)
+        if not torch.is_grad_enabled():
+            return self._evaluate(_Call(model, call, args, kwargs, plan, host_draws), kind, samples)
+        step = self._step(model, contents, kind, plan, samples)
+        step.plan, step.forward = plan, forward
+        if host_draws is not None:
+            step = replace(step, host_draws=host_draws)
+        output = defer(step, call, passthrough_tensors(plan, model, args, kwargs), contents.state)
+        return Deferred(self.attributes.assign(plan, model, output))
 
-            def overlapped(pending: Pending, tape: Tape, root: int) -> StepResult | None:
-                result = self._run(kind, samples, pending, tape, root)
-                if result is not None and self.verify is not None:
-                    self.verify(pending, root, result)
-                return result
+    def _outside(self, model: nn.Module) -> str:
+        """Why the code of the model cannot run in stages; '' where it can."""
+        reason = self.managed.guards.reads.check(model)
+        if reason and self.managed.guards.reads.find_permanent():
+            self.managed.record.say(f"{self.managed.name} runs without a plan: {reason}", once=reason)
+        return reason or ""
 
-            draws, writes = kind.plan.is_random, kind.plan.writes
-            trained = [parameter for parameter in roster.parameters if parameter.requires_grad]
-            work = Work(
-                model, kind.outlines[samples], eager, overlapped, trained, draws, writes, partial(self._demoted, kind),
-                self._forced, passed=frozenset(kind.plan.passed), modules=roster.modules,
-                has_left=self._leavings.gave,
+    def _step(
+        self, model: nn.Module, contents: ModelContents, kind: CallKind, plan: StepPlan, samples: int
+    ) -> PlannedStep:
+        step = kind.steps.get(samples)
+        if step is None or step.modules is not contents.modules:  # the same parameters train in all calls of a kind
+            trained = [parameter for parameter in contents.parameters if parameter.requires_grad]
+            step = kind.steps[samples] = PlannedStep(
+                model=model, output_spec=kind.output_specs[samples], parameters=trained, draws=plan.uses_torch_rng,
+                writes=plan.writes_buffers, passed=frozenset(plan.returned_sources), modules=contents.modules,
+                pipelined=self, kind=kind, samples=samples, plan=plan, forward=model,
             )  # fmt: skip
-            kind.works[samples] = work
-        work.eager = self._leavings.apart(kind.plan, model, eager)
-        return work
+        return step
 
-    def _forced(self) -> None:
-        """The program has used what a call returned, and not for a loss alone."""
-        self.story.took(DISPATCHED if self.managed.units else LOCAL, _EARLY)
+    def record_fallback(self, reason: str) -> None:
+        """Record that a call runs by eager dispatch, or locally where no module is remote."""
+        self.story.took(CallPath.EAGER if self.managed.units else CallPath.LOCAL, reason)
 
-    def _demoted(self, kind: Kind, error: Exception) -> None:
-        """A step has failed and is made again by dispatch."""
-        if not isinstance(error, GuardBroken):  # that is about this batch: its numbers go another way
+    def record_failure(self, kind: CallKind, error: Exception) -> None:
+        """Record that a step has failed and falls back to eager dispatch."""
+        if not isinstance(error, GuardBroken):  # a matter of this batch: its contents take another branch
             self._failed(error)
         kind.failures += 1
         if kind.failures >= _FAILURES:
-            kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {of_failure(error)}"
-        self.story.took(DISPATCHED if self.managed.units else LOCAL, of_failure(error))
+            kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {describe_failure(error)}"
+        self.record_fallback(describe_failure(error))
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, WorkerError):
@@ -219,58 +218,59 @@ class Overlap:
         self.managed.record.demote(f"a step of {self.managed.name}", error)
 
     # ── without gradients ──────────────────────────────────────────────────────────────────────────────────────────
-    def _evaluated(self, asked: _Asked, kind: Kind, samples: int) -> Any:
-        plan, outline = kind.plan, kind.outlines[samples]
+    def _evaluate(self, given: _Call, kind: CallKind, samples: int) -> Outcome:
+        plan, output_spec = kind.plan, kind.output_specs[samples]
         assert plan is not None
-        sizes = piece_sizes(samples, plan.micro_batches)
+        sizes = micro_batch_sizes(samples, plan.micro_batches)
         prepared = kind.prepared.get(samples)
         if prepared is None:
-            prepared = kind.prepared[samples] = prepare_outputs(plan, outline.metas, sizes)
+            prepared = kind.prepared[samples] = prepare_outputs(plan, output_spec.metas, sizes)
         if prepared.reason:
-            with self._leavings.aside(asked.model):
-                whole = self.catalogue.undivided_like(kind, asked.model, asked.call, prepared.reason)
-            if whole is not None:
-                counted = whole.samples(asked.call.tensors) or 1  # it may count them in another dimension
-                whole.outlines[counted] = outline
-                return self._evaluated(asked, whole, counted)
-            with nullcontext() if asked.foreign is None else asked.foreign.as_then():
-                return self._dispatched(asked.eager, asked.args, asked.kwargs, prepared.reason)
-        bound = bind(asked.model, asked.args, asked.kwargs)
-        pending_queue.let_pass(plan.is_random, plan.writes)
+            with self.attributes.hide(given.model):
+                whole = self.plans.find_whole_batch(kind, given.model, given.call, prepared.reason)
+            if whole is None:
+                return given.fall_back(prepared.reason)
+            counted = whole.samples(given.call.tensors) or 1  # it may count them in another dimension
+            whole.output_specs[counted] = output_spec
+            return self._evaluate(given, whole, counted)
+        bound = bind(given.model, given.args, given.kwargs)
+        pending_queue.let_pass(plan.uses_torch_rng, plan.writes_buffers)
         try:
-            with DeferredSignals(), self._leavings.aside(asked.model):
+            with DeferredSignals(), self.attributes.hide(given.model):
                 self.managed.tell_dropped()
                 executor = self._executor(kind, prepared)
-                given = None if asked.foreign is None else asked.foreign.results
-                request = request_outputs(kind, prepared, asked.call.tensors, bound, sizes, given)
-                request.patience = _SLOW * plan.step_ms / 1e3
+                host_draws = None if given.host_draws is None else given.host_draws.results
+                request = request_outputs(kind, prepared, given.call.tensors, bound, sizes, host_draws)
+                request.timeout = _SLOW * plan.step_ms / 1e3
                 request.generator = states_for(plan, self.managed)
-                request.state = None if self._roster is None else self._roster.state
+                request.state = None if self._contents is None else self._contents.state
                 ran = executor.run(request)
-                found = outputs_of(prepared, ran.outputs, passed(plan, asked.model, asked.args, asked.kwargs))
+                found = outputs_of(
+                    prepared, ran.outputs, passthrough_tensors(plan, given.model, given.args, given.kwargs)
+                )
         except Exception as error:
             if not isinstance(error, SplittingError):  # that is about this batch
                 self._failed(error)
-            with nullcontext() if asked.foreign is None else asked.foreign.as_then():
-                return self._dispatched(asked.eager, asked.args, asked.kwargs, of_failure(error))
+            return given.fall_back(describe_failure(error))
         follow(plan, self.managed, ran.generator)
         self._took(plan)
-        return self._leavings.give(plan, asked.model, outline.build(found))
+        return Completed(self.attributes.assign(plan, given.model, output_spec.build(found)))
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
-    def _run(self, kind: Kind, samples: int, pending: Pending, tape: Tape, root: int) -> StepResult | None:
+    def run_step(self, kind: CallKind, samples: int, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
+        """Run call, tape and backward by the plan of a kind; `Eager` where the step cannot run so."""
         assert kind.plan is not None
         if kind.rehearsal.is_due:
             self._again(kind, pending)
-        sizes = piece_sizes(samples, kind.plan.micro_batches)
+        sizes = micro_batch_sizes(samples, kind.plan.micro_batches)
         alive = pending.alive()
         key = (tape.signature(), root, tuple(alive), tuple(sizes))
         prepared = kind.prepared.get(key)
         if prepared is None:
             prepared = prepare(kind.plan, tape, root, alive, sizes)
-            if not prepared.reason and not kind.plan.unsplit:
+            if not prepared.reason and not kind.plan.single_micro_batch_reason:
                 try:
-                    with self._leavings.aside(pending.work.model):
+                    with self.attributes.hide(pending.runner.model):
                         prepared = check_numerically(kind.plan, prepared, pending, tape, root)
                 except SplittingError as error:  # another batch may be what the proof was about
                     return self._as_one(kind, pending, tape, root, str(error))
@@ -279,94 +279,97 @@ class Overlap:
             return self._as_one(kind, pending, tape, root, prepared.reason, of_batch=False)
         args, kwargs = pending.call.with_tensors(pending.inputs)
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
-        with DeferredSignals(), self._leavings.aside(pending.work.model):
+        with DeferredSignals(), self.attributes.hide(pending.runner.model):
             self.managed.tell_dropped()
             executor = self._executor(kind, prepared)
             try:
                 request, means = request_of(kind, prepared, pending, bound, sizes)
             except SplittingError as error:  # this batch is not what the proof was about
                 return self._as_one(kind, pending, tape, root, str(error))
-            request.patience = _SLOW * max(kind.plan.step_ms, kind.rehearsal.last_ms) / 1e3
+            request.timeout = _SLOW * max(kind.plan.step_ms, kind.rehearsal.last_ms) / 1e3
             request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
             request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
             if self.trace is not None and self.steps + 1 in _TRACED:
-                reset_peaks(self.managed.crew.workers)
+                reset_peaks(self.managed.pool.workers)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3
         self._took(kind.plan)
         self.steps += 1
         self._trace(kind, ran, step_ms)
-        self.catalogue.ran(kind, ran, step_ms, samples)
+        self.plans.record_step(kind, ran, step_ms, samples)
         follow(kind.plan, self.managed, ran.generator)
         return result_of(kind, prepared, pending, bound, ran, means)
 
-    def _again(self, kind: Kind, pending: Pending) -> None:
+    def _again(self, kind: CallKind, pending: PendingCall) -> None:
         """Have the plan of a kind made again before a step."""
-        on_cpu = all(worker.device.kind == "cpu" for worker in self.managed.crew.workers)
+        on_cpu = all(worker.device.kind == "cpu" for worker in self.managed.pool.workers)
         if not kind.may_change or not on_cpu:
             kind.rehearsal.is_due = False
             return
         args, kwargs = pending.call.with_tensors(pending.inputs)
-        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
+        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
-            self.catalogue.plan_again(kind, pending.work.model, args, kwargs)
+            self.plans.replan(kind, pending.runner.model, args, kwargs)
 
     def _as_one(
-        self, kind: Kind, pending: Pending, tape: Tape, root: int, reason: str, *, of_batch: bool = True
-    ) -> StepResult | None:
+        self, kind: CallKind, pending: PendingCall, tape: Tape, root: int, reason: str, *, of_batch: bool = True
+    ) -> StepResult | Eager:
         """A step that does not split: by micro-batches up to a loss on the whole batch, else with the batch as one.
 
         None where that cannot be either. The user is told, unless the reason is `of_batch`, and another with the next.
         """
         args, kwargs = pending.call.with_tensors(pending.inputs)
-        with self._leavings.aside(pending.work.model), ExitStack() as stack:  # as it was when the call was made
+        with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
-            whole = self.catalogue.undivided_like(kind, pending.work.model, Call(args, kwargs), reason)
+            whole = self.plans.find_whole_batch(kind, pending.runner.model, ModelCall(args, kwargs), reason)
         tailed = whole is not None and whole.plan is not None and whole.plan.tail is not None
         how = "goes forward with all micro-batches first" if tailed else "runs a batch as one"
-        told = whole is not None and whole.plan is not None and whole.plan.unsplit  # when it was planned
+        told = (
+            whole is not None and whole.plan is not None and whole.plan.single_micro_batch_reason
+        )  # when it was planned
         if not of_batch and not told:
             self.managed.record.say(f"{self.managed.name} {how}: {reason}", once=reason)
         if whole is not None:
             try:
-                return self._run(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
+                return self.run_step(whole, whole.samples(pending.inputs) or 1, pending, tape, root)
             except Exception:
                 whole.failures += 1
                 raise
-        self.story.took(DISPATCHED, reason)
-        return None
+        return Eager(reason)
 
     def _took(self, plan: StepPlan) -> None:
         whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
-        self.story.took(UNDIVIDED if plan.unsplit else OVERLAPPED, plan.unsplit or whole)
+        self.story.took(
+            CallPath.SINGLE_MICROBATCH if plan.single_micro_batch_reason else CallPath.OVERLAPPED,
+            plan.single_micro_batch_reason or whole,
+        )
 
-    def _executor(self, kind: Kind, prepared: Prepared) -> Executor:
-        known = (one for kinds in self.catalogue.kinds.values() for one in kinds)
+    def _executor(self, kind: CallKind, prepared: Prepared) -> Executor:
+        known = (one for kinds in self.plans.kinds.values() for one in kinds)
         return executor_for(kind, prepared, known, self.managed)
 
-    def _trace(self, kind: Kind, ran: Ran, step_ms: float) -> None:
+    def _trace(self, kind: CallKind, ran: Ran, step_ms: float) -> None:
         if self.trace is None or kind.plan is None or self.steps not in _TRACED:
             return
         from gemini.runtime.pipelined.step_trace import trace_of
 
-        with undrawn():
-            peaks = read_peaks(self.managed.crew.workers)
+        with preserve_rng_state():
+            peaks = read_peaks(self.managed.pool.workers)
             trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms, peaks)
             files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
         self.story.traces += [str(path) for path in files]
 
 
-def _drawn(kind: Kind, model: nn.Module, args: Any, kwargs: Any) -> ForeignDraws | None:
-    """What a call draws from Python's and NumPy's generators, now that it is made."""
-    if kind.plan is None or not kind.plan.is_foreign:
+def _draw_from_host(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> HostRandomResults | None:
+    """Draw the random numbers that a call takes from Python's and NumPy's generators."""
+    if not plan.uses_host_rng:
         return None
-
     with run_locally(), torch.no_grad():
-        return ForeignDraws(kind.plan.graph, model, bind(model, args, kwargs))
+        return HostRandomResults(plan.graph, model, bind(model, args, kwargs))
 
 
-def _unsendable(tensors: list[torch.Tensor]) -> str:
+def _find_unsendable(tensors: list[torch.Tensor]) -> str:
     """Why steps with these inputs cannot run in stages; '' where they can."""
     for one in tensors:
         if type(one) not in (torch.Tensor, nn.Parameter):
@@ -376,10 +379,10 @@ def _unsendable(tensors: list[torch.Tensor]) -> str:
     return ""
 
 
-def _watched(roster: ModelContents) -> str:
-    """Why a call has to be made as it is made, and at once."""
-    if roster.has_swapped():
-        return "it is called with other parameters than its own"
+def _find_obstacle(contents: ModelContents) -> str:
+    """Return why a call must run at once and as the script wrote it; '' where it may be deferred."""
+    if contents.has_swapped():
+        return FallbackReason.SWAPPED_PARAMETERS
     if is_checkpointed():
-        return "a checkpoint of the program runs it again in backward"
-    return "hooks of the program take the tensors that it saves for backward" if has_saved_tensor_hooks() else ""
+        return FallbackReason.CHECKPOINTED
+    return FallbackReason.SAVED_TENSOR_HOOKS if has_saved_tensor_hooks() else ""

@@ -15,7 +15,7 @@ from gemini.guards.model_version import ModelContents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
 from gemini.planner.step_plan import UnplannableError
-from gemini.runtime.call_outcome import describe_failure, describe_planning_error
+from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
 from gemini.runtime.deferred.hazard_mode import before_drawing
 from gemini.runtime.local_mode import run_locally
@@ -37,7 +37,7 @@ from gemini.snapshot.rng_snapshot import preserve_rng_state
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.interception.managed_model import ManagedModel
+    from gemini.runtime.eager.placed_model import PlacedModel
     from gemini.runtime.pipelined.step_request import ExecutedStep
 
 _KINDS = 16  # kinds of calls that are planned for; a model that is called in ever new ways is dispatched
@@ -57,9 +57,9 @@ class PlanTable:
     """Kinds of calls, planned for as they come."""
 
     def __init__(
-        self, managed: ManagedModel, planner: Planner, story: ModelJournal, leavings: ReturnedAttributes
+        self, managed: PlacedModel, planner: Planner, story: ModelJournal, attributes: ReturnedAttributes
     ) -> None:
-        self.managed, self.planner, self.story, self.leavings = managed, planner, story, leavings
+        self.managed, self.planner, self.story, self.attributes = managed, planner, story, attributes
         self.kinds: dict[Any, list[CallKind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
         self.told: StepPlan | None = None  # the one that the story tells of
@@ -104,23 +104,23 @@ class PlanTable:
         if len(hopeless) >= _FLEETING:
             return hopeless[-1].reason
         unused = [kind for kind in alike if kind.plan is not None and not kind.is_used]
-        return "its plain arguments are others in every call" if len(unused) >= _FLEETING else ""
+        return FallbackReason.CHANGING_ARGUMENTS if len(unused) >= _FLEETING else ""
 
-    def going(self, model: nn.Module, kind: CallKind, samples: int, args: Any, kwargs: Any) -> CallKind | None:
+    def select_variant(self, model: nn.Module, kind: CallKind, samples: int, args: Any, kwargs: Any) -> CallKind | None:
         """The kind for the way that random numbers send a call; None where there is no plan for it."""
         assert kind.plan is not None
         if kind.plan.branches is None:
             return kind
         before_drawing()  # from now on nobody draws before this call does
         bound = bind(model, args, kwargs)
-        found = kind.going(model, bound, samples)
+        found = kind.find_variant(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
             reason = kind.plan.single_micro_batch_reason
             kind.variants.append(
                 self._planned(model, ModelCall(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
             )
-            self.made(has_failed=False)
-            found = kind.going(model, bound, samples)
+            self.end_fallback(has_failed=False)
+            found = kind.find_variant(model, bound, samples)
         if found is not None:
             found.see_others((kind, *kind.variants), samples)
         return found
@@ -134,7 +134,7 @@ class PlanTable:
             found[:] = [one for one in found if one is not kind]
         return True
 
-    def ran(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
+    def record_step(self, kind: CallKind, ran: ExecutedStep, step_ms: float, samples: int) -> None:
         """A step has run by the plan of a kind."""
         if kind.plan is None:
             return
@@ -156,7 +156,7 @@ class PlanTable:
         everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided))
         return next((one for one in everyone if one is not None and one.plan is self.told), None)
 
-    def plan_again(self, kind: CallKind, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def replan(self, kind: CallKind, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
         assert kind.plan is not None
         before, began = kind.rehearsal.expecting(kind.plan), time.perf_counter()
@@ -176,7 +176,7 @@ class PlanTable:
         took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
 
-    def undivided_like(self, kind: CallKind, model: nn.Module, call: ModelCall, reason: str) -> CallKind | None:
+    def find_whole_batch(self, kind: CallKind, model: nn.Module, call: ModelCall, reason: str) -> CallKind | None:
         """The same calls for a loss that does not split: with all samples in it at once, or in all of the step."""
         if kind.plan is None or kind.plan.single_micro_batch_reason or kind.plan.forms.own_statistics:
             return None
@@ -186,7 +186,7 @@ class PlanTable:
         if kind.undivided is None or (tailed and kind.undivided.failures > 1):
             why = "single_micro_batch_reason" if tailed or kind.plan.tail is not None else "gather_reason"
             kind.undivided = self._planned(model, call, **{why: reason}, earlier_plans=(kind.plan,))
-            self.made(has_failed=False)
+            self.end_fallback(has_failed=False)
         plan = kind.undivided.plan
         samples = None if plan is None else kind.undivided.samples(call.tensors)
         if plan is None or samples is None:
@@ -196,23 +196,23 @@ class PlanTable:
         goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
         return kind.undivided if fits and goes else None
 
-    def learn(self, kind: CallKind, model: nn.Module, samples: int, output: Any) -> None:
+    def learn_outputs(self, kind: CallKind, model: nn.Module, samples: int, output: Any) -> None:
         """See what calls of a kind return."""
         assert kind.plan is not None
         try:
-            outline = OutputSpec.of(self.leavings.seen(kind.plan, model, output))
+            outline = OutputSpec.of(self.attributes.collect(kind.plan, model, output))
         except UnsupportedValueError as error:
             kind.plan, kind.reason = None, f"what it returns cannot be made again: {error}"
             return
         if len(outline.metas) != len(kind.plan.graph.outputs()):
-            kind.plan, kind.reason = None, "it returns other tensors than its graph"
+            kind.plan, kind.reason = None, FallbackReason.RETURNS_OTHER_TENSORS
             return
-        kind.outlines[samples] = outline
+        kind.output_specs[samples] = outline
 
     def _planned(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
-        self.leavings.settle(model)
+        self.attributes.materialize(model)
         contents = ContentsSnapshot(call.shared_arguments)
         try:
             try:
@@ -255,7 +255,7 @@ class PlanTable:
     def _say(self, reason: str) -> None:
         self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
 
-    def made(self, *, has_failed: bool) -> None:
+    def end_fallback(self, *, has_failed: bool) -> None:
         """A call has been made in another way: if it has not failed as well, tell that planning has; else try again."""
         error, self._untold = self._untold, None
         if error is None:

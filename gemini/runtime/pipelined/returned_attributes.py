@@ -8,14 +8,14 @@ looks changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from gemini.capture.attribute_writes import Left
+from gemini.capture.attribute_writes import AttributeWrite
 from gemini.ir.call_binding import bind
 from gemini.ir.interpreter import Execution
 from gemini.planner.step_plan import StepPlan
@@ -24,54 +24,53 @@ from gemini.runtime.deferred.deferred_tensor import real_of
 _MISSING: Any = object()
 
 
-class Leavings:
+class ReturnedAttributes:
     """The attributes that calls of one model leave."""
 
     def __init__(self) -> None:
-        self._given: dict[Left, Any] = {}  # what was set last, and may not be known yet
-        self._earlier: dict[Left, Any] = {}  # what a call that was made at once has set
+        self._given: dict[AttributeWrite, Any] = {}  # what was set last, and may not be known yet
+        self._earlier: dict[AttributeWrite, Any] = {}  # what a call that was made at once has set
 
-    def seen(self, plan: StepPlan, model: nn.Module, output: Any) -> Any:
+    def collect(self, plan: StepPlan, model: nn.Module, output: Any) -> Any:
         """All that a call has given which was made at once: its output, and attributes beside it."""
-        if not plan.left:
+        if not plan.attribute_writes:
             return output
-        values = tuple(_get(model, left) for left in plan.left)
-        self._earlier.update(zip(plan.left, values, strict=True))
+        values = self.values(plan, model)
+        self._earlier.update(zip(plan.attribute_writes, values, strict=True))
         return output, values
 
-    def give(self, plan: StepPlan, model: nn.Module, made: Any) -> Any:
+    def assign(self, plan: StepPlan, model: nn.Module, made: Any) -> Any:
         """Set the attributes; the output alone."""
-        if not plan.left:
+        if not plan.attribute_writes:
             return made
         output, values = made
-        for left, value in zip(plan.left, values, strict=True):
+        for left, value in zip(plan.attribute_writes, values, strict=True):
             _set(model, left, value)
             self._given[left] = value
         return output
 
-    def apart(self, plan: StepPlan, model: nn.Module, eager: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """The call made at once, for all that it gives; attributes are afterwards as they were."""
-        if not plan.left:
-            return eager
+    @contextmanager
+    def restore(self, plan: StepPlan, model: nn.Module) -> Iterator[None]:
+        """Inside, the model has earlier values; afterwards, its attributes are as before."""
+        with self.hide(model):
+            now = self.values(plan, model)
+            try:
+                yield
+            finally:
+                for left, value in zip(plan.attribute_writes, now, strict=True):
+                    _set(model, left, value)
 
-        def run(args: Any, kwargs: Any) -> Any:
-            with self.aside(model):
-                now = [_get(model, left) for left in plan.left]
-                try:
-                    output = eager(args, kwargs)
-                    return output, tuple(_get(model, left) for left in plan.left)
-                finally:
-                    for left, value in zip(plan.left, now, strict=True):
-                        _set(model, left, value)
+    @staticmethod
+    def values(plan: StepPlan, model: nn.Module) -> tuple[Any, ...]:
+        """Return the attributes that calls of a plan assign, as they are."""
+        return tuple(_get(model, left) for left in plan.attribute_writes)
 
-        return run
-
-    def aside(self, model: nn.Module) -> AbstractContextManager[None]:
+    def hide(self, model: nn.Module) -> AbstractContextManager[None]:
         """With earlier values in the place of those that were set here; not of what the program has set."""
-        return self._aside(model) if self._given else nullcontext()
+        return self._hide(model) if self._given else nullcontext()
 
     @contextmanager
-    def _aside(self, model: nn.Module) -> Iterator[None]:
+    def _hide(self, model: nn.Module) -> Iterator[None]:
         ours = [(left, value) for left, value in self._given.items() if _get(model, left) is value]
         for left, _ in ours:
             _set(model, left, self._earlier[left])
@@ -81,11 +80,11 @@ class Leavings:
             for left, value in ours:
                 _set(model, left, value)
 
-    def gave(self, value: Any) -> bool:
+    def is_assigned(self, value: Any) -> bool:
         """Whether this is what a call has left."""
         return any(value is one for one in self._given.values())
 
-    def settle(self, model: nn.Module) -> None:
+    def materialize(self, model: nn.Module) -> None:
         """Have real tensors in all attributes: somebody is about to look at the model itself."""
         for left, value in [*self._given.items()]:
             if _get(model, left) is value:
@@ -94,19 +93,19 @@ class Leavings:
                 self._given[left] = real
 
 
-def passed(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
+def passthrough_tensors(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
     """The arguments, and tensors of the model, that are in its output as they are, by their place there."""
-    if not plan.passed:
+    if not plan.returned_sources:
         return {}
     execution = Execution(plan.graph, model, bind(model, args, kwargs))
-    return {at: execution._source(plan.graph.nodes[node]) for at, node in plan.passed.items()}
+    return {at: execution._source(plan.graph.nodes[node]) for at, node in plan.returned_sources.items()}
 
 
-def _get(model: nn.Module, left: Left) -> Any:
+def _get(model: nn.Module, left: AttributeWrite) -> Any:
     return getattr(model.get_submodule(left.module), left.name, _MISSING)
 
 
-def _set(model: nn.Module, left: Left, value: Any) -> None:
+def _set(model: nn.Module, left: AttributeWrite, value: Any) -> None:
     module = model.get_submodule(left.module)
     if value is not _MISSING:
         setattr(module, left.name, value)

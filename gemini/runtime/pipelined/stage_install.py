@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gemini.planner.tail_plan import tail_of
+from gemini.planner.tail_plan import build_tail
 from gemini.profiling.measured_device import MB
 from gemini.runtime.devices.host_memory import format_bytes
-from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.loss_request import Prepared
 from gemini.runtime.pipelined.step_executor import Executor
 from gemini.step.worker_program import program_of
@@ -17,10 +17,10 @@ from gemini.step.worker_program import program_of
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.interception.managed_model import Managed
+    from gemini.runtime.eager.placed_model import PlacedModel
 
 
-def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed: Managed) -> Executor:
+def executor_for(kind: CallKind, prepared: Prepared, known: Iterable[CallKind], managed: PlacedModel) -> Executor:
     """The stages in the workers, with the factors that this loss needs; `known` kinds may have them already."""
     assert kind.plan is not None
     wanted = set(prepared.splitting.node_shares)
@@ -31,10 +31,10 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
         if kind.executor is not None:
             return kind.executor
         recompute = range(kind.plan.nstages) if kind.plan.recompute else ()
-        tail = tail_of(kind.plan, piped)
-        made = program_of(piped, kind.plan.schedule, recompute=recompute, draws=kind.plan.draws, tail=tail)
-        program = replace(made, once=kind.plan.once, detached=_detached(kind.plan))
-        executor = Executor(managed.crew, managed.household, program, piped._holdings.follow)
+        tail = build_tail(kind.plan, piped)
+        made = program_of(piped, kind.plan.schedule, recompute=recompute, draws=kind.plan.rng_patterns, tail=tail)
+        program = replace(made, once=kind.plan.buffers_written_once, detached=_detached(kind.plan))
+        executor = Executor(managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow)
         where = f"<stages of {type(piped.model).__name__}>"
         executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # not before: stages that could not be sent are sent anew, or fail as they did
@@ -42,13 +42,13 @@ def executor_for(kind: Kind, prepared: Prepared, known: Iterable[Kind], managed:
     return kind.executor
 
 
-def _tell_holding(plan: StepPlan, managed: Managed) -> None:
+def _tell_holding(plan: StepPlan, managed: PlacedModel) -> None:
     """Have workers know what they have of a model, for the case that one is lost."""
     for one in plan.analysis.workers:
         stages = ", ".join(map(str, one.stages))
         word = "stage" if len(one.stages) == 1 else "stages"
         planned = format_bytes(one.memory.total_mb * MB)
-        managed.crew.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
+        managed.pool.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
 
 
 def _detached(plan: StepPlan) -> frozenset[int]:
@@ -61,15 +61,16 @@ def _detached(plan: StepPlan) -> frozenset[int]:
     )
 
 
-def _installed(kind: Kind, piped: Piped, known: Iterable[Kind]) -> Executor | None:
+def _installed(kind: CallKind, piped: Piped, known: Iterable[CallKind]) -> Executor | None:
     """The stages of another length, where their text is the same."""
     assert kind.plan is not None
     for other in known:
         if other is kind or other.executor is None or other.plan is None or other.shares != kind.shares:
             continue
         mine, their = kind.plan, other.plan
-        same = their.schedule is mine.schedule and their.draws == mine.draws and their.once == mine.once
-        same = same and their.tail == mine.tail and their.recompute == mine.recompute
+        same = their.schedule is mine.schedule and their.rng_patterns == mine.rng_patterns
+        same = same and their.buffers_written_once == mine.buffers_written_once and their.tail == mine.tail
+        same = same and their.recompute == mine.recompute
         if same and other.plan.build(other.shares).sources == piped.sources:
             return other.executor
     return None

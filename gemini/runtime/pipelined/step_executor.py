@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.batch_analysis.batch_kinds import Positions, Sample
+from gemini.batch_analysis.batch_kinds import SampleIndices, Shard
+from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
 from gemini.errors import InvalidPlanError
 from gemini.guards.module_state import ModuleState
@@ -30,10 +31,10 @@ from gemini.ir.autograd_modes import Region
 from gemini.runtime.devices.finalizers import call_when_freed
 from gemini.runtime.memory.shared_layout import TensorPositions
 from gemini.runtime.memory.shared_parameters import SharedParameters
-from gemini.runtime.pipelined.broadcast import Chorus, check_readable
+from gemini.runtime.pipelined.broadcast import Chorus
 from gemini.runtime.pipelined.gradient_layout import Layout, Order, summed
 from gemini.runtime.pipelined.peer_mesh import connect
-from gemini.runtime.pipelined.step_request import Each, Output, Standing, Stay, StepRequest, StepResult, Whole
+from gemini.runtime.pipelined.step_request import Each, ExecutedStep, Output, Standing, Stay, StepRequest, Whole
 from gemini.runtime.pool.fault_policy import rebuild_with_traceback
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -52,7 +53,6 @@ from gemini.runtime.step_messages import (
 )
 from gemini.runtime.transport.code_dependencies import collect_user_objects
 from gemini.runtime.transport.module_pickling import strip_uncalled_hooks
-from gemini.step.join_microbatches import PARTS, combined
 from gemini.step.lower_program import Lowered, lower
 from gemini.step.worker_program import Loss, StepProgram
 
@@ -90,19 +90,19 @@ class Executor:
 
     def __init__(
         self,
-        crew: WorkerPool,
+        pool: WorkerPool,
         household: SharedParameters,
         program: StepProgram,
         follow: Callable[[], None] | None = None,
     ) -> None:
         """`follow` has stages hold what their model holds now."""
-        if program.nworkers > len(crew.workers):
+        if program.nworkers > len(pool.workers):
             raise InvalidPlanError(
-                f"a plan for {program.nworkers} workers, there are {len(crew.workers)}\n"
+                f"a plan for {program.nworkers} workers, there are {len(pool.workers)}\n"
                 "    → start as many workers, or make a plan for those there are"
             )
-        self.crew, self.household, self.program, self._follow = crew, household, program, follow
-        self.workers = crew.workers[: program.nworkers]
+        self.pool, self.shared_parameters, self.program, self._follow = pool, household, program, follow
+        self.workers = pool.workers[: program.nworkers]
         self._chorus = Chorus(self.workers)
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
@@ -113,7 +113,7 @@ class Executor:
         self._orders: dict[int, Order] = {}  # of gradients, by kind of step
         self._lie_at: TensorPositions | None = None  # the tensors of all stages
         self._standing: Standing | None = None  # the state of the model of which the workers know
-        self._retired = _retired.setdefault(crew, deque())
+        self._retired = _retired.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
 
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,16 +125,16 @@ class Executor:
         self._standing, self._lie_at = None, None
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
-        for worker in self.crew.workers if gone else ():
+        for worker in self.pool.workers if gone else ():
             done(worker, RetirePrograms(worker.next_number(), gone), "forget stages")
         self._held = [
-            [t for at in self.program.stages_of(w.place) for t in (*stages[at].parameters(), *stages[at].buffers())]
+            [t for at in self.program.stages_of(w.index) for t in (*stages[at].parameters(), *stages[at].buffers())]
             for w in self.workers
         ]
         self._tensors = [*itertools.chain.from_iterable(self._held)]
         self._bring_home()
         for worker in self.workers:
-            numbers = self.program.stages_of(worker.place)
+            numbers = self.program.stages_of(worker.index)
             done(
                 worker,
                 Sources(worker.next_number(), texts, collect_user_objects(texts.values())),
@@ -151,17 +151,17 @@ class Executor:
             self._parameters.update(
                 (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
             )
-            self._parts[worker.place] = _Part(self.program, worker.place, self.stages)
+            self._parts[worker.index] = _Part(self.program, worker.index, self.stages)
         for worker in self.workers:
-            worker.link.carriage.trim()
-        self._snapshots, self._moves = [ModuleState(stage) for stage in stages], self.household.moves
+            worker.link.transport.trim()
+        self._snapshots, self._moves = [ModuleState(stage) for stage in stages], self.shared_parameters.relocations
 
     def _bring_home(self, *, have_shapes: bool = False) -> None:
         """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
         if self._lie_at is not None and self._lie_at.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
-            self.household.bring_home(held, worker.device)
+            self.shared_parameters.ensure_shared(held, worker.device)
         self._lie_at = TensorPositions(self._tensors)
 
     def _keep_current(self, state: Standing | None) -> bool:
@@ -173,7 +173,9 @@ class Executor:
         if not is_known and self._follow is not None:
             self._follow()
         self._bring_home(have_shapes=is_known)
-        if self._moves != self.household.moves or any(snapshot.changed(is_known) for snapshot in self._snapshots):
+        if self._moves != self.shared_parameters.relocations or any(
+            snapshot.find_change(is_known) for snapshot in self._snapshots
+        ):
             self.install(self.stages, self._texts)
             is_known = False
         if not is_known:
@@ -189,12 +191,12 @@ class Executor:
         if key not in self._lowered:
             program = self.program if loss is not None or not self.program.is_training else self.program.forward_only()
             lowered = lower(program, loss)
-            connect(self.crew, lowered.edges())
+            connect(self.pool, lowered.edges())
             number = next(_numbers)
             for worker in self.workers:
-                tasks = lowered.tasks[worker.place]
+                tasks = lowered.tasks[worker.index]
                 done(worker, Tasks(
-                    worker.next_number(), number, self.number, worker.place, tasks, lowered.readers, loss,
+                    worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
                     lowered.loss_stage, lowered.frozen, lowered.tail,
                 ), "take a plan")  # fmt: skip
             self._lowered[key] = number, lowered
@@ -212,7 +214,7 @@ class Executor:
             )
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def run(self, request: StepRequest) -> StepResult:
+    def run(self, request: StepRequest) -> ExecutedStep:
         """Run a step on all workers. Raises what a stage raises, OurFault where ours fails, WorkerError."""
         if len(request.sizes) != self.program.micro_batches:
             raise InvalidPlanError(
@@ -228,7 +230,7 @@ class Executor:
         self._foresee(kind[0], request)
         replies = self._chorus.ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
-            lambda number: AbortStep(number, step), request.patience,
+            lambda number: AbortStep(number, step), request.timeout,
         )  # fmt: skip
         self._check(replies)
         # In the order of the workers, not of their answers: sums over workers are then the same in every run.
@@ -244,8 +246,8 @@ class Executor:
         is_known: bool,
     ) -> Step:
         """The step for one worker: only what its stages read."""
-        part, (key, lowered) = self._parts[worker.place], kind
-        worker.link.carriage.look_around()
+        part, (key, lowered) = self._parts[worker.index], kind
+        worker.link.transport.look_around()
         inputs, numbers, operands = [], [], []
         tensors: list[torch.Tensor] = []
         for name in part.reads:
@@ -262,11 +264,11 @@ class Executor:
                 tensors.append(whole.tensor)
         shares = [list(each) for each in request.shares]
         op_shares = {at: list(each) for at, each in request.op_shares.items()}
-        dropped = self._dropped[worker.place]
+        dropped = self._dropped[worker.index]
         return Step(
             worker.next_number(), step, key, region, part.news(is_known), tuple(request.sizes),
             inputs, numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
-            _state_for(request.generator, worker.place), [dropped.popleft() for _ in range(len(dropped))],
+            _state_for(request.generator, worker.index), [dropped.popleft() for _ in range(len(dropped))],
             part.layouts[key].number if key in part.layouts else 0, tensors,
         )  # fmt: skip
 
@@ -280,12 +282,12 @@ class Executor:
         self._standing = None
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
-                text = f"in worker {worker.place}, {reply.scope}"
+                text = f"in worker {worker.index}, {reply.scope}"
                 raise rebuild_with_traceback(reply, text)
         for worker, reply in failed.items():
-            check_readable(worker, reply)
+            worker.check_reply(reply, "a step")
             if reply is not None and getattr(reply, "reason", "") != ABORTED:
-                raise InternalFault(f"a step in worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+                raise InternalFault(f"a step in worker {worker.index}: {getattr(reply, 'reason', reply)!s:.2000}")
         raise InternalFault("the step was interrupted")
 
     def _foresee(self, kind: int, request: StepRequest) -> None:
@@ -297,8 +299,8 @@ class Executor:
         if request.foresee is None or order is None or order.has_sums:
             return
         for worker, layout in zip(self.workers, order.layouts, strict=True):
-            is_latest = self._parts[worker.place].layouts.get(kind) is layout
-            found = worker.link.carriage.foresee(layout.row) if is_latest else None
+            is_latest = self._parts[worker.index].layouts.get(kind) is layout
+            found = worker.link.transport.foresee(layout.row) if is_latest else None
             if found is None:
                 return
             gradients += found
@@ -307,16 +309,16 @@ class Executor:
     # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
     def _gradients(self, worker: WorkerHandle, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
         """Those of one worker, in its memory."""
-        layouts = self._parts[worker.place].layouts
+        layouts = self._parts[worker.index].layouts
         if reply.gradients is not None:
             layouts[kind] = Layout(reply.layout, reply.gradients)
-        return layouts[kind], worker.link.carriage.borrow(layouts[kind].row)
+        return layouts[kind], worker.link.transport.borrow(layouts[kind].row)
 
-    def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> StepResult:
+    def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> ExecutedStep:
         layouts: list[Layout] = []
         gradients: list[torch.Tensor] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
-        result = StepResult(None)
+        result = ExecutedStep(None)
         for worker, reply in replies.items():
             rest = iter(reply.tensors)
             layout, opened = self._gradients(worker, reply, kind)
@@ -331,7 +333,7 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.told.append((worker.place, reply.trace))
+            result.told.append((worker.index, reply.trace))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
         result.input_gradients = {name: summed(found) for name, found in given.items()}
@@ -354,7 +356,7 @@ class Executor:
         held = [(worker.link.held.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
         return {number: tensor for number, tensor in held if number is not None}
 
-    def _keep_outputs(self, result: StepResult, request: StepRequest, step: int) -> None:
+    def _keep_outputs(self, result: ExecutedStep, request: StepRequest, step: int) -> None:
         loss = request.loss
         names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
         if not names:
@@ -377,7 +379,7 @@ class Executor:
                 raise InternalFault(f"{name} cannot be fetched: {getattr(reply, 'reason', reply)!s:.500}")
             parts.update(zip(reply.mids, reply.tensors, strict=False))
         found = [parts[mid] for mid in sorted(parts)]
-        return found[0] if len(places) == 1 else combined(found, how)
+        return found[0] if len(places) == 1 else combine_parts(found, how)
 
     def _places(self, name: str, loss_stage: int) -> list[int]:
         """Who has a value: of the tape, the workers that the loss of that step ran on."""
@@ -391,7 +393,7 @@ class Executor:
 @functools.lru_cache(maxsize=256)
 def _plain_dim(dim: Any) -> Any:
     """How samples lie, as plain data."""
-    return astuple(dim) if isinstance(dim, (Sample, Positions)) else dim
+    return astuple(dim) if isinstance(dim, (Shard, SampleIndices)) else dim
 
 
 def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
@@ -400,11 +402,11 @@ def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
 
 def _told_region(region: Region) -> Any:
     """A region as plain data, and the switches of torch."""
-    return region.grad, region.inference, region.autocast, torch_flags.current()
+    return region.grad, region.inference, region.autocast, torch_flags.current_flags()
 
 
 def done(worker: WorkerHandle, request: Any, what: str) -> None:
     """Ask for something that is answered by Done."""
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):
-        raise InternalFault(f"worker {worker.place}: {getattr(reply, 'reason', reply)!s:.2000}")
+        raise InternalFault(f"worker {worker.index}: {getattr(reply, 'reason', reply)!s:.2000}")

@@ -10,30 +10,30 @@ import torch
 from gemini.planner.step_plan import StepPlan
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.runtime.devices.base import Device
-from gemini.runtime.interception.managed_model import Managed
+from gemini.runtime.eager.placed_model import PlacedModel
 
 
-def states_for(plan: StepPlan, managed: Managed) -> bytes | list[bytes]:
+def states_for(plan: StepPlan, managed: PlacedModel) -> bytes | list[bytes]:
     """The states for a step: the program's own, or one a worker seeded by it; none where nothing is drawn."""
-    if not plan.is_random:
+    if not plan.uses_torch_rng:
         return b""
-    devices = [worker.device for worker in managed.crew.workers[: plan.schedule.ndevs]]
-    if any(plan.draws):
+    devices = [worker.device for worker in managed.pool.workers[: plan.schedule.ndevs]]
+    if any(plan.rng_patterns):
         return get_state(devices[0], _seeded(devices[0], managed))
     seed = int(torch.randint(2**62, ()))
     return [_from_seed(device, seed + place) for place, device in enumerate(devices)]
 
 
-def follow(plan: StepPlan, managed: Managed, state: bytes) -> None:
+def follow(plan: StepPlan, managed: PlacedModel, state: bytes) -> None:
     """Put the program's generators in the state in which a step has left those of the workers."""
-    if any(plan.draws) and state:
-        device = managed.crew.workers[0].device
+    if any(plan.rng_patterns) and state:
+        device = managed.pool.workers[0].device
         set_state(state, device, _seeded(device, managed))
 
 
-def _seeded(device: Device, managed: Managed) -> torch.device:
+def _seeded(device: Device, managed: PlacedModel) -> torch.device:
     """Whose generator the model uses in one process; workers that run plans are all on one device."""
-    outside = managed.household.outside
+    outside = managed.shared_parameters.outside
     return outside if outside.type == device.where.type else device.where
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Constant, Kind, Mean, Partial, Positions, Sample
+from gemini.batch_analysis.batch_kinds import Kind, Partial, Replicate, SampleIndices, Shard, WeightedPartial
 from gemini.ir.autograd_modes import Region
-from gemini.ir.call_binding import Call
-from gemini.pipe.value_routes import Caller
+from gemini.ir.call_binding import ModelCall
+from gemini.pipe.value_routes import CallerSide
 from gemini.runtime.devices.finalizers import call_when_freed
 from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
@@ -22,14 +22,14 @@ from gemini.step.worker_program import Loss
 if TYPE_CHECKING:
     from torch import nn
 
-    from gemini.pipe.value_routes import Wiring
+    from gemini.pipe.value_routes import ValueRoutes
 
 
 class Whole(NamedTuple):
     """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
 
     tensor: torch.Tensor
-    dim: int | Sample | Positions | None
+    dim: int | Shard | SampleIndices | None
 
 
 class Each(NamedTuple):
@@ -77,7 +77,7 @@ class StepRequest:
     op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
-    patience: float = 0.0
+    timeout: float = 0.0
     state: Standing | None = None  # the object is another one where anything of the model has changed
     # Called before the workers compute, where it is known: owners of gradients, and where these will be.
     foresee: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
@@ -91,11 +91,11 @@ class Output:
 
     def joined(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
         """As its kind says; `weights` are those of a mean, one a micro-batch."""
-        if isinstance(kind, Sample):
+        if isinstance(kind, Shard):
             return self._fetch(self.name, ("join", kind))
-        if isinstance(kind, Constant):
+        if isinstance(kind, Replicate):
             return self.first()
-        if isinstance(kind, Mean) and weights is not None:
+        if isinstance(kind, WeightedPartial) and weights is not None:
             return self._fetch(self.name, ("sum", list(weights)))
         if isinstance(kind, Partial):
             return self.summed()
@@ -103,7 +103,7 @@ class Output:
 
     def concatenated(self, dim: int) -> torch.Tensor:
         """Of all micro-batches, one after the other."""
-        return self._fetch(self.name, ("join", Sample(dim)))
+        return self._fetch(self.name, ("join", Shard(dim)))
 
     def summed(self) -> torch.Tensor:
         """The sum over micro-batches."""
@@ -123,7 +123,7 @@ class Stay:
 
 
 @dataclass
-class StepResult:
+class ExecutedStep:
     """What a step gave. Gradients are tensors in the memory in which workers summed them up."""
 
     root: torch.Tensor | None
@@ -152,7 +152,7 @@ def events_of(told: Sequence[tuple[int, bytes]]) -> list[Event]:
 
 
 def inputs_of(
-    wiring: Wiring, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
+    wiring: ValueRoutes, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
     *, and_all: bool = False,
 ) -> dict[str, Whole | Each]:  # fmt: skip
     """The values of all ports that come with a call; `dims` by identity of its tensors.
@@ -161,7 +161,7 @@ def inputs_of(
     """
     total = sum(sizes)
     found: dict[str, Whole | Each] = {}
-    caller = Caller(wiring, model, bound)
+    caller = CallerSide(wiring, model, bound)
     numbers = []
     for port in wiring.from_call:
         value = caller.read_port(port)
@@ -179,7 +179,7 @@ def inputs_of(
         start = 0
         for size in sizes:
             part = _narrowed(bound, dims, start, size, total)
-            one = Caller(wiring, model, part)
+            one = CallerSide(wiring, model, part)
             for port in numbers:
                 each[port.name].append(one.read_port(port))
             start += size
@@ -190,7 +190,7 @@ def inputs_of(
 
 
 def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
-    call = Call((), bound)
+    call = ModelCall((), bound)
 
     def piece(tensor: torch.Tensor) -> torch.Tensor:
         dim = dims.get(id(tensor))

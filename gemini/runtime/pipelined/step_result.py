@@ -10,16 +10,16 @@ from torch import nn
 
 from gemini.ir.encode import follow
 from gemini.ir.pytree import Ref
-from gemini.runtime.deferred import Pending, StepResult
-from gemini.runtime.pipelined.call_signature import Kind
+from gemini.runtime.deferred import PendingCall, StepResult
+from gemini.runtime.pipelined.call_signature import CallKind
 from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched
-from gemini.runtime.pipelined.step_request import StepResult as Ran
+from gemini.runtime.pipelined.step_request import ExecutedStep as Ran
 
 
 def result_of(  # noqa: PLR0917
-    kind: Kind,
+    kind: CallKind,
     prepared: Prepared,
-    pending: Pending,
+    pending: PendingCall,
     bound: dict[str, Any],
     ran: Ran,
     means: Mapping[int, list[float]],
@@ -27,7 +27,7 @@ def result_of(  # noqa: PLR0917
     """What a step gave, in the words of the deferred call; `means`: the weights of those that stay in workers."""
     assert prepared.loss is not None
     assert ran.root is not None
-    parameters = _in_order(kind, pending.work.parameters, ran.owners, ran.tensors)
+    parameters = _in_order(kind, pending.runner.parameters, ran.owners, ran.tensors)
     ran.tensors = []  # they are nobody else's any more
     inputs = _of_inputs(kind, pending, bound, ran.input_gradients) if ran.input_gradients else {}
     names = {number: f"#{number}" for number in prepared.loss.keep}
@@ -43,7 +43,7 @@ def result_of(  # noqa: PLR0917
 
 
 def _of_inputs(
-    kind: Kind, pending: Pending, bound: dict[str, Any], found: Mapping[str, torch.Tensor]
+    kind: CallKind, pending: PendingCall, bound: dict[str, Any], found: Mapping[str, torch.Tensor]
 ) -> dict[int, torch.Tensor | None]:
     """Gradients of inputs by place, of those by port."""
     plan = kind.plan
@@ -51,20 +51,20 @@ def _of_inputs(
     places = {id(tensor): at for at, tensor in enumerate(pending.inputs)}
     return {
         places[id(follow(bound, plan.graph.inputs[port.value.node]))]: found[port.name]
-        for port in plan.build(kind.shares).wiring.from_call
+        for port in plan.build(kind.shares).routes.from_call
         if port.name in found and isinstance(port.value, Ref)
     }
 
 
 def foresee(
-    kind: Kind, pending: Pending, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+    kind: CallKind, pending: PendingCall, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
 ) -> None:
     """Before workers compute: tell the deferred call where the gradients of parameters will be."""
-    pending.foresee(root, _in_order(kind, pending.work.parameters, owners, tensors))
+    pending.foresee(root, _in_order(kind, pending.runner.parameters, owners, tensors))
 
 
 def _in_order(
-    kind: Kind, wanted: list[torch.Tensor], owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
+    kind: CallKind, wanted: list[torch.Tensor], owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """The gradients of the parameters that are wanted."""
     known = kind.order

@@ -143,7 +143,7 @@ def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: t
         )
         for event in done
     ]
-    profiled_ms = 0.0 if plan.rehearsed is None else plan.analysis.step_ms
+    profiled_ms = 0.0 if plan.measured is None else plan.analysis.step_ms
     measured = executed(plan.schedule, ran)
     expected_mb = tuple(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
     return StepTrace(plan.expected, measured, step_ms, plan.step_ms, peak_mb, expected_mb, profiled_ms)

@@ -1,0 +1,195 @@
+"""A managed model: its first call is watched, then parts of it run in workers.
+
+    first call        runs here, watched              which modules, in what order, how long
+    before the second units are chosen and installed
+    from then on      units run in their workers; what cannot is run here, with one line that says why
+
+A unit that a worker refuses (it changes an object it was given, say) is replaced by the modules inside it, down to
+those that can. A worker that is lost raises once; from then on the model runs here.
+
+Nothing here refers to the model itself: when the program lets go of it, its units go too, and with the last model its
+workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gemini.capture import torch_flags
+from gemini.errors import WorkerError
+from gemini.guards.call_guards import CallGuards
+from gemini.ir.autograd_modes import Region
+from gemini.ir.call_binding import bind, signature_of
+from gemini.runtime.devices.host_memory import format_bytes
+from gemini.runtime.devices.worker_devices import model_device
+from gemini.runtime.eager.first_call_trace import FirstCallTrace, ModuleTrace
+from gemini.runtime.eager.module_placement import choose
+from gemini.runtime.eager.remote_module import RemoteModule
+from gemini.runtime.eager.split_proof import Proof, prove
+from gemini.runtime.memory.shared_parameters import SharedParameters
+from gemini.runtime.pool.fault_policy import FaultPolicy
+from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.protocol import ClassAttributes, DescribeClasses
+from gemini.user_code import is_user_module
+
+_NAMED = 3  # units of a worker
+_SLOW = 10  # times what a unit took when it was watched: then it hangs
+
+
+class PlacedModel:
+    """What the controller knows of one model."""
+
+    def __init__(
+        self, model: nn.Module, pool: WorkerPool, quiet: bool = False, micro_batches: int = 1, strict: bool = False
+    ) -> None:
+        self.pool, self.micro_batches = pool, micro_batches
+        self.name = type(model).__name__
+        self.record = FaultPolicy(self.name, quiet, strict)
+        self.shared_parameters = SharedParameters(pool, model_device(model))
+        pool.preload(sorted({kind for m in model.modules() if not is_user_module(kind := type(m).__module__)}))
+        self.guards = CallGuards(model)
+        self.observation: FirstCallTrace | None = None
+        self.units: dict[int, RemoteModule] = {}
+        self.seen: dict[int, ModuleTrace] = {}  # by unit number
+        self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
+        self.planned = False  # units are chosen, when the second call begins
+        self.calls = 0
+        self.announces = True  # or only what goes wrong is said
+        self._names: dict[int, str] = {}
+        self._proofs: dict[Any, Proof] = {}
+
+    def look(self, model: nn.Module) -> None:
+        """See what its code reads and calls, now that the program has changed it."""
+        if self.guards.refresh(model):
+            self._ask_for_classes()
+
+    def plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
+        """Choose units and install them; by module. Where that fails, everything is where it was."""
+        self.planned = True
+        try:
+            return self._plan(model, observation)
+        except BaseException as error:
+            self.units.clear()
+            self.shared_parameters.let_go()
+            self.planned = not isinstance(error, WorkerError)  # then the next call raises as well
+            raise
+
+    def _plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self.shared_parameters.take_in([*model.parameters(), *model.buffers()])
+        self._ask_for_classes()
+        chosen = choose(observation.root, len(self.pool.workers))
+        found: dict[nn.Module, RemoteModule] = {}
+        for seen, place in chosen:
+            found.update(self._install(seen, place))
+        used = {unit.worker.index for unit in found.values()}
+        if not found:
+            reasons = [f"{name}: {why}" for name, why in self.refused.items()]
+            self.record.say(
+                f"{self.name} runs in this process: {[*reasons, 'it calls no module that can run elsewhere'][0]}"
+            )
+        else:
+            self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
+        return found
+
+    def _ask_for_classes(self) -> None:
+        """Have a worker say what it has imported, which the program may have changed before."""
+        worker = self.pool.workers[0]
+        reply = worker.ask(
+            DescribeClasses(worker.next_number(), self.guards.patches.library_classes()), "say what it has imported"
+        )
+        if isinstance(reply, ClassAttributes):
+            self.guards.patches.learn(reply.attributes)
+
+    def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
+        """Whether a call may be split into micro-batches; found out once for calls of one kind."""
+        modes = tuple(m.training for m in model.modules())
+        facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
+        if facts not in self._proofs:
+            away = any(worker.device.where != self.shared_parameters.outside for worker in self.pool.workers)
+            self._proofs[facts] = Proof("its workers are on another device") if away else prove(model, args, kwargs)
+            reason = self._proofs[facts].reason
+            if reason:
+                self.say(f"{self.name} runs a batch as one, not in {self.micro_batches} micro-batches: {reason}")
+        return self._proofs[facts]
+
+    def _install(self, seen: ModuleTrace, place: int) -> dict[nn.Module, RemoteModule]:
+        """A unit for a module, or for the modules inside it where it cannot be sent itself."""
+        number = self.pool.next_module_number()
+        name = self._names.get(id(seen.module), type(seen.module).__name__)
+        unit = RemoteModule(
+            number, name, seen.module, self.pool.workers[place], self.shared_parameters, record=self.record
+        )
+        unit.timeout = _SLOW * seen.ms / 1e3
+        self.seen[number] = seen
+        reason = unit.install()
+        if not reason:
+            self.units[number] = unit
+            self.shared_parameters.units.append(number)
+            self.record.plan.append([name, place])
+            self._tell_holding(place)
+            return {seen.module: unit}
+        unit.leave()
+        return self._inside(unit, reason)
+
+    def _tell_holding(self, place: int) -> None:
+        """Have a worker know what it has of this model, for the case that it is lost."""
+        units = [unit for unit in self.units.values() if unit.worker.index == place]
+        size = sum(one.nbytes for unit in units for one in unit.module.parameters())
+        named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
+        held = self.pool.workers[place].holds
+        if not held.get(self.name, "").startswith("stage"):  # which whole steps run by
+            held[self.name] = f"{named} of {self.name} ({format_bytes(size)} of parameters)"
+
+    def split(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
+        """Units in the place of one that a worker has refused."""
+        self.units.pop(unit.number, None)
+        unit.leave()
+        found = self._inside(unit, reason)
+        if not self.units:
+            first = reason.partition("\n")[0]
+            self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="no units")
+        return found
+
+    def _inside(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
+        self.refused[unit.name] = reason
+        if unit.is_our_fault and self.record.strict:
+            raise WorkerError(
+                f"{unit.name} cannot run in worker {unit.worker.index}: {reason}\n"
+                "    → without strict=True the modules inside it run there, or it runs in this process"
+            )
+        seen = self.seen[unit.number]
+        found: dict[nn.Module, RemoteModule] = {}
+        for inner in sorted(seen.inside.values(), key=lambda one: one.order):
+            if any(True for _ in inner.module.parameters()):
+                found.update(self._install(inner, unit.worker.index))
+        return found
+
+    def tell_dropped(self) -> None:
+        """Let workers forget graphs of calls that are done: while whole steps run, nobody asks their units."""
+        for unit in self.units.values():
+            if unit.dropped:
+                unit.worker.drop(unit.take_dropped())
+
+    def give_up(self, reason: str) -> None:
+        """The model runs in this process from now on; its tensors are here anyway. Raises with `strict`."""
+        self.planned = True
+        self.shared_parameters.let_go()
+        if self.record.strict:
+            raise WorkerError(f"{self.name} cannot run in its workers any more: {reason}")
+        first = reason.partition("\n")[0].partition("; its stacks:")[0]
+        remedy = reason.rpartition("\n    → ")[2] if "\n    → " in reason else ""
+        what = f"{first} → {remedy}" if remedy else first
+        self.record.say(f"{self.name} runs in this process from here on: {what}", once="given up")
+
+    @property
+    def demotions(self) -> int:
+        """How many calls were made here because something of ours failed."""
+        return self.record.demotions
+
+    def say(self, text: str) -> None:
+        """One line to the user, of what goes well."""
+        if self.announces:
+            self.record.say(text)

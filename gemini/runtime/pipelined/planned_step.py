@@ -1,0 +1,81 @@
+"""A planned step: how deferred calls of one kind and batch size run, pipelined or by eager dispatch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gemini.batch_analysis.loss_tape import Tape
+from gemini.planner.step_plan import StepPlan
+from gemini.random_numbers.host_rng import HostRandomResults
+from gemini.runtime.call_outcome import Eager
+from gemini.runtime.deferred import PendingCall, StepResult, StepRunner
+from gemini.runtime.eager.microbatches import run_forward
+from gemini.runtime.pipelined.call_signature import CallKind
+from gemini.runtime.pipelined.local_microbatches import in_pieces
+
+if TYPE_CHECKING:
+    from gemini.runtime.pipelined.pipelined_model import PipelinedModel
+
+
+@dataclass(kw_only=True)
+class PlannedStep(StepRunner):
+    """Runs steps of one kind of call, with one number of samples."""
+
+    pipelined: PipelinedModel
+    kind: CallKind
+    samples: int
+    plan: StepPlan  # of the last call: the kind may have lost its own when the call runs
+    forward: Any  # the model, or its forward where its hooks already run
+
+    def run_eager(self, args: Any, kwargs: Any) -> Any:
+        """Return the output; where calls assign attributes, with their values, and the model's are as before."""
+        if not self.plan.attribute_writes:
+            return run_unpipelined(self.plan, self.model, self.forward, args, kwargs)
+        attributes = self.pipelined.attributes
+        with attributes.restore(self.plan, self.model):
+            output = run_unpipelined(self.plan, self.model, self.forward, args, kwargs)
+            return output, attributes.values(self.plan, self.model)
+
+    def run_pipelined(self, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
+        """Run the step by the plan of its kind."""
+        result = self.pipelined.run_step(self.kind, self.samples, pending, tape, root)
+        if self.pipelined.verify is not None and isinstance(result, StepResult):
+            self.pipelined.verify(pending, root, result)
+        return result
+
+    def on_failure(self, error: Exception) -> None:
+        """Count the failure and fall back to eager dispatch."""
+        self.pipelined.record_failure(self.kind, error)
+
+    def on_fallback(self, outcome: Eager) -> None:
+        """Record that the call runs by eager dispatch."""
+        self.pipelined.record_fallback(outcome.reason)
+
+    def is_call_output(self, value: Any) -> bool:
+        """Whether a call has assigned this value to an attribute of the model."""
+        return self.pipelined.attributes.is_assigned(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedEager(Eager):
+    """Eager dispatch of a call that has a plan."""
+
+    plan: StepPlan
+    host_draws: HostRandomResults | None = None
+    shows: tuple[CallKind, int] | None = None  # the kind and number of samples whose output spec the call shows
+
+    def run(self, model: nn.Module, forward: Any) -> Any:
+        """Run the call."""
+        with nullcontext() if self.host_draws is None else self.host_draws.as_then():
+            return run_unpipelined(self.plan, model, forward, self.args, self.kwargs)
+
+
+def run_unpipelined(plan: StepPlan, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    """Run a call that has a plan by eager dispatch; by micro-batches in this process where each has its statistics."""
+    if plan.forms.own_statistics:
+        return in_pieces(plan, model, args, kwargs)
+    return run_forward(model, forward, args, kwargs)
