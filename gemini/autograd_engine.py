@@ -8,11 +8,13 @@ would load it. The engine itself looks at shapes, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
+_NODE_MODULE = "builtins"  # of torch's own nodes, which have none
 Found = tuple[torch.Tensor | None, ...]
 _OWNS = "ownership_token" in GradientEdge._fields
 
@@ -91,3 +93,28 @@ def edge_of(tensor: torch.Tensor) -> GradientEdge:
     with torch.enable_grad():
         owned.owner = tensor.view_as(tensor).grad_fn
     return owned
+
+
+def grad_fn_name(tensor: torch.Tensor) -> str:
+    """The name of what has made a tensor, as torch prints it; '' where nothing has, or a node of ours without one."""
+    node = tensor.grad_fn
+    if node is None:
+        return ""
+    kind: Any = type(node)
+    if kind.__name__ == "CppFunction":  # of an extension
+        return str(node.name()).rpartition("::")[2]
+    made_by = getattr(kind, "_forward_cls", None)
+    is_ours = made_by is not None and made_by.__module__.startswith("gemini.")
+    return "" if is_ours and kind.__module__ != _NODE_MODULE else str(kind.__name__)
+
+
+@cache
+def rename_grad_fn(function: type[torch.autograd.Function], name: str) -> type[torch.autograd.Function]:
+    """The function, whose nodes go by another name."""
+    if not name:
+        return function
+    made: Any = type(function.__name__, (function,), {"__module__": function.__module__})
+    node = made._backward_cls
+    node.__name__ = node.__qualname__ = name
+    node.__module__ = _NODE_MODULE
+    return made  # type: ignore[no-any-return]

@@ -43,7 +43,7 @@ LAYERS = (
 """From the lowest layer to the highest. Units of one layer do not import each other, except leaves."""
 
 RUNTIME_LAYERS = (
-    ("local_mode", "tracebacks", "grad_fn_names", "retained_inputs", "run_journal"),
+    ("local_mode", "tracebacks", "retained_inputs", "run_journal"),
     ("devices",),
     ("graph_token",),
     ("transport",),

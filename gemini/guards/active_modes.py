@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
 
+from gemini.guards.base import Guard
 from gemini.guards.monkeypatches import find_torch_patch
 
 _CHECKPOINT = "torch.utils.checkpoint"
@@ -37,6 +39,14 @@ def active_mode() -> str:
     if found := find_torch_patch():
         return f"the program has replaced {found}"
     return "it is traced" if torch._C._is_tracing() else ""
+
+
+class ActiveModes(Guard):
+    """Modes, transforms and patches that see or change single ops."""
+
+    def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - modes are those of the process
+        """Return what is active, or None."""
+        return active_mode() or None
 
 
 def is_running_backward() -> bool:

@@ -13,11 +13,25 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
+from gemini.guards.base import Guard
+
 _SWAPPING = stateless._functional_call.__code__
 
 
 class SwappedParametersError(Exception):
     """A module has other tensors in the place of its parameters, for this call."""
+
+
+class SwappedParameters(Guard):
+    """A call with other tensors in the place of the model's parameters."""
+
+    def check(self, module: nn.Module) -> str | None:
+        """Return the reason if parameters are swapped for this call, or None."""
+        return (
+            "it is called with other parameters than its own"
+            if has_swapped_parameters([*module.parameters()])
+            else None
+        )
 
 
 def are_computed(parameters: Sequence[torch.Tensor]) -> bool:

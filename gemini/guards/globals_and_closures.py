@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from gemini.capture.memoized import uses_rng
+from gemini.guards.base import Guard
 from gemini.guards.bytecode import functions_of, globals_in, imports_in, names_in, strings_in
 from gemini.guards.value_watch import (
     CONTAINERS,
@@ -82,7 +83,7 @@ _read_by: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
 _idle_in: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()  # attributes of libraries that no call comes to
 
 
-class ExternalReads:
+class ExternalReads(Guard):
     """What the code of a module, and of the modules in it, reads."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -90,9 +91,9 @@ class ExternalReads:
         self._told: dict[int, int] = {}  # growths of entries, by number
         self._changed = ""
         self._look: ValueSnapshot | None = None
-        self.look(module)
+        self.refresh(module)
 
-    def look(self, module: nn.Module) -> None:
+    def refresh(self, module: nn.Module) -> None:
         """See what it reads now: the program may have put other modules into it, or functions on them."""
         found, known = self._found, len(self._found)
         for kind in {type(part) for part in module.modules()}:
@@ -116,11 +117,11 @@ class ExternalReads:
         self._memoized = [entry for entry in self.entries if isinstance(entry.value, _MEMOIZED)]
         self._growing = [entry for entry in self.entries if isinstance(entry.copied, dict) or entry.is_unset]
 
-    def obstacle(self) -> str:
-        """Why this code cannot run elsewhere; '' where it can."""
-        return self.lasting() or next(filter(None, map(self._growth, self._growing)), "")
+    def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the module it was made for
+        """Return why this code cannot run in a worker, or None."""
+        return self.find_permanent() or next(filter(None, map(self._growth, self._growing)), None)
 
-    def lasting(self) -> str:
+    def find_permanent(self) -> str:
         """Why it cannot from now on, either."""
         if self.learners:
             return f"its code reads {self.learners[0]}, which has weights and is not of the model"

@@ -21,10 +21,11 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gemini.guards.base import Guard
 from gemini.guards.functional_call import has_swapped_parameters
 from gemini.guards.tensor_guards import TensorFacts
-from gemini.pipe.identity_guard import Sameness
-from gemini.planner.hook_precondition import hooks_inside
+from gemini.pipe.identity_guard import ObjectIdentities
+from gemini.planner.hook_precondition import describe_inner_hooks
 
 MISSING: Any = object()  # in the place of an attribute that does not exist
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
@@ -112,7 +113,7 @@ class _Hooks:
 
     def __init__(self, modules: list[nn.Module]) -> None:
         self._modules, self._tables = modules, [*map(_HOOKS, modules)]
-        self._inside = Sameness(chain.from_iterable(self._tables))
+        self._inside = ObjectIdentities(chain.from_iterable(self._tables))
         if any(chain.from_iterable(self._tables)):
             _hooked.add(modules[0])
         self._has_had = modules[0] in _hooked  # tables that were put aside may be put back
@@ -129,7 +130,7 @@ class _Hooks:
         return found
 
 
-class ModelVersion:
+class ModelVersion(Guard):
     """A model as it is at one time."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
@@ -137,12 +138,16 @@ class ModelVersion:
         self._of_classes, self._classes = modules, [*map(type, modules)]
         self._attributes, self._hooks = _Attributes(modules), _Hooks(modules)
         buffers = [module._buffers for module in modules]
-        self._tables = Sameness([*chain.from_iterable(map(_TABLES, modules)), *buffers])
+        self._tables = ObjectIdentities([*chain.from_iterable(map(_TABLES, modules)), *buffers])
         held = chain.from_iterable(map(_VALUES, (*(module._parameters for module in modules), *buffers)))
         self._facts = TensorFacts([tensor for tensor in held if tensor is not None])
         self.kinds: dict[Hashable, list[Any]] = {}  # of calls that came in it, by what tells calls in it apart
         self.found: dict[Hashable, Any] = {}  # the kinds of single calls
         self.hooks: str | None = None  # which hang on modules inside; None: nobody has looked yet
+
+    def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the model it was made for
+        """Return that the model has changed, or None."""
+        return None if self.holds() else "the model has changed"
 
     def holds(self) -> bool:
         """Whether the model is in it still."""
@@ -189,9 +194,9 @@ class ModelContents:
     def hooks(self) -> str:
         """Which hooks hang on modules inside, '' if none do: some may have come after all plans were made."""
         if self.state is None:
-            return hooks_inside(self.model)
+            return describe_inner_hooks(self.model)
         if self.state.hooks is None:
-            self.state.hooks = hooks_inside(self.model)
+            self.state.hooks = describe_inner_hooks(self.model)
         return self.state.hooks
 
     def is_current(self) -> bool:

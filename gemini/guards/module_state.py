@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from gemini.guards.base import Guard
 from gemini.ir.encode import walk
 from gemini.snapshot.attribute_values import copy_contents, is_unchanged, iter_mutable, tensors_in
 
@@ -28,7 +29,7 @@ _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Tensor, nn.Module, type)
 
 
-class ModuleState:
+class ModuleState(Guard):
     """What a module and the modules in it were like."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -73,16 +74,20 @@ class ModuleState:
         self.sources = [(value, source_state(value)) for value in values if is_source(value)]
         self.objects = [(vars(value), dict(vars(value))) for value in values if _is_object(value)]
 
-    def changed(self, are_alike: bool = False) -> str:
+    def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the module it was made for
+        """Return what has changed, or None."""
+        return self.find_change() or None
+
+    def find_change(self, attributes_hold: bool = False) -> str:
         """What is different now, in words; '' if nothing is. Training flags do not count.
 
-        `are_alike`: attributes, parameters, buffers and hooks are known to be what they were.
+        `attributes_hold`: attributes, parameters, buffers and hooks are known to be what they were.
         """
-        if not are_alike and [*map(len, self._hooks)] != self._hooked:
+        if not attributes_hold and [*map(len, self._hooks)] != self._hooked:
             return "it has other hooks"
-        if not are_alike and [*map(type, self.modules)] != self._classes:
+        if not attributes_hold and [*map(type, self.modules)] != self._classes:
             return "a module is of another class"
-        if not are_alike and not self._are_modules_alike():
+        if not attributes_hold and not self._are_modules_alike():
             for module, state in zip(self.modules, self.states, strict=True):
                 own, before, buffers, held, parameters, named, children, parts = state
                 if not _equal(own, before) and not _only_training(own, before):

@@ -9,18 +9,20 @@ another attribute (`LlamaAttention.is_causal`), a function that its code reaches
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
+import importlib
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from gemini.guards.base import Guard
 from gemini.guards.bytecode import attributes_stored_in, functions_of
-from gemini.guards.dict_versions import version_of
-from gemini.guards.library_classes import OPAQUE, plain_value
 from gemini.guards.reachable_code import find_reachable
 from gemini.user_code import is_user_module
 
@@ -30,7 +32,88 @@ _DESCRIPTORS = (property, staticmethod, classmethod, types.GetSetDescriptorType,
 _OPS = frozenset((*dir(torch._C._VariableFunctions), *torch.functional.__all__))  # of the names of torch itself
 _IDLE = frozenset(("__repr__", "__str__", "__format__", "cuda", "backward"))  # of a tensor: not called in a forward
 
+OPAQUE = "\0opaque"  # stands for an attribute value that is not sent
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_VERSION_OFFSET = 3 * ctypes.sizeof(ctypes.c_void_p)  # behind the object header and the number of entries
 
+
+# ── versions of dictionaries ───────────────────────────────────────────────────────────────────────────────────────
+class DictVersion:
+    """The number of one dictionary, which is kept: its memory is read."""
+
+    def __init__(self, space: dict[str, Any]) -> None:
+        self._space, self._number = space, ctypes.c_uint64.from_address(id(space) + _VERSION_OFFSET)
+
+    def number(self) -> int:
+        """Another one after every write."""
+        return self._number.value
+
+
+def version_of(space: Mapping[str, Any]) -> DictVersion | None:
+    """Those of a dictionary, or of that of a class (`vars(cls)`); None where nobody counts."""
+    inner = gc.get_referents(space)[:1] if isinstance(space, types.MappingProxyType) else [space]
+    return DictVersion(inner[0]) if _ARE_COUNTED and inner and type(inner[0]) is dict else None
+
+
+def _are_counted() -> bool:
+    """Whether numbers are where they are looked for: each kind of write gives another one, and reading does not."""
+    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13):
+        return False
+    probe: dict[str, Any] = {"kept": 0, "changed": 0, "removed": 0}
+    number = DictVersion(probe).number
+    seen = [number()]
+    writes: tuple[Callable[[], Any], ...] = (
+        lambda: probe.__setitem__("changed", 1),
+        lambda: probe.__setitem__("added", 1),
+        lambda: probe.pop("removed"),
+        lambda: probe.update(changed=2),
+        probe.clear,
+    )
+    for write in writes:
+        if probe.get("kept") or number() != seen[-1]:
+            return False
+        write()
+        seen.append(number())
+    return len({*seen}) == len(seen)
+
+
+_ARE_COUNTED = _are_counted()
+
+
+# ── what classes have in a worker ──────────────────────────────────────────────────────────────────────────────────
+def describe_classes(classes: list[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
+    """The attributes of classes, by module and name; None for one that is not found."""
+    return [*map(_described, classes)]
+
+
+def _described(place: tuple[str, str]) -> Mapping[str, Any] | None:
+    module, name = place
+    try:
+        kind: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except Exception:  # made while the program runs
+        return None
+    if not isinstance(kind, type):
+        return None
+    return {key: plain_value(value) for key, value in vars(kind).items()}
+
+
+def plain_value(value: Any) -> Any:
+    """A plain value; the name of a class; OPAQUE for others."""
+    if isinstance(value, type):
+        return f"{OPAQUE} {value.__module__}.{value.__qualname__}"
+    return value if _is_plain(value) else OPAQUE
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is one of Python's own, or a container of such."""
+    if type(value) in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, (*value, *value.values())))
+    return type(value) in _PLAIN
+
+
+# ── patches ────────────────────────────────────────────────────────────────────────────────────────────────────────
 class _Names:
     """Names of a module or class, as they were when they were last looked at."""
 
@@ -123,7 +206,7 @@ class _Additions(_Members):
         return is_user_module(author) if author is not None else super()._is_foreign(name, value)
 
 
-class LibraryPatches:
+class LibraryPatches(Guard):
     """Those of the classes that workers import, of a model's modules, and the functions that they reach."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -136,7 +219,7 @@ class LibraryPatches:
             self._names.append(_Names(name, vars(sys.modules[name]), _root(name), sorted(keys)))
         self._names += [_Names(name, table, _root(name)) for name, table in reach.tables]
 
-    def asked(self) -> list[tuple[str, str]]:
+    def library_classes(self) -> list[tuple[str, str]]:
         """Classes, by module and name, of which it is good to know what they have in a worker."""
         return [(one.kind.__module__, one.kind.__qualname__) for one in self._members]
 
@@ -146,10 +229,10 @@ class LibraryPatches:
             if fresh is not None:
                 one.learn(fresh)
 
-    def obstacle(self) -> str:
+    def check(self, module: nn.Module) -> str | None:  # noqa: ARG002 - the model it was made for
         """Why they cannot run elsewhere, as the program has replaced one; '' where it has none."""
         found = next(filter(None, map(_Names.replaced, self._names)), "")
-        return f"the program has replaced {found}" if found else ""
+        return f"the program has replaced {found}" if found else None
 
 
 def find_torch_patch() -> str:

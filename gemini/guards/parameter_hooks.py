@@ -20,25 +20,26 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gemini.capture.rng_use import names_rng
+from gemini.guards.base import Guard
 from gemini.guards.bytecode import globals_in, names_in, part_of
 from gemini.guards.value_watch import cells
 from gemini.user_code import is_user_module
 
 
-class ParameterHooks:
+class ParameterHooks(Guard):
     """Those of one model; looked at when torch has given a hook anywhere a number."""
 
     def __init__(self) -> None:
         self._given, self._found = -1, ""
 
-    def obstacle(self, model: nn.Module) -> str:
+    def check(self, module: nn.Module) -> str | None:
         """Why a model has to run in the program's process; '' where it need not."""
         if self._given != RemovableHandle.next_id:
             self._given = RemovableHandle.next_id
-            hooked = [found for one in model.parameters() if one.requires_grad and (found := [*_hooks_of(one)])]
+            hooked = [found for one in module.parameters() if one.requires_grad and (found := [*_hooks_of(one)])]
             draws = len(hooked) > 1 and any(_draws(hook) for hooks in hooked for hook in hooks)
             self._found = "hooks on its parameters draw random numbers, one after the other" if draws else ""
-        return self._found
+        return self._found or None
 
 
 def _hooks_of(parameter: torch.Tensor) -> Iterator[Any]:

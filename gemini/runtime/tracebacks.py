@@ -22,6 +22,7 @@ from types import CodeType, FunctionType, GeneratorType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _NOT_THE_PROGRAMS = (_OURS, str(Path(torch.__file__).parent) + os.sep)
@@ -68,6 +69,15 @@ def traceback_positions(trace: TracebackType | None) -> list[CodePosition]:
         if not _is_ours(code):
             end_line, *columns = _extent(code, one)
             found.append(CodePosition(code.co_filename, code.co_name, one.tb_lineno, end_line, *columns))
+    return found
+
+
+def find_scope(module: nn.Module, error: BaseException) -> str:
+    """Return the name of the innermost submodule whose method an exception passed through; '' for the module itself."""
+    names = {id(part): name for name, part in module.named_modules()}
+    found = ""
+    for entry in _entries(error.__traceback__):
+        found = names.get(id(entry.tb_frame.f_locals.get("self")), found)
     return found
 
 

@@ -72,7 +72,7 @@ def test_a_failure_before_a_call_is_made_leads_to_dispatch(tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise KeyError("something that nobody thought of")
 
-    monkeypatch.setattr(pipelined_model, "roster_of", fail)
+    monkeypatch.setattr(pipelined_model, "read_contents", fail)
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
     managed = dispatch.find(model)
     assert managed is not None

@@ -59,7 +59,7 @@ def train(model: nn.Module, loader: Any, point: str) -> None:
 def paths(model: nn.Module) -> dict[str, int]:
     """How steps were run, where plans are made."""
     found = dispatch.find(model)
-    return {} if found is None or found.overlap is None else found.overlap.story.steps
+    return {} if found is None or found.pipelined is None else found.pipelined.story.steps
 
 
 def later(seconds: float) -> None:

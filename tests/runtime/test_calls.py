@@ -246,11 +246,11 @@ def test_a_snapshot_sees_what_has_changed() -> None:
     for change in changes:
         module = Held()
         snapshot = ModuleState(module)
-        assert not snapshot.changed()
+        assert not snapshot.find_change()
         module.eval()
-        assert not snapshot.changed()
+        assert not snapshot.find_change()
         change(module)
-        assert snapshot.changed()
+        assert snapshot.find_change()
 
 
 def test_graphs_are_forgotten_also_where_no_other_call_follows(pool: WorkerPool) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch.nn import functional as F
 
-from gemini.guards import dict_versions
-from gemini.guards.dict_versions import version_of
-from gemini.guards.monkeypatches import _Names
+from gemini.guards import monkeypatches
+from gemini.guards.monkeypatches import _Names, version_of
 
 counted = pytest.mark.skipif(sys.version_info >= (3, 13), reason="CPython counts no writes from 3.13 on")
 
@@ -67,7 +66,7 @@ def test_what_is_no_dictionary_has_none() -> None:
 @pytest.mark.parametrize("are_counted", [True, False])
 def test_a_function_in_another_s_place_is_seen(monkeypatch: pytest.MonkeyPatch, are_counted: bool) -> None:
     if not are_counted:
-        monkeypatch.setattr(dict_versions, "_ARE_COUNTED", False)
+        monkeypatch.setattr(monkeypatches, "_ARE_COUNTED", False)
     names = _Names("torch.nn.functional", vars(F))
     assert names.replaced() == ""
     with pytest.MonkeyPatch.context() as patch:

@@ -122,7 +122,7 @@ def test_interrupts_at_random_points_change_nothing(times: int, pool: WorkerPool
     assert struck
     assert not pool.loss
     assert not managed.demotions
-    assert all(not worker.mailbox for worker in pool.workers)
+    assert all(not worker.mailbox.replies for worker in pool.workers)
     for one, other in zip(model.state_dict().values(), local.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 

@@ -80,15 +80,21 @@ def test_two_places_of_one_are_one(package: Any) -> None:
     assert first is second
 
 
-def test_models_that_record_what_layers_return_do_so_where_none_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_recorded", [False, True])  # after which its layers have hooks
+def test_models_that_record_what_layers_return_do_so_where_none_was_made(
+    monkeypatch: pytest.MonkeyPatch, has_recorded: bool
+) -> None:
     capturing = pytest.importorskip("transformers.utils.output_capturing")
     from transformers import ViTConfig, ViTModel
 
     config = ViTConfig(hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=4,
                        patch_size=2)  # fmt: skip
     model, x = ViTModel(config).eval(), torch.randn(1, 3, 4, 4)
-    expected = model(x, output_hidden_states=True).hidden_states
+    expected = copy.deepcopy(model)(x, output_hidden_states=True).hidden_states
+    if has_recorded:
+        model(x, output_hidden_states=True)
     body, tensors = pack(model, ClassTable())
-    monkeypatch.setattr(capturing, "_CAN_RECORD_REGISTRY", {})  # as in a worker
+    empty = type(capturing._CAN_RECORD_REGISTRY)()  # as in a worker
+    monkeypatch.setattr(capturing, "_CAN_RECORD_REGISTRY", empty)
     found = unpack(body, tensors, ClassTable(1))(x, output_hidden_states=True).hidden_states
     torch.testing.assert_close(found, expected)

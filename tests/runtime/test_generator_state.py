@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini.random_numbers.rng_state import Generator, get_state, set_state
+from gemini.random_numbers.rng_state import CpuGenerator, get_state, set_state
 
 DRAWS = {
     "uniform": lambda: torch.rand(1),
@@ -44,7 +44,7 @@ def test_the_state_is_what_torch_tells_after_any_draws_and_comes_back(names: lis
 
 def test_an_unchanged_state_is_the_same_object_and_other_memory_is_asked_for() -> None:
     assert get_state() is get_state()
-    other = Generator(torch.Generator())
+    other = CpuGenerator(torch.Generator())
     other.address = 0
     for _ in range(2):
         assert other.state() == bytes(other.generator.get_state().numpy())

@@ -49,7 +49,7 @@ def test_it_is_noticed_in_what_modules_hold() -> None:
     reads = [f"{name}@" for name in ("nest", "slotted", "array", "told")]
     for change in changes:
         snapshot, before = ModuleState(model), fingerprint(model, reads)
-        assert not snapshot.changed()
+        assert not snapshot.find_change()
         change()
-        assert snapshot.changed()
+        assert snapshot.find_change()
         assert (fingerprint(model, reads) == before) is (change is changes[3])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gemini.runtime.pool.speed_probe import measure_speeds
 from gemini.runtime.pool.worker_pool import WorkerPool
+from gemini.runtime.pool.worker_stats import measure_speeds
 
 
 def test_all_workers_are_asked_once() -> None:

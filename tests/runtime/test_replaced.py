@@ -17,8 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.gpt2 import modeling_gpt2
 
 from gemini import GeminiCompiler, GeminiConfig
-from gemini.guards.library_classes import describe_classes
-from gemini.guards.monkeypatches import LibraryPatches, find_torch_patch
+from gemini.guards.monkeypatches import LibraryPatches, describe_classes, find_torch_patch
 from gemini.step import split_backward_ops
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -81,14 +80,14 @@ def test_the_programs_own_is_called(
 
 def test_what_was_replaced_and_is_as_before_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     methods = LibraryPatches(Net())
-    assert not methods.obstacle()
+    assert not methods.check(None)
     assert not find_torch_patch()
     with monkeypatch.context() as patch:
         replace_function(patch)
         assert find_torch_patch() == "torch.nn.functional.relu"
         replace_method(patch)
-        assert "GELU.forward" in methods.obstacle()
-    assert not methods.obstacle()
+        assert "GELU.forward" in methods.check(None)
+    assert not methods.check(None)
     assert not find_torch_patch()
 
 
@@ -138,39 +137,39 @@ def test_functions_that_methods_of_a_library_reach_count(monkeypatch: pytest.Mon
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
     methods = LibraryPatches(model)
-    assert not methods.obstacle()
+    assert not methods.check(None)
     monkeypatch.setattr(modeling_gpt2, "eager_attention_forward", lambda *given, **named: given)
-    assert "modeling_gpt2.eager_attention_forward" in methods.obstacle()
-    assert "modeling_gpt2.eager_attention_forward" in LibraryPatches(model).obstacle()
+    assert "modeling_gpt2.eager_attention_forward" in methods.check(None)
+    assert "modeling_gpt2.eager_attention_forward" in LibraryPatches(model).check(None)
 
 
 def test_functions_in_tables_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
     methods = LibraryPatches(GPT2LMHeadModel(config))
-    assert not methods.obstacle()
+    assert not methods.check(None)
     with monkeypatch.context() as patch:
         patch.setitem(AttentionInterface._global_mapping, "mine", lambda *given, **named: given)
-        assert "ALL_ATTENTION_FUNCTIONS.mine" in methods.obstacle()
-    assert not methods.obstacle()
+        assert "ALL_ATTENTION_FUNCTIONS.mine" in methods.check(None)
+    assert not methods.check(None)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", lambda *given, **named: given)
-    assert "ALL_ATTENTION_FUNCTIONS.sdpa" in methods.obstacle()
+    assert "ALL_ATTENTION_FUNCTIONS.sdpa" in methods.check(None)
 
 
 def test_attributes_of_classes_of_a_library_count(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=8, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
     methods = LibraryPatches(model)
-    fresh = describe_classes(methods.asked())
+    fresh = describe_classes(methods.library_classes())
     methods.learn(fresh)
     for kind, name in ((modeling_gpt2.GPT2Attention, "is_causal"), (nn.Module, "gain")):
-        assert not methods.obstacle()
+        assert not methods.check(None)
         with monkeypatch.context() as patch:
             patch.setattr(kind, name, 2, raising=False)
-            assert f"{kind.__name__}.{name}" in methods.obstacle()
+            assert f"{kind.__name__}.{name}" in methods.check(None)
             late = LibraryPatches(model)
-            assert not late.obstacle()  # nobody knows
+            assert not late.check(None)  # nobody knows
             late.learn(fresh)
-            assert f"{kind.__name__}.{name}" in late.obstacle()
+            assert f"{kind.__name__}.{name}" in late.check(None)
 
 
 class Scaled(nn.Linear):

@@ -17,9 +17,9 @@ from gemini.runtime.protocol import Preload
 
 def test_a_kill_for_want_of_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     holds = {"Net": "stages 0, 2 of Net (1.2 GB planned)"}
-    monkeypatch.setattr(host_memory, "kills", lambda: [4, 1])
-    monkeypatch.setattr(host_memory, "available", lambda: (3_000_000, "of the 8.0 GB of its control group"))
-    monkeypatch.setattr(host_memory, "largest_child", lambda: 2_500_000_000)
+    monkeypatch.setattr(host_memory, "count_oom_kills", lambda: [4, 1])
+    monkeypatch.setattr(host_memory, "available_memory", lambda: (3_000_000, "of the 8.0 GB of its control group"))
+    monkeypatch.setattr(host_memory, "peak_child_memory", lambda: 2_500_000_000)
     facts, remedy = worker_failure.explain_kill(holds, [4, 0])
     assert facts == (
         "it held stages 0, 2 of Net (1.2 GB planned), 2.5 GB of memory at the most; the kernel has ended a process for "

@@ -21,7 +21,7 @@ from gemini.log import tell
 from gemini.runtime import tracebacks
 from gemini.runtime.exception_transfer import raising_line, rebuild
 from gemini.runtime.failure_replay import MAX_SAVED, Failure, save
-from gemini.runtime.pool.out_of_memory import describe_out_of_memory
+from gemini.runtime.pool.worker_failure import describe_out_of_memory
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.protocol import Raised
 from gemini.runtime.transport.tensor_header import UnsendableTensor

@@ -79,7 +79,7 @@ class RemoteWorker(WorkerHandle):
         try:
             lane = P2PChannel(channel, 0, host, self._long, (gpu_identity(self.device), self._answer["gpu"]))
         except ChannelClosed:
-            raise self._death() from None
+            raise self.report_death() from None
         self.link = RemoteLink(channel, lane)
         self._say_hello(self._answer["threads"], self._answer["path"], self.address.device)
         super().await_ready()
@@ -133,10 +133,10 @@ class RemoteWorker(WorkerHandle):
                 self.link.channel.is_broken = True  # the ledger says what the worker does not have
                 raise
 
-    def _repeat(self, news: Any) -> None:
+    def handle_unsolicited(self, news: Any) -> None:
         """News; among them what a unit has written."""
         if not isinstance(news, WriteTensors):
-            super()._repeat(news)
+            super().handle_unsolicited(news)
         elif news.unit in self.copies:
             self.copies[news.unit][1].take(news.places, news.tensors)
 

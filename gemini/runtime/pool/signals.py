@@ -16,8 +16,6 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from gemini.runtime.pool import user_callbacks
-
 _signal: Any = importlib.import_module("_signal")  # `signal` makes enumerations of all it returns: ten times slower
 GRACE = 5.0  # seconds for which a signal waits
 _HELD = [int(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1)]
@@ -51,7 +49,7 @@ class DeferredSignals:
             return
         self._restore()
         if self.noted:
-            user_callbacks.note()
+            note_user_code()
             handlers = dict(self._before)
             for number in dict.fromkeys(self.noted):
                 handlers[number](number, sys._getframe(1))
@@ -62,7 +60,7 @@ class DeferredSignals:
             handlers = dict(self._before)
             self.noted = []
             self._restore()
-            user_callbacks.note()
+            note_user_code()
             handlers[number](number, frame)
 
     def _restore(self) -> None:
@@ -72,6 +70,7 @@ class DeferredSignals:
                 _signal.signal(number, handler)
 
 
+_user_code_runs = [0]
 _current: list[DeferredSignals | None] = [None]  # of the main thread, the only one in which handlers run
 
 
@@ -79,6 +78,16 @@ def has_pending_signal() -> bool:
     """Whether a signal waits for the end of a block."""
     held = _current[0]
     return held is not None and bool(held.noted)
+
+
+def note_user_code() -> None:
+    """Record that user code runs during a step: a signal handler, or a stream or filter that gets a worker's output."""
+    _user_code_runs[0] += 1
+
+
+def count_user_code_runs() -> int:
+    """Return how often it has run: facts about the script read at another count may be outdated."""
+    return _user_code_runs[0]
 
 
 def _forget_in_child() -> None:

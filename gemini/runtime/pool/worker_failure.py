@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 
+from gemini.profiling.measured_device import is_out_of_memory
 from gemini.runtime.devices import host_memory
 
 LESS_MEMORY = "smaller batches, a larger --accum-degree or more workers need less memory"
+_AMOUNT = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMG]iB)", re.IGNORECASE)
 
 
 def describe_exit(code: int) -> str:
@@ -57,3 +60,21 @@ def explain_failure(trace: str, holds: Mapping[str, str]) -> tuple[str, str]:
 def _left() -> list[str]:
     left = host_memory.available_memory()
     return [] if left is None else [f"{host_memory.format_bytes(left[0])} {left[1]} can be had now"]
+
+
+def describe_out_of_memory(error: BaseException) -> str:
+    """Where memory ran out, how much was missing, and what to change; '' where the error says something else."""
+    if not is_out_of_memory(error):
+        return ""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("in worker")]
+    place = notes[0].partition(", at ")[0].partition(";")[0] if notes else "in a worker"
+    found = _AMOUNT.search(str(error))
+    left = (
+        host_memory.available_memory() if found and found[2].lower() == "bytes" else None
+    )  # devices say by themselves what they have
+    free = f", {host_memory.format_bytes(left[0])} {left[1]} can" if left is not None else ""
+    return f"out of memory {place}: {_requested(*found.groups()) if found else 'more'} could not be had{free}; {LESS_MEMORY}"
+
+
+def _requested(number: str, unit: str) -> str:
+    return host_memory.format_bytes(float(number)) if unit.lower() == "bytes" else f"{number} {unit}"

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -29,6 +30,7 @@ from gemini.runtime.devices.host_memory import count_oom_kills
 from gemini.runtime.devices.registry import class_path, create_device
 from gemini.runtime.hosts import spawn
 from gemini.runtime.memory.shared_parameters import PlacedModule
+from gemini.runtime.pool.reply_mailbox import ReplyMailbox
 from gemini.runtime.pool.signals import GRACE, DeferredSignals, has_pending_signal
 from gemini.runtime.pool.worker_failure import describe_exit, explain_failure, explain_kill
 from gemini.runtime.pool.worker_output import replay_output
@@ -67,15 +69,11 @@ class WorkerHandle:
         self.loss = ""  # why it cannot be asked any more
         self.holds: dict[str, str] = {}  # what it has of models, in words, by model
         self._kills = count_oom_kills()
-        self.mailbox: dict[int, Any] = {}
+        self.mailbox = ReplyMailbox()
         self.pending_error: BaseException | None = None  # a warning that the program has made an error
         self._numbers = itertools.count(1)
         self._told: tuple[Any, bytes] = (None, b"")  # region and generator that the last call named
-        self._lock = threading.Lock()  # of what threads that wait share: the mailbox, and who reads
-        self._arrival = threading.Condition(self._lock)
-        self._waiting = 0  # threads
-        self._reading = False
-        self._telling = threading.Lock()
+        self.sending = threading.Lock()
         self._start(threads, device)
 
     def _start(self, threads: int, device: str) -> None:
@@ -126,16 +124,16 @@ class WorkerHandle:
         self.last = what
         with DeferredSignals():
             try:
-                with self._telling:
+                with self.sending:
                     try:
                         request = request() if callable(request) else request
                         self.link.send(request, descriptors)
                     except BaseException:
                         self._told = (None, b"")
                         raise
-                reply = self._wait(request.number, max(timeout, self.timeout))
+                reply = self.wait_reply(request.number, max(timeout, self.timeout))
             except ChannelClosed:
-                raise self._death() from None
+                raise self.report_death() from None
             except WorkerError:
                 raise
             except BaseException as error:
@@ -143,12 +141,18 @@ class WorkerHandle:
                     raise InternalFault(f"{what} cannot be asked for: {type(error).__name__}: {error}") from error
                 self._lose(f"worker {self.index} was interrupted by {type(error).__name__} in {what}")
                 raise
-        if isinstance(reply, UnreadableMessage):
-            raise InternalFault(f"the reply of worker {self.index} to {what} cannot be read: {reply.reason}")
+        self.check_reply(reply, what)
         if self.pending_error is not None:
             complaint, self.pending_error = self.pending_error, None
             raise InternalFault(f"a warning is to be an error: {complaint}")
         return reply
+
+    def check_reply(self, reply: Any, what: str) -> None:
+        """Raise InternalFault for a reply that cannot be rebuilt, or for a request that could not be sent."""
+        if isinstance(reply, UnreadableMessage):
+            raise InternalFault(f"the reply of worker {self.index} to {what} cannot be read: {reply.reason}")
+        if isinstance(reply, InternalFault):
+            raise reply
 
     def tell(self, region: Region, generator: bytes) -> tuple[Any, bytes]:
         """What a call names of its region, with the switches of torch, and generator: only what is not as in the last.
@@ -159,31 +163,9 @@ class WorkerHandle:
         known, self._told = self._told, (plain, generator)
         return None if plain == known[0] else plain, b"" if generator == known[1] else generator
 
-    def _wait(self, number: int, timeout: float) -> Any:
+    def wait_reply(self, number: int, timeout: float) -> Any:
         """The reply to a request. One thread reads for all; the others look when something has arrived."""
-        with self._lock:
-            while number not in self.mailbox and self._reading:
-                self._waiting += 1
-                try:
-                    self._arrival.wait()
-                finally:
-                    self._waiting -= 1
-            if number in self.mailbox:
-                return self.mailbox.pop(number)
-            self._reading = True
-        try:
-            while True:
-                reply = self._receive(timeout)
-                if reply.number == number:
-                    return reply
-                with self._lock:
-                    self.mailbox[reply.number] = reply
-                    self._arrival.notify_all()
-        finally:
-            with self._lock:
-                self._reading = False
-                if self._waiting:
-                    self._arrival.notify_all()
+        return self.mailbox.wait_for(number, partial(self._receive, timeout))
 
     def _receive(self, timeout: float) -> Any:
         """The next reply, whoever waits for it; news on the way are repeated."""
@@ -192,25 +174,25 @@ class WorkerHandle:
             try:
                 found = self.link.receive(_SLICE)
             except ChannelClosed:
-                raise self._death() from None
+                raise self.report_death() from None
             if found is not None:
                 if type(found[0]) not in UNSOLICITED:
                     return found[0]
                 deadline = 0.0
-                self._repeat(found[0])
+                self.handle_unsolicited(found[0])
                 continue
             now = time.monotonic()
             deadline = deadline or now - _SLICE + timeout
             for other in self.team:
                 if other.loss or other.process.poll() is not None:
-                    raise other._death()
+                    raise other.report_death()
             if now > deadline:
-                raise self._hung(timeout)
+                raise self.report_hang(timeout)
             leave = leave or (now + GRACE if has_pending_signal() else 0.0)
             if leave and now > leave:
                 raise self._lose(f"worker {self.index} was ended: an interrupt did not wait longer for {self.last}")
 
-    def _repeat(self, news: Any) -> None:
+    def handle_unsolicited(self, news: Any) -> None:
         try:
             replay_output(news)
         except Exception as error:
@@ -242,7 +224,7 @@ class WorkerHandle:
             one.kill()
         return WorkerError(self.loss)
 
-    def _death(self) -> WorkerError:
+    def report_death(self) -> WorkerError:
         if self.loss:
             return WorkerError(self.loss)
         try:
@@ -266,7 +248,7 @@ class WorkerHandle:
         """What is known of its end by SIGKILL, and what to do."""
         return explain_kill(self.holds, self._kills)
 
-    def _hung(self, timeout: float) -> WorkerError:
+    def report_hang(self, timeout: float) -> WorkerError:
         if self.loss:
             return WorkerError(self.loss)
         with contextlib.suppress(OSError):
@@ -294,7 +276,7 @@ class WorkerHandle:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(5)
-        if not self._reading:
+        if not self.mailbox.has_reader:
             self.link.close()
             self.link.transport.forget()  # the model may live on, and knows its workers
 
@@ -308,12 +290,12 @@ class WorkerHandle:
     def await_exit(self, deadline: float) -> None:
         """Make sure that it leaves; what it still has to say is heard if it is in time."""
         try:
-            while not self.loss and not self._reading:
+            while not self.loss and not self.mailbox.has_reader:
                 found = self.link.receive(max(0.0, deadline - time.monotonic()))
                 if found is None:
                     break
                 if isinstance(found[0], UNSOLICITED):
-                    self._repeat(found[0])
+                    self.handle_unsolicited(found[0])
         except ChannelClosed:
             pass
         self.kill()

@@ -7,7 +7,7 @@ import sys
 import warnings
 from typing import Any
 
-from gemini.runtime.pool import user_callbacks
+from gemini.runtime.pool.signals import note_user_code
 from gemini.runtime.protocol import Logged, Printed, Warned
 
 _registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were shown, as its module here knows
@@ -15,7 +15,7 @@ _registries: dict[str, dict[Any, Any]] = {}  # by file: which warnings were show
 
 def replay_output(news: Any) -> None:
     """Do here what was done there. Raises where the program has asked for warnings to be errors."""
-    user_callbacks.note()
+    note_user_code()
     if isinstance(news, Printed):
         stream = getattr(sys, news.stream, None)
         if stream is not None:

@@ -174,10 +174,18 @@ def _is_imported(module: types.ModuleType) -> bool:
     return is_plain and sys.modules.get(module.__name__) is module
 
 
+def reduce_recording(value: Any) -> Any:
+    """How a model of `transformers` that records what its layers return is pickled, also where Python knows how."""
+    if not getattr(type(value), "_can_record_outputs", None) or _RECORDING not in sys.modules:
+        return NotImplemented
+    make, given, *others = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return _recording, (make, *given), *others
+
+
 def _reduce_module(module: nn.Module) -> Any:
-    if getattr(type(module), "_can_record_outputs", None) and _RECORDING in sys.modules:
-        make, given, *others = module.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return _recording, (make, *given), *others
+    found = reduce_recording(module)
+    if found is not NotImplemented:
+        return found
     if not parametrize.is_parametrized(module) or not type(module).__name__.startswith("Parametrized"):
         return NotImplemented
     base = type(module).__bases__[0]

@@ -35,7 +35,7 @@ try:
 except ImportError:  # then what workers cannot import cannot be sent
     cloudpickle = None
 
-from gemini.runtime.transport.module_pickling import reduce_memoized, reduce_value
+from gemini.runtime.transport.module_pickling import reduce_memoized, reduce_recording, reduce_value
 
 Packed = tuple[bytes, list[torch.Tensor]]
 _NAMED = (type, types.FunctionType)
@@ -275,6 +275,9 @@ class _Packer(pickle.Pickler):
         if isinstance(value, _NAMED):
             return self.classes.name(value)
         return str(self.known[id(value)]) if id(value) in self.known else _kept_once(value)
+
+    def reducer_override(self, value: Any) -> Any:
+        return reduce_recording(value) if isinstance(value, torch.nn.Module) else NotImplemented
 
 
 class _Copier(cloudpickle.Pickler if cloudpickle else pickle.Pickler):  # type: ignore[misc]

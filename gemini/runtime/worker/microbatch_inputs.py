@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.batch_kinds import Positions, Shard
+from gemini.batch_analysis.batch_kinds import SampleIndices, Shard
 
 
 class MicrobatchInputs:
@@ -21,12 +21,12 @@ class MicrobatchInputs:
         self.whole = {name: (tensors[at], self._kind(tensors[at], dim)) for name, dim, at in whole}
         self.numbers = dict(numbers)
 
-    def _kind(self, tensor: torch.Tensor, dim: Any) -> Shard | Positions | None:
+    def _kind(self, tensor: torch.Tensor, dim: Any) -> Shard | SampleIndices | None:
         """How its samples lie: in a dimension with so many entries a sample, or as was said."""
         if dim is None:
             return None
         if isinstance(dim, tuple):
-            return Shard(*dim) if len(dim) > 1 else Positions(*dim)
+            return Shard(*dim) if len(dim) > 1 else SampleIndices(*dim)
         return Shard(dim, tensor.shape[dim] // self.total)
 
     def part(self, name: Any, mid: int) -> torch.Tensor:
@@ -35,7 +35,7 @@ class MicrobatchInputs:
         tensor, kind = self.whole[name]
         if kind is None or len(self.sizes) == 1:
             return tensor
-        if isinstance(kind, Positions):  # every micro-batch numbers its own samples
+        if isinstance(kind, SampleIndices):  # every micro-batch numbers its own samples
             return tensor.narrow(kind.dim, 0, self.sizes[mid])
         return kind.take(tensor, self.starts[mid], self.sizes[mid], self.total)
 

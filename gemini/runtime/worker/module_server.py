@@ -6,6 +6,7 @@ controller drops the call, so that a second backward (`retain_graph=True`) finds
 
 from __future__ import annotations
 
+import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +14,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.autograd_engine import differentiate, edge_of
+from gemini.autograd_engine import differentiate, edge_of, grad_fn_name
 from gemini.capture import torch_flags
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
 from gemini.runtime.argument_mutations import ArgumentObjects
 from gemini.runtime.devices.base import Device
 from gemini.runtime.devices.cpu import Cpu
-from gemini.runtime.grad_fn_names import grad_fn_name
+from gemini.runtime.exception_transfer import to_portable
 from gemini.runtime.placeholder_tensors import PlaceholderTensor, insert_placeholders
-from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs
+from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Raised
+from gemini.runtime.tracebacks import exception_chain, find_scope
 from gemini.runtime.transport.serialization import ONLY_TENSORS, ClassTable, unpack
 from gemini.runtime.transport.tensor_header import INLINE
 from gemini.runtime.worker.side_effect_check import HOST_RNG, HostRngUsed, Refusal, SideEffectCheck
@@ -83,17 +85,7 @@ class ServedModule:
         try:
             return self.module(*args, **kwargs)
         except BaseException as error:
-            raise ModuleRaised(error, self.scope_of(error)) from error
-
-    def scope_of(self, error: BaseException) -> str:
-        """The module inside, named as in the unit, whose forward the exception came from; '' for the unit itself."""
-        names = {id(module): name for name, module in self.module.named_modules()}
-        found = ""
-        trace = error.__traceback__
-        while trace is not None:
-            found = names.get(id(trace.tb_frame.f_locals.get("self")), found)
-            trace = trace.tb_next
-        return found
+            raise ModuleRaised(error, find_scope(self.module, error)) from error
 
     def follow(self, state: tuple[tuple[bool, ...], tuple[bool, ...]] | None) -> None:
         """Take over training flags and frozen parameters from the controller; None: as in the last call of this unit.
@@ -103,12 +95,27 @@ class ServedModule:
         if state is not None:
             training, trained = state
             self.trained = list(trained)
-            self.audit.suspects = None  # in another mode it may write to other buffers
+            self.audit.buffers.written = None  # in another mode it may write to other buffers
             for module, flag in zip(self.modules, training, strict=True):
                 module.training = flag
         if [parameter.requires_grad for parameter in self.parameters] != self.trained:
             for parameter, flag in zip(self.parameters, self.trained, strict=True):
                 parameter.requires_grad_(flag)
+
+
+def build_raised(number: int, raised: Any, scope: str, device: Device, classes: ClassTable) -> Raised:
+    """Build the reply to a request whose user code raised; `raised.error` is the exception.
+
+    The exceptions lose their frames, which hold tensors and thereby slabs.
+    """
+    error = raised.error
+    frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    chain = exception_chain(error, lambda one: to_portable(one, classes))
+    reply = Raised(number, to_portable(error, classes), scope, frames, get_state(device), chain)
+    for one in (raised, error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = one.__cause__ = one.__context__ = None
+    return reply
 
 
 class ModuleServer:
@@ -171,7 +178,7 @@ class ModuleServer:
         news = b"" if drawn == self._generator else drawn
         has_objects = bool(unit.audit.given.objects)
         unit.audit.given = self._nothing  # it holds inputs, and so slabs
-        has_written = bool(unit.audit.suspects)
+        has_written = bool(unit.audit.buffers.written)
         return Outputs(request.number, body, same, graded, news, has_written, has_objects, node, sent)
 
     def _run(self, unit: ServedModule, request: Forward, inputs: list[torch.Tensor]) -> Any:

@@ -33,14 +33,35 @@ class HostRngUsed(Refusal):
 HOST_RNG = HostRngCheck()
 
 
+class BufferWrites:
+    """The buffers that a module writes in its forward: saved before a call, and restored if it is undone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.buffers = list(module.buffers())
+        self.written: set[int] | None = None  # None: not known yet
+
+    def save(self) -> list[tuple[int, torch.Tensor]]:
+        """Return copies of the buffers that a call may write."""
+        at_risk = range(len(self.buffers)) if self.written is None else self.written
+        return [(at, self.buffers[at].detach().clone()) for at in at_risk] if at_risk else []
+
+    def restore(self, saved: list[tuple[int, torch.Tensor]]) -> None:
+        """Write saved contents back."""
+        for at, before in saved:
+            self.buffers[at].data.copy_(before)
+
+    def find_written(self, saved: list[tuple[int, torch.Tensor]]) -> list[tuple[int, torch.Tensor]]:
+        """Return the saved buffers that have changed, by contents: batch normalisation bumps no version counter."""
+        return [(at, before) for at, before in saved if not _equal_with_nan(before, self.buffers[at])]
+
+
 class SideEffectCheck:
     """Watches the calls of one module."""
 
     def __init__(self, module: nn.Module, classes: ClassTable) -> None:
         self.module, self.classes = module, classes
-        self.buffers = list(module.buffers())
-        self.memory = TensorBackup([*module.parameters(), *self.buffers])
-        self.suspects: set[int] | None = None  # buffers that a call has written; None: not known yet
+        self.buffers = BufferWrites(module)
+        self.memory = TensorBackup([*module.parameters(), *self.buffers.buffers])
         self.snapshot = ModuleState(module)
         self.given = ArgumentObjects((), {}, classes)  # what the last call was given
         self.changes: dict[int, Contents] = {}  # and what it has changed of that
@@ -51,9 +72,8 @@ class SideEffectCheck:
         self, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor], given: ArgumentObjects
     ) -> Any:
         """Run a call; raises Refusal, with buffers as before, if it did what it may not."""
-        learning = self.suspects is None
-        at_risk = range(len(self.buffers)) if self.suspects is None else self.suspects
-        self._saved = saved = [(at, self.buffers[at].detach().clone()) for at in at_risk] if at_risk else []
+        learns = self.buffers.written is None
+        self._saved = self.buffers.save()
         versions = [tensor._version for tensor in inputs]
         self.given = given
         self.memory.look()
@@ -64,9 +84,9 @@ class SideEffectCheck:
         except BaseException as error:
             failure = error
         has_moved = self.memory.put_back()
-        if learning:  # by contents: batch normalisation writes without counting versions
-            self._saved = [(at, before) for at, before in saved if not _alike(before, self.buffers[at])]
-            self.suspects = {at for at, _ in self._saved} if failure is None else None
+        if learns:
+            self._saved = self.buffers.find_written(self._saved)
+            self.buffers.written = {at for at, _ in self._saved} if failure is None else None
         has_drawn = HOST_RNG.have_been_made()
         reason = PLACEHOLDER_USED if PlaceholderUse.have_been_made() else self._fault(inputs, versions, failure)
         reason = reason or has_moved
@@ -83,8 +103,7 @@ class SideEffectCheck:
     def undo(self) -> None:
         """Put the buffers back to what they were before the last call."""
         saved, self._saved = self._saved, []
-        for at, before in saved:
-            self.buffers[at].data.copy_(before)
+        self.buffers.restore(saved)
 
     def _fault(self, inputs: list[torch.Tensor], versions: list[int], failure: BaseException | None) -> str:
         if [tensor._version for tensor in inputs] != versions:
@@ -95,7 +114,7 @@ class SideEffectCheck:
         if changes and failure is not None:
             return "it changes an object that it was given, and raises"
         self.changes = changes
-        changed = self.snapshot.changed()
+        changed = self.snapshot.find_change()
         return f"in its forward {changed}" if changed else ""
 
 
@@ -127,6 +146,6 @@ def _place(tensor: torch.Tensor) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors hold the same, not-a-number included."""
     return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -19,9 +19,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gemini.autograd_engine import edge_of
 from gemini.guards.module_state import ModuleState
-from gemini.pipe.value_routes import returned
+from gemini.pipe.value_routes import name_outputs
 from gemini.runtime.worker.module_server import InputBoundary
-from gemini.runtime.worker.side_effect_check import Refusal
+from gemini.runtime.worker.side_effect_check import BufferWrites, Refusal
 
 if TYPE_CHECKING:
     from gemini.codegen.stage_interface import Interface
@@ -53,14 +53,13 @@ class LiveStage:
         self.number, self.module, self.interface = number, module, interface
         self.modules, self.parameters = list(module.modules()), list(module.parameters())
         self.trained = [parameter.requires_grad for parameter in self.parameters]
-        self.buffers = list(module.buffers())
-        self.suspects: set[int] | None = None  # buffers that it writes; None: not known yet
+        self.buffers = BufferWrites(module)
         self.written: set[str] | None = None  # inputs that it writes; None: not known yet
         self.snapshot = ModuleState(module)
 
     def follow(self, training: Iterable[bool], trained: Iterable[bool]) -> None:
         """Take over training flags and frozen parameters."""
-        self.suspects = self.written = None  # in another mode it may write to others
+        self.buffers.written = self.written = None  # in another mode it may write to others
         for module, flag in zip(self.modules, training, strict=True):
             module.training = flag
         self.trained = list(trained)
@@ -83,7 +82,7 @@ class LiveStage:
             self._enter(port.name, value, kept) for port, value in zip(self.interface.inputs, given, strict=True)
         ]
         versions = [_version(value) for value in entered]
-        made = dict(returned(self.interface, self.module(*entered)))
+        made = dict(name_outputs(self.interface, self.module(*entered)))
         if self.written is None or any(
             _version(value) != version for value, version in zip(entered, versions, strict=True)
         ):
@@ -122,37 +121,15 @@ class LiveStage:
         self.written = found
 
     # ── what it must not change, and what must be put back ─────────────────────────────────────────────────────
-    def save_buffers(self) -> list[tuple[int, torch.Tensor]]:
-        """Copies of the buffers that a forward may write."""
-        return [
-            (at, buffer.detach().clone())
-            for at, buffer in enumerate(self.buffers)
-            if self.suspects is None or at in self.suspects
-        ]
-
-    def restore_buffers(self, saved: list[tuple[int, torch.Tensor]]) -> None:
-        """Put them back."""
-        for at, before in saved:
-            self.buffers[at].data.copy_(before)
-
     def check(self, saved: list[tuple[int, torch.Tensor]]) -> None:
         """After a step: learn which buffers it writes; raises Refusal where it has changed anything else."""
-        if self.suspects is None:
-            self.suspects = {at for at, before in saved if not _alike(before, self.buffers[at])}
+        if self.buffers.written is None:
+            self.buffers.written = {at for at, _ in self.buffers.find_written(saved)}
         self.set_shares([1.0] * len(getattr(self.module, "shares", ())))  # as it came
-        changed = self.snapshot.changed()
+        changed = self.snapshot.find_change()
         if changed:
             self.snapshot.take()
             raise Refusal(f"in stage {self.number} {changed}")
-
-    def scope_of(self, error: BaseException) -> str:
-        """The module inside whose forward an exception came from; '' for the stage itself."""
-        names = {id(module): name for name, module in self.module.named_modules()}
-        found, trace = "", error.__traceback__
-        while trace is not None:
-            found = names.get(id(trace.tb_frame.f_locals.get("self")), found)
-            trace = trace.tb_next
-        return found
 
 
 @contextmanager
@@ -169,7 +146,3 @@ def save_nothing() -> Iterator[None]:
 def _version(value: Any) -> int:
     """How often a tensor was written to; in inference mode nobody counts."""
     return 0 if not isinstance(value, torch.Tensor) or value.is_inference() else int(value._version)
-
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -22,7 +22,7 @@ from gemini.autograd_engine import accumulate
 from gemini.batch_analysis.tape_interpreter import OpRaised, run_ops
 from gemini.ir.autograd_modes import Region
 from gemini.random_numbers.rng_state import get_state, set_state
-from gemini.random_numbers.sliced_rng import DrawsDiffer, SlicedDraws
+from gemini.random_numbers.sliced_rng import RandomOpsDiffer, SlicedRandomOps
 from gemini.runtime.step_messages import PeerMessage, Step, Stepped
 from gemini.runtime.worker.gradient_buffers import GradientBuffers
 from gemini.runtime.worker.microbatch_inputs import MicrobatchInputs
@@ -33,7 +33,7 @@ from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_
 from gemini.runtime.worker.value_mailbox import ValueMailbox
 from gemini.runtime.worker.whole_batch_stage import run_tail
 from gemini.schedule.block import FORWARD, LETTERS, WEIGHT_GRADIENT
-from gemini.step.delayed_weight_grads import STORE, AtOnce, Later, settle
+from gemini.step.delayed_weight_grads import STORE, DelayedGrad, ImmediateQueue, run_delayed
 from gemini.step.lower_program import LOSS, TAIL, Task
 
 
@@ -54,7 +54,7 @@ class StepBackup(NamedTuple):
     def restore(self) -> None:
         """Put them back."""
         for stage, saved in self.buffers:
-            stage.restore_buffers(saved)
+            stage.buffers.restore(saved)
         self.gradients.discard()
 
 
@@ -70,13 +70,13 @@ class StepRunner:
         self.operands = MicrobatchInputs(request.operands, [], request.tensors, request.sizes)
         self.gradients = GradientBuffers(control, plan.places)
         self.kept: dict[tuple[int, int], MicrobatchGraph] = {}
-        self.left: dict[tuple[int, int], deque[Later]] = {}  # weight gradients, by stage and micro-batch
+        self.left: dict[tuple[int, int], deque[DelayedGrad]] = {}  # weight gradients, by stage and micro-batch
         self.given: dict[tuple[str, int], dict[int, torch.Tensor | None]] = {}  # gradients of inputs, by port and stage
         self.outputs: dict[str, dict[int, Any]] = {name: {} for name in request.keep}
         self.root: torch.Tensor | None = None
         self.saved: dict[int, list[tuple[int, torch.Tensor]]] = {}  # buffers of each stage
         self.trace: list[tuple[str, int, int, float, float]] = []
-        self.draws: dict[int, SlicedDraws] = {}
+        self.draws: dict[int, SlicedRandomOps] = {}
         self.drawn: dict[int, bytes] = {}  # states of the generator after a stage has drawn
         *region, self.switches = request.region
         self.region = Region(*region)
@@ -88,7 +88,7 @@ class StepRunner:
         if self.request.generator:
             set_state(self.request.generator, self.device)
         self.peers.begin(self.request.step, self.arrivals.take)
-        self.saved = {number: stage.save_buffers() for number, stage in self.plan.stages.items()}
+        self.saved = {number: stage.buffers.save() for number, stage in self.plan.stages.items()}
         for task in self.plan.tasks:
             if task.kind == FORWARD:
                 self._forward(task)
@@ -161,7 +161,7 @@ class StepRunner:
             stage.set_shares(self.request.shares[task.mid])
         if self.program.once and self.program.once[task.stage]:  # written once a step, not once a micro-batch
             once = self.program.once[task.stage]
-            stage.restore_buffers([(at, before) for at, before in self.saved[task.stage] if at in once])
+            stage.buffers.restore([(at, before) for at, before in self.saved[task.stage] if at in once])
         with ExitStack() as stack:
             self.region.enter(stack, Region.current())
             if self.records:
@@ -172,7 +172,7 @@ class StepRunner:
                 if self._draws_of(task.stage):
                     return self._drawing(task, stage, given, kept)
                 return stage.forward(given, kept)
-            except (Refusal, DrawsDiffer, StepAborted):
+            except (Refusal, RandomOpsDiffer, StepAborted):
                 raise
             except BaseException as error:
                 raise StageRaised(error, task, stage) from error
@@ -216,7 +216,7 @@ class StepRunner:
             state = self.arrivals.states.get(task.stage, self.request.generator)
             if state:
                 set_state(state, self.device)
-            self.draws[task.stage] = SlicedDraws(self._draws_of(task.stage), self.inputs.total)
+            self.draws[task.stage] = SlicedRandomOps(self._draws_of(task.stage), self.inputs.total)
         where = self.inputs.starts[task.mid], self.inputs.sizes[task.mid]
         with self.draws[task.stage].piece(*((0, self.inputs.total) if task.kind == TAIL else where)):
             made = stage.forward(given, kept)
@@ -296,23 +296,23 @@ class StepRunner:
         if kept.root is not None:
             roots.insert(0, (kept.root, torch.ones_like(kept.root_like)))
         letter = LETTERS[task.kind]
-        queue: deque[Later] = AtOnce(self.gradients) if letter == "B" and not task.sends else deque()
+        queue: deque[DelayedGrad] = ImmediateQueue(self.gradients) if letter == "B" and not task.sends else deque()
         if roots:
             self._run_backward(task, stage, roots, queue)
         self._send_gradients(task, kept)
         if letter == "B":
-            settle(queue, self.gradients)
+            run_delayed(queue, self.gradients)
         else:
             self.left[task.stage, mid] = queue
         self.gradients.adopt(stage.parameters)
         self.trace.append((letter, task.stage, mid, begin, time.perf_counter()))
 
-    def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[Later]) -> None:
+    def _run_backward(self, task: Task, stage: LiveStage, roots: list[Any], queue: deque[DelayedGrad]) -> None:
         drawn = self.draws.get(task.stage) if task.kind != TAIL or self.plan.tail.stage is not None else None
         try:
             with STORE.collecting(queue), drawn.again() if drawn is not None else nullcontext():
                 accumulate([edge for edge, _ in roots], [gradient for _, gradient in roots])
-        except DrawsDiffer:
+        except RandomOpsDiffer:
             raise
         except BaseException as error:
             raise StageRaised(error, task, stage) from error
@@ -320,10 +320,10 @@ class StepRunner:
     def _run_again(self, task: Task, stage: LiveStage, kept: MicrobatchGraph) -> None:
         """The forward once more, this time with its graph; buffers have been written the first time."""
         given, kept.given = kept.given or [], None
-        saved = stage.save_buffers()
+        saved = stage.buffers.save()
         kept.edges = {}
         self._run_stage(task, stage, given, kept, saves=True)
-        stage.restore_buffers(saved)
+        stage.buffers.restore(saved)
 
     def _send_gradients(self, task: Task, kept: MicrobatchGraph) -> None:
         parts: dict[str, list[tuple[int, torch.Tensor | None]]] = {}
@@ -348,7 +348,7 @@ class StepRunner:
     def _weights(self, task: Task) -> None:
         begin = time.perf_counter()
         self.peers.hear(0)
-        settle(self.left.pop((task.stage, task.mid)), self.gradients)
+        run_delayed(self.left.pop((task.stage, task.mid)), self.gradients)
         self.trace.append(("W", task.stage, task.mid, begin, time.perf_counter()))
 
     # ── the end ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,15 +5,13 @@ from __future__ import annotations
 import linecache
 import socket
 import sys
-import traceback
 from typing import Any
 
+from gemini.batch_analysis.microbatch_join import PARTS, combine_parts
 from gemini.capture import torch_flags
 from gemini.malloc import keep_freed_memory, trim
 from gemini.pipe.live_stages import load_module
-from gemini.random_numbers.rng_state import get_state
-from gemini.runtime.exception_transfer import to_portable
-from gemini.runtime.protocol import Done, Raised, Refused
+from gemini.runtime.protocol import Done, Refused
 from gemini.runtime.step_messages import (
     ABORTED,
     AbortStep,
@@ -27,10 +25,11 @@ from gemini.runtime.step_messages import (
     Stepped,
     Tasks,
 )
-from gemini.runtime.tracebacks import exception_chain
+from gemini.runtime.tracebacks import find_scope
 from gemini.runtime.transport.channel import Channel
 from gemini.runtime.transport.code_dependencies import stub_modules
 from gemini.runtime.transport.link import Link
+from gemini.runtime.worker.module_server import build_raised
 from gemini.runtime.worker.p2p import PeerLinks, StepAborted
 from gemini.runtime.worker.program_state import InstalledProgram, WorkerPlan
 from gemini.runtime.worker.side_effect_check import HOST_RNG, HostRngUsed
@@ -38,7 +37,6 @@ from gemini.runtime.worker.step_runner import StageRaised, StepBackup, StepRunne
 from gemini.schedule.block import FORWARD
 from gemini.step import split_backward_ops
 from gemini.step.delayed_weight_grads import STORE
-from gemini.step.join_microbatches import PARTS, combined
 from gemini.step.lower_program import TAIL
 
 
@@ -114,7 +112,8 @@ class StepServer:
         except StageRaised as raised:
             run.undo()
             self._answer_abandon()  # which may have come at the same time
-            return self._raised(request, raised)
+            device, classes = self.control.transport.device, self.control.classes
+            return build_raised(request.number, raised, _place_of(raised), device, classes)
         except BaseException:
             run.undo()
             self._answer_abandon()
@@ -143,24 +142,12 @@ class StepServer:
         self.last = None
         return Done(request.number)
 
-    def _raised(self, request: Step, raised: StageRaised) -> Raised:
-        error = raised.error
-        frames = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        reply = Raised(
-            request.number, to_portable(error, self.control.classes), _place_of(raised), frames,
-            get_state(self.control.transport.device), exception_chain(error, lambda one: to_portable(one, self.control.classes)),
-        )  # fmt: skip
-        for one in (raised, error):  # frames hold tensors, and so slabs
-            traceback.clear_frames(one.__traceback__)
-            one.__traceback__ = one.__cause__ = one.__context__ = None
-        return reply
-
     # ── outputs ────────────────────────────────────────────────────────────────────────────────────────────────
     def _fetch(self, request: Fetch) -> Fetched:
         parts = self.outputs[request.step][request.name]
         mids = sorted(parts)
         found = [parts[mid] for mid in mids]
-        return Fetched(request.number, mids, found if request.how == PARTS else [combined(found, request.how)])
+        return Fetched(request.number, mids, found if request.how == PARTS else [combine_parts(found, request.how)])
 
 
 def _place_of(raised: StageRaised) -> str:
@@ -169,7 +156,7 @@ def _place_of(raised: StageRaised) -> str:
     what = "forward" if task.kind == FORWARD else "the end" if task.kind == TAIL else "backward"
     where = "all samples" if task.kind == TAIL else f"micro-batch {task.mid}"
     text = f"{raised.what or what} of stage {task.stage}, {where}"
-    scope = raised.stage.scope_of(raised.error) if not raised.what else ""
+    scope = find_scope(raised.stage.module, raised.error) if not raised.what else ""
     if scope:
         text += f", in {scope}"
     file = getattr(sys.modules.get(type(raised.stage.module).__module__), "__file__", "")

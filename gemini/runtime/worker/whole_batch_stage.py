@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gemini.batch_analysis.batch_kinds import Shard
-from gemini.batch_analysis.tail_spec import cut, join
+from gemini.batch_analysis.microbatch_join import join_parts, split_gradient
 from gemini.runtime.step_messages import PeerMessage
 from gemini.runtime.worker.stage_state import MicrobatchGraph
-from gemini.step.delayed_weight_grads import AtOnce
+from gemini.step.delayed_weight_grads import ImmediateQueue
 from gemini.step.lower_program import LOSS, Task
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _whole(run: StepRunner, name: str) -> Any:
     """A value of all micro-batches; it has a gradient where one of the parts has."""
     parts = [run.arrivals.pop(name, mid) for mid in range(len(run.request.sizes))]
     plain = [part.detach() if isinstance(part, torch.Tensor) else part for part in parts]
-    found = join(run.plan.tail.joins[name], plain)
+    found = join_parts(run.plan.tail.joins[name], plain)
     if isinstance(found, torch.Tensor) and any(part.requires_grad for part in parts):
         found = found.detach().requires_grad_()
     return found
@@ -90,7 +90,7 @@ def _go_back(run: StepRunner, task: Task, kept: MicrobatchGraph, whole: dict[str
     """Backward of loss and tail; every value that was read gets a gradient, or is told that it has none."""
     stage = run.plan.stages[task.stage]
     if kept.root is not None:
-        run._run_backward(task, stage, [(kept.root, torch.ones_like(kept.root_like))], AtOnce(run.gradients))
+        run._run_backward(task, stage, [(kept.root, torch.ones_like(kept.root_like))], ImmediateQueue(run.gradients))
     found: dict[str, torch.Tensor | None] = {}
     for (name, reader), leaf in sorted(kept.leaves.items(), key=lambda item: item[0][1] != LOSS):  # the last one first
         if run.plan.readers[name].source is None:
@@ -100,7 +100,7 @@ def _go_back(run: StepRunner, task: Task, kept: MicrobatchGraph, whole: dict[str
             found[name] = leaf.grad if had is None else had + leaf.grad
     sizes, joins = run.request.sizes, run.plan.tail.joins
     learning = [name for name, value in whole.items() if isinstance(value, torch.Tensor) and value.requires_grad]
-    parts: Cut = {name: cut(joins[name], found.get(name), sizes) for name in learning}
+    parts: Cut = {name: split_gradient(joins[name], found.get(name), sizes) for name in learning}
     for mid in range(len(sizes)):
         _hand_back(run, task, mid, {name: each[mid] for name, each in parts.items()})
     run.gradients.adopt(stage.parameters)
@@ -111,7 +111,7 @@ def _of_call(run: StepRunner, name: str, gradient: torch.Tensor | None) -> dict[
     kind = run.inputs.whole[name][1]
     if gradient is None or not isinstance(kind, Shard):
         return {0: gradient}
-    return dict(enumerate(cut(kind, gradient, run.request.sizes)))
+    return dict(enumerate(split_gradient(kind, gradient, run.request.sizes)))
 
 
 def _hand_back(run: StepRunner, task: Task, mid: int, gradients: dict[str, torch.Tensor | None]) -> None:

@@ -77,13 +77,13 @@ class Server:
         from gemini.runtime.transport.channel import ChannelClosed
         from gemini.runtime.transport.link import UnreadableMessage
         from gemini.runtime.worker.memory_peak import PeakMemory
-        from gemini.runtime.worker.module_server import ModuleRaised, ModuleServer
+        from gemini.runtime.worker.module_server import ModuleRaised, ModuleServer, build_raised
         from gemini.runtime.worker.output_relay import OutputRelay
         from gemini.runtime.worker.side_effect_check import Refusal
 
         # An import in a function costs microseconds each time; at the top of this file it would come too early.
         self.protocol, self.closed, self.unreadable = protocol, ChannelClosed, UnreadableMessage
-        self.refusal, self.unit_raised = Refusal, ModuleRaised
+        self.refusal, self.unit_raised, self.build_raised = Refusal, ModuleRaised, build_raised
         self.link = link
         self.calls = ModuleServer(link.classes)
         self.relay = OutputRelay(link)
@@ -147,34 +147,13 @@ class Server:
         try:
             return self._carry_out(request, descriptors) or self.protocol.Done(request.number)
         except self.unit_raised as raised:
-            return self._raised(request, raised)
+            return self.build_raised(request.number, raised, raised.scope, self.calls.device, self.link.classes)
         except self.refusal as refusal:
             return self.protocol.Refused(request.number, str(refusal))
         except BaseException as error:
             if isinstance(request, self.protocol.Forward):
                 self.calls.undo(request.unit, request.number)
             return _refused(request, error)
-
-    def _raised(self, request: Any, raised: Any) -> Any:
-        from gemini.random_numbers.rng_state import get_state
-        from gemini.runtime.exception_transfer import to_portable
-        from gemini.runtime.protocol import Raised
-        from gemini.runtime.tracebacks import exception_chain
-
-        error = raised.error
-        frames = traceback.format_exception(type(error), error, error.__traceback__)
-        reply = Raised(
-            request.number,
-            to_portable(error, self.link.classes),
-            raised.scope,
-            "".join(frames),
-            get_state(self.calls.device),
-            exception_chain(error, lambda one: to_portable(one, self.link.classes)),
-        )
-        for one in (raised, error):  # frames hold tensors, and so slabs
-            traceback.clear_frames(one.__traceback__)
-            one.__traceback__ = one.__cause__ = one.__context__ = None
-        return reply
 
     def _carry_out(self, request: Any, descriptors: list[int]) -> Any:
         if isinstance(request, self.protocol.Forward):
@@ -202,7 +181,7 @@ class Server:
                 self.link.homes.pop(number, None)
             return None
         if isinstance(request, self.protocol.DescribeClasses):
-            from gemini.guards.library_classes import describe_classes
+            from gemini.guards.monkeypatches import describe_classes
 
             return self.protocol.ClassAttributes(request.number, describe_classes(request.classes))
         if isinstance(request, self.protocol.MeasureSpeed):
