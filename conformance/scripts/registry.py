@@ -140,7 +140,7 @@ PROGRAMS = (
     Program("momentum_contrast", "a queue, weights replaced in forward", "its forward replaces weights"),
     Program("gradnorm", "losses differentiated again after the step", "gradients of gradients"),
     Program("per_sample_gradients", "torch.func, then plain steps"),
-    Program("scripted", "torch.jit", "torch.jit has compiled it"),
+    Program("scripted", "torch.jit", "it is compiled by torch.jit"),
     Program("changes_midway", "head, layers, dtype, forward changed while training"),
     Program("threads_train", "several models trained in threads"),
     Program("inference_only", "trains nothing", TINY),

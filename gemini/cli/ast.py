@@ -1,8 +1,8 @@
-"""Draw the syntax tree of a script, with what Gemini recognises in it in colour.
+"""Draw the syntax tree of a script; recognised nodes are coloured.
 
 gemini ast train.py -o ast.svg
 gemini ast train.py --after -o after.png                       after all passes, changes marked
-gemini ast train.py --after device-placement -o after.png      after one pass (and what it needs)
+gemini ast train.py --after device-placement -o after.png      after one pass and its needs
 gemini ast model.py --max-nodes 200 -o model.svg               fold more
 """
 
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 SUMMARY = "draw the syntax tree of a script, before or after a pass (.svg, .png, .dot)"
 _ALL = "all passes"
 _MOST_BOXES = 400
-_DEEPEST = 8000  # Python frames; the stack of a process holds them on every version we support
+_DEEPEST = 8000  # Python frames; fits the stack of every supported Python
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini ast`."""
+    """Add the options of `gemini ast`."""
     parser.add_argument("script", help="the Python file")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="ends in .svg, .png or .dot")
     parser.add_argument(
         "--after", nargs="?", const=_ALL, metavar="PASS", help="after all passes, or after this one; changes are marked"
     )
-    parser.add_argument("--depth", type=_positive, metavar="N", help="fold what is nested deeper than N")
+    parser.add_argument("--depth", type=_positive, metavar="N", help="fold nodes nested deeper than N")
     parser.add_argument(
         "--max-nodes", type=_positive, metavar="N",
-        help=f"fold what is not recognised until about N boxes are left (default {_MOST_BOXES}; with --full, all)",
+        help=f"fold unrecognised nodes until about N boxes are left (default {_MOST_BOXES}; with --full, all)",
     )  # fmt: skip
-    parser.add_argument("--full", action="store_true", help="a box for every expression, however small")
+    parser.add_argument("--full", action="store_true", help="draw a box for every expression")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw the picture."""
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(limit, _DEEPEST))  # trees are walked as deep as they are nested
+    sys.setrecursionlimit(max(limit, _DEEPEST))  # tree walks recurse
     try:
         return _draw(args)
     except RecursionError:
         raise InstrumentError(
-            f"{args.script} is nested too deeply to be drawn\n    → gemini inspect lists what is in it"
+            f"{args.script} is nested too deeply to be drawn\n    → gemini inspect lists its findings"
         ) from None
     finally:
         sys.setrecursionlimit(limit)
@@ -82,7 +82,7 @@ def _draw(args: argparse.Namespace) -> int:
 
 
 def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
-    """Return the source after the passes, and the nodes of its tree that they brought."""
+    """Return the source after the passes, and the nodes that they added."""
     from gemini.instrument.output.new_nodes import find_new_nodes
     from gemini.instrument.pass_manager.manager import PassManager
     from gemini.instrument.pass_manager.registry import select
@@ -94,7 +94,7 @@ def _after(source: SourceFile, chosen: str) -> tuple[SourceFile, set[ast.AST]]:
 
 
 def _kinds(source: SourceFile) -> dict[tuple[Place, bool], str]:
-    """Return the kind of every recognised node, by its place; where there are several, the most telling one."""
+    """Return the kind of every recognised node, by position; of several kinds, the first in `KINDS`."""
     from gemini.instrument.inspect import KINDS, recognise
 
     order = list(KINDS)
@@ -107,5 +107,5 @@ def _kinds(source: SourceFile) -> dict[tuple[Place, bool], str]:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"{text!r} is not a whole number above 0\n    → give a number such as 3")
+        raise UsageError(f"{text!r} is not a whole number above 0\n    → write a number such as 3")
     return int(text)

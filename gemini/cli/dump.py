@@ -1,8 +1,8 @@
-"""Write the instrumented sources of a program, without running it; plain python runs them with the same result.
+"""Write the instrumented sources of a program, which plain python runs, without running it.
 
 gemini dump train.py -o dumped          then: python dumped/train.py …
 gemini dump -m tool.train -o dumped     then: python dumped …
-gemini dump train.py --diff             show the changes like a patch
+gemini dump train.py --diff             show the changes as a patch
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ SUMMARY = "write a program's instrumented sources, or show the changes as a patc
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini dump`."""
+    """Add the options of `gemini dump`."""
     from gemini.cli.source_arguments import add_program_arguments
 
     add_program_arguments(parser)
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="the folder: new, empty, or an earlier dump")
-    parser.add_argument("--diff", action="store_true", help="show the changes like a patch")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="target folder: new, empty, or an earlier dump"
+    )
+    parser.add_argument("--diff", action="store_true", help="show the changes as a patch")
     parser.add_argument("--passes", action="append", default=[], metavar="NAMES", help="only these passes")
-    parser.add_argument("--skip-pass", action="append", default=[], metavar="NAMES", help="leave these passes out")
+    parser.add_argument("--skip-pass", action="append", default=[], metavar="NAMES", help="skip these passes")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the dump, or show the patch, or both."""
     if args.output is None and not args.diff:
-        raise UsageError("nowhere to write the dump\n    → give a folder with -o DIR, or --diff to see the changes")
+        raise UsageError("the dump has no target folder\n    → name one with -o DIR, or use --diff to show the changes")
     return show(
         args.script,
         args.module,
@@ -58,7 +60,7 @@ def show(
     skip: Sequence[str] = (),
     packages: Sequence[str] = (),
 ) -> int:
-    """Write the dump of a program to `output`, print the patch with `diff`; returns the exit code."""
+    """Write the dump of a program to `output`, print the patch with `diff`; return the exit code."""
     from gemini.cli.source_arguments import read_program
     from gemini.instrument.output import dump_writer
     from gemini.instrument.pass_manager.manager import PassManager
@@ -72,7 +74,7 @@ def show(
     made = dump_writer.build_dump(tree.own(), manager, module=module or "", argv0=script or "")
     if output is not None:
         dump_writer.write_dump(made, output)
-        _say_what_was_written(made, output, to=sys.stderr if diff else sys.stdout)
+        _print_summary(made, output, to=sys.stderr if diff else sys.stdout)
     if diff:
         _print_patch(made)
     return 0
@@ -87,11 +89,11 @@ def _print_patch(made: Dump) -> None:
         for line in unified_diff(made.patches(), colour=colour):
             print(line.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has seen enough, as `head` does; nothing more is to be said, or flushed
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say_what_was_written(made: Dump, output: Path, to: TextIO) -> None:
+def _print_summary(made: Dump, output: Path, to: TextIO) -> None:
     files = len(made.files)
     print(f"{output}: {files} file{'s' if files != 1 else ''}, {made.changed} changed by passes", file=to)
     print(f"run it with: python {output / made.start if made.start else output}", file=to)
@@ -101,5 +103,5 @@ def _notice(line: str) -> None:
     print(f"gemini dump: {line}", file=sys.stderr)
 
 
-def _names(given: Sequence[str]) -> list[str]:
-    return [name.strip() for text in given for name in text.split(",") if name.strip()]
+def _names(texts: Sequence[str]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]

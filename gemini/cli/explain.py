@@ -16,8 +16,8 @@ SUMMARY = "show which path each model of the last run took, and what prevented a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini explain`."""
-    parser.add_argument("--run-folder", type=Path, default=Path(".gemini"), metavar="DIR", help="default .gemini")
+    """Add the options of `gemini explain`."""
+    parser.add_argument("--run-folder", type=Path, default=Path(".gemini"), metavar="DIR", help="run folder (.gemini)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -1,9 +1,9 @@
-"""List what Gemini recognises in a program: models, layers, losses, optimizers, loops and their sites.
+"""List the recognised parts of a program: models, layers, losses, optimizers, loops and their sites.
 
-gemini inspect train.py                    a table with file:line, over the script and its own modules
+gemini inspect train.py                    a table with file:line, of the script and its modules
 gemini inspect -m tool.train               the same for a module
 gemini inspect train.py --kind step,backward
-gemini inspect train.py --json             for programs
+gemini inspect train.py --json             the same as JSON
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ SUMMARY = "list the models, layers, losses, optimizers, loops and devices in a s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini inspect`."""
+    """Add the options of `gemini inspect`."""
     from gemini.cli.source_arguments import add_program_arguments
 
     add_program_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--kind", action="append", default=[], metavar="KINDS", help="only these (comma-separated)")
+    parser.add_argument(
+        "--kind", action="append", default=[], metavar="KINDS", help="only these kinds (comma-separated)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     findings = [one for one in recognise(sources) if not kinds or one.kind in kinds]
     for node in tree:
         if node.problem and node.source is not None:
-            print(f"gemini inspect: {node.path} {node.problem}; it is left out", file=sys.stderr)
+            print(f"gemini inspect: {node.path} {node.problem}; it is skipped", file=sys.stderr)
     _show(findings, [source.path for source in sources], as_json=args.json)
     return 0
 
@@ -54,7 +56,7 @@ def _show(findings: Sequence[Finding], paths: Sequence[str], *, as_json: bool) -
         return
     from rich.console import Console
 
-    # A pipe has no width: rows are then as long as they are, for grep and the like.
+    # A pipe has no width: rows are not cut, for grep.
     wide = None if sys.stdout.isatty() else 10_000
     console = Console(highlight=False, width=wide)
     with console.capture() as captured:
@@ -64,11 +66,11 @@ def _show(findings: Sequence[Finding], paths: Sequence[str], *, as_json: bool) -
     print(findings_table.summary(findings, len(paths)))
 
 
-def _kinds(given: Sequence[str]) -> set[str]:
+def _kinds(texts: Sequence[str]) -> set[str]:
     from gemini.instrument.inspect import KINDS
     from gemini.nearest_name import remedy
 
-    wanted = {name.strip().replace("-", " ") for text in given for name in text.split(",") if name.strip()}
+    wanted = {name.strip().replace("-", " ") for text in texts for name in text.split(",") if name.strip()}
     unknown = sorted(wanted - set(KINDS))
     if unknown:
         raise UsageError("\n".join(f"unknown kind {name!r}\n    → {remedy(name, KINDS)}" for name in unknown))

@@ -1,13 +1,13 @@
-"""The `gemini` command: finds the sub-command and runs it.
+"""The `gemini` command: dispatches to its sub-commands.
 
 A sub-command is a module with
 
     SUMMARY: str                                            one line for `gemini --help`
     def add_arguments(parser: argparse.ArgumentParser)      its options
-    def run(args: argparse.Namespace) -> int                its work; the exit code
+    def run(args: argparse.Namespace) -> int                the command; returns the exit code
 
-Only the module of the chosen command is imported. Errors that Gemini raises on purpose are shown as one message
-without a traceback, and end with exit code 2.
+Only the module of the chosen command is imported. A `GeminiError` is printed as one message without a
+traceback, with exit code 2.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _HELP, _VERSION = ("-h", "--help", "help"), ("-V", "--version")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `gemini` with these arguments (default: the process's); returns the exit code."""
+    """Run `gemini` with these arguments (default: the process's); return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does: no reason to complain
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     except KeyboardInterrupt:
@@ -71,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name not in COMMANDS:
         return _fail(f"gemini: {_unknown(name)}")
     if not _exists(name):
-        return _fail(f"gemini {name}: this installation does not have it\n    → {_choices()}")
+        return _fail(f"gemini {name}: not in this installation\n    → {_choices()}")
     return _run(name, importlib.import_module(COMMANDS[name]), rest)
 
 
@@ -84,7 +84,7 @@ def _run(name: str, module: ModuleType, arguments: list[str]) -> int:
         return int(module.run(parser.parse_args(arguments)))
     except GeminiError as error:
         return _fail(f"gemini {name}: {error}")
-    except SystemExit as stop:  # argparse has said what is wrong, or shown its help
+    except SystemExit as stop:  # argparse has printed an error or its help
         return stop.code if isinstance(stop.code, int) else SUCCESS if stop.code is None else _fail(str(stop.code))
 
 
@@ -114,7 +114,7 @@ def _help() -> str:
     lines += [f"  {name:<{width}}{_summary(name)}" for name in COMMANDS if _exists(name)]
     lines += [
         "",
-        "gemini COMMAND --help tells about a command; gemini --version prints the version.",
+        "gemini COMMAND --help describes a command; gemini --version prints the version.",
         "gemini_python runs a training script: gemini_python train.py",
     ]
     return "\n".join(lines)
@@ -123,7 +123,7 @@ def _help() -> str:
 def _summary(name: str) -> str:
     try:
         return str(importlib.import_module(COMMANDS[name]).SUMMARY)
-    except Exception as error:  # a broken command must not keep the help of the others away
+    except Exception as error:  # one broken command must not hide the help of the rest
         return f"(cannot be loaded: {error})"
 
 

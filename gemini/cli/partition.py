@@ -1,4 +1,4 @@
-"""Cut a model into stages, and show what each costs and what the whole is expected to win.
+"""Partition a model into stages; show the cost of each and the predicted speedup.
 
 gemini partition my_models.py:make_bert --nparts 4
 gemini partition my_models.py:make_bert --nparts 4 --compare
@@ -6,7 +6,7 @@ gemini partition my_models.py:make_bert --nparts 4 --partitioner mpipe --output 
 gemini partition my_models.py:make_bert --nparts 4 --schedule zb_h1 --micro-batches 16 --memory 16000
 gemini partition my_models.py:make_bert --nparts 2 --pin bert.embeddings=0 --uncut bert.encoder.layer.3 --analytic h100
 
-The function returns (model, args) or (model, args, kwargs): a model and one batch for it.
+The function returns (model, args) or (model, args, kwargs): a model and one batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemini.cli.partition_flags import add_partition_arguments, partition_options
-from gemini.cli.progress import Bar
+from gemini.cli.progress import ProgressBar
 from gemini.errors import PartitionError, UsageError
 
 if TYPE_CHECKING:
@@ -26,36 +26,40 @@ if TYPE_CHECKING:
     from gemini.partition import Analysis, Options, Partition
     from gemini.profiling.profile_result import Profile
 
-SUMMARY = "cut a model into balanced stages, and compare ways to do it"
+SUMMARY = "partition a model into balanced stages, and compare partitioners"
 DEFAULT = "exact"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini partition`."""
-    parser.add_argument("target", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; makes model and batch")
-    parser.add_argument("--nparts", type=int, default=4, metavar="N", help="how many workers (4)")
-    parser.add_argument("--partitioner", metavar="NAME", help=f"which to use ({DEFAULT}); --compare lists all")
-    parser.add_argument("--compare", action="store_true", help="run all partitioners and table them side by side")
+    """Add the options of `gemini partition`."""
+    parser.add_argument("target", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; returns the model and a batch")
+    parser.add_argument("--nparts", type=int, default=4, metavar="N", help="number of workers (4)")
+    parser.add_argument("--partitioner", metavar="NAME", help=f"partitioner ({DEFAULT}); --compare lists all")
+    parser.add_argument("--compare", action="store_true", help="run all partitioners and compare them in a table")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the partition as JSON")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="bars and coloured graph: .svg, .png or .pdf")
-    parser.add_argument("--fold", type=int, metavar="N", help="levels of scopes that the drawn graph shows")
+    parser.add_argument("--fold", type=int, metavar="N", help="scope levels shown in the graph")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     model = parser.add_argument_group("capture and profile")
-    model.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: where the model is)")
-    model.add_argument("--analytic", metavar="NAME", help="estimate for a described device such as h100; runs nothing")
+    model.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: the device of the model)")
+    model.add_argument(
+        "--analytic", metavar="NAME", help="estimate for a described device such as h100, without running the model"
+    )
     model.add_argument("--profile", type=Path, metavar="FILE", help="use this profile (gemini profile --save)")
-    model.add_argument("--no-cache", action="store_true", help="measure everything anew")
-    model.add_argument("--depth", type=int, metavar="N", help="keep modules nested deeper than N whole")
-    model.add_argument("--basic-block", action="append", default=[], metavar="CLASS", help="keep this class whole")
+    model.add_argument("--no-cache", action="store_true", help="ignore cached measurements")
+    model.add_argument("--depth", type=int, metavar="N", help="do not trace into modules nested deeper than N")
+    model.add_argument(
+        "--basic-block", action="append", default=[], metavar="CLASS", help="do not trace into this class"
+    )
     add_partition_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Capture, profile, partition; show and write the result."""
-    options = _checked(args)
-    with Bar() as bar:
-        graph, profile = _profiled(args, bar)
-        result = (_compared if args.compare else _one)(args, bar, graph, profile, options)
+    options = _check_arguments(args)
+    with ProgressBar() as bar:
+        graph, profile = _capture_and_profile(args, bar)
+        result = (_compare if args.compare else _partition)(args, bar, graph, profile, options)
         if args.output and result.partition is not None:
             result.partition.save(args.output)
         if args.draw and result.analysis is not None:
@@ -69,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Result:
-    """What to print, and what to write to files; or why there is nothing to write."""
+    """Text to print and artifacts to write; `failure` says why there are none."""
 
     text: str
     partition: Partition | None = None
@@ -77,8 +81,8 @@ class _Result:
     failure: str = ""
 
 
-def _checked(args: argparse.Namespace) -> Options:
-    """Return all that can be found wrong before the model is built."""
+def _check_arguments(args: argparse.Namespace) -> Options:
+    """Check the arguments before the model is built."""
     from gemini.partition.analysis.analysis_picture import check_suffix
     from gemini.partition.registry import find_partitioner
     from gemini.partition.step_estimate import find_schedule
@@ -86,7 +90,7 @@ def _checked(args: argparse.Namespace) -> Options:
     from gemini.profiling.device_specs import find_spec
 
     if args.nparts < 1:
-        raise PartitionError(f"{args.nparts} parts\n    → ask for 1 or more")
+        raise PartitionError(f"{args.nparts} parts\n    → request 1 or more")
     options = partition_options(args)
     options.workers_for(args.nparts)
     find_schedule(options.schedule)
@@ -99,11 +103,11 @@ def _checked(args: argparse.Namespace) -> Options:
     if args.analytic is not None:
         find_spec(args.analytic)
     if args.profile is not None and (args.analytic is not None or args.device is not None):
-        raise UsageError("--profile together with --device or --analytic\n    → a saved profile is measured already")
+        raise UsageError("--profile together with --device or --analytic\n    → a saved profile needs neither")
     return options
 
 
-def _profiled(args: argparse.Namespace, bar: Bar) -> tuple[Graph, Profile]:
+def _capture_and_profile(args: argparse.Namespace, bar: ProgressBar) -> tuple[Graph, Profile]:
     from gemini.capture import capture
     from gemini.cli.profile import make_model
     from gemini.profiling import Profile, profile
@@ -117,11 +121,11 @@ def _profiled(args: argparse.Namespace, bar: Bar) -> tuple[Graph, Profile]:
     bar.step("profile")
     return graph, profile(
         graph, batch, keywords, device=args.device, analytic=args.analytic, cache=not args.no_cache,
-        progress=bar.tell,
+        progress=bar.update,
     )  # fmt: skip
 
 
-def _one(args: argparse.Namespace, bar: Bar, graph: Graph, profile: Profile, options: Options) -> _Result:
+def _partition(args: argparse.Namespace, bar: ProgressBar, graph: Graph, profile: Profile, options: Options) -> _Result:
     from gemini.partition import analyse, partition
 
     name = args.partitioner or DEFAULT
@@ -133,13 +137,13 @@ def _one(args: argparse.Namespace, bar: Bar, graph: Graph, profile: Profile, opt
     return _Result(json.dumps(plain, indent=1) if args.json else analysis.table(), made, analysis)
 
 
-def _compared(args: argparse.Namespace, bar: Bar, graph: Graph, profile: Profile, options: Options) -> _Result:
-    """Return the table of all; files are of the partitioner that was named, else of the best."""
+def _compare(args: argparse.Namespace, bar: ProgressBar, graph: Graph, profile: Profile, options: Options) -> _Result:
+    """Compare all partitioners; files are of the named one, else of the best."""
     from gemini.partition import compare
 
-    found = compare(graph, profile, args.nparts, options=options, progress=bar.tell)
+    found = compare(graph, profile, args.nparts, options=options, progress=bar.update)
     text = json.dumps(found.to_json(), indent=1) if args.json else found.table()
     row = found.best if args.partitioner is None else found[args.partitioner]
     if row is None:
-        return _Result(text, failure="no partitioner made anything that fits")
+        return _Result(text, failure="no partitioner found a partition that fits")
     return _Result(text, row.partition, row.analysis, row.reason)

@@ -1,4 +1,4 @@
-"""`gemini passes`: the passes that are installed, who brings them, and what each does."""
+"""List the installed passes over source: their distribution, needs and description."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from gemini.errors import PassError
 from gemini.instrument.pass_manager.registry import Registered, available
 
-SUMMARY = "list the passes over source, with who brings them and what they do"
+SUMMARY = "list the passes over source, with their distribution and description"
 
 
-class Row(NamedTuple):
-    """One pass as it is shown; `fault` says why it cannot be had, if so."""
+class PassRow(NamedTuple):
+    """One row of the list; `fault` is the error of a pass that cannot be loaded."""
 
     name: str
     origin: str
@@ -23,12 +23,12 @@ class Row(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of `gemini passes`."""
     parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the passes; a broken one is shown with its fault and does not keep the others from being listed."""
+    """List the passes; a broken one is shown with its fault."""
     rows = [row_of(one) for one in available()]
     if args.json:
         print(json.dumps([row._asdict() for row in rows], indent=2))
@@ -37,22 +37,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def row_of(registered: Registered) -> Row:
+def row_of(registered: Registered) -> PassRow:
     """Return the row of one registered pass."""
     try:
         one = registered.load()
     except PassError as error:
-        return Row(registered.name, registered.origin, "", (), str(error).partition("\n")[0])
-    return Row(registered.name, registered.origin, one.description, tuple(one.needs))
+        return PassRow(registered.name, registered.origin, "", (), str(error).partition("\n")[0])
+    return PassRow(registered.name, registered.origin, one.description, tuple(one.needs))
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[PassRow]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("pass", "origin", "needs", "what it does"):
+    for heading in ("pass", "origin", "needs", "description"):
         table.add_column(heading, no_wrap=heading == "pass")
     for row in rows:
         what = Text(f"cannot be loaded: {row.fault}", style="red") if row.fault else Text(row.description)

@@ -1,12 +1,12 @@
-"""Cut a model into stages and write them as Python: capture, profile, partition and generate in one command.
+"""Partition a model into stages and write them as Python: capture, profile, partition, generate.
 
 gemini pipe my_models.py:make_bert --nparts 4 --output stages
 gemini pipe my_models.py:make_bert --nparts 4 --output stages --check
 gemini pipe my_models.py:make_bert --nparts 2 --partitioner mpipe --analytic h100 --output stages
 
-The function returns (model, args) or (model, args, kwargs): a model and one batch for it. The folder gets one
-stage_<k>.py a stage, a manifest that says how they fit together, and the graph, profile and partition they were made
-of. --check runs the stages, in sequence and detached, and compares both with the model.
+The function returns (model, args) or (model, args, kwargs): a model and one batch. The folder gets one
+stage_<k>.py per stage, a manifest of their connections, and the graph, profile and partition. --check runs the stages,
+in sequence and detached, and compares both with the model.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemini.cli.partition_flags import add_partition_arguments, partition_options
-from gemini.cli.progress import Bar
+from gemini.cli.progress import ProgressBar
 from gemini.errors import UsageError
 
 if TYPE_CHECKING:
     from gemini.pipe import Piped
 
-SUMMARY = "cut a model into stages and write each as a Python file"
+SUMMARY = "partition a model into stages and write each as a Python file"
 DIFFERENT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini pipe`."""
-    parser.add_argument("target", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; makes model and batch")
-    parser.add_argument("--nparts", type=int, default=4, metavar="N", help="how many workers (4)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace a folder of stages even if it was edited")
-    parser.add_argument("--partitioner", default="exact", metavar="NAME", help="which to use (exact)")
+    """Add the options of `gemini pipe`."""
+    parser.add_argument("target", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; returns the model and a batch")
+    parser.add_argument("--nparts", type=int, default=4, metavar="N", help="number of workers (4)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="target folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace a folder of edited stages")
+    parser.add_argument("--partitioner", default="exact", metavar="NAME", help="partitioner (exact)")
     parser.add_argument("--check", action="store_true", help="run the stages and compare them with the model")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     model = parser.add_argument_group("capture and profile")
-    model.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: where the model is)")
-    model.add_argument("--analytic", metavar="NAME", help="estimate for a described device such as h100; runs nothing")
+    model.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: the device of the model)")
+    model.add_argument(
+        "--analytic", metavar="NAME", help="estimate for a described device such as h100, without running the model"
+    )
     model.add_argument("--profile", type=Path, metavar="FILE", help="use this profile (gemini profile --save)")
-    model.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of measuring (3)")
-    model.add_argument("--no-cache", action="store_true", help="measure everything anew")
-    model.add_argument("--depth", type=int, metavar="N", help="keep modules nested deeper than N whole")
-    model.add_argument("--basic-block", action="append", default=[], metavar="CLASS", help="keep this class whole")
+    model.add_argument("--rounds", type=int, default=3, metavar="N", help="measurement rounds (3)")
+    model.add_argument("--no-cache", action="store_true", help="ignore cached measurements")
+    model.add_argument("--depth", type=int, metavar="N", help="do not trace into modules nested deeper than N")
+    model.add_argument(
+        "--basic-block", action="append", default=[], metavar="CLASS", help="do not trace into this class"
+    )
     add_partition_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Pipe the model; show the analysis, and what a check finds. Exit code 1 where the stages differ."""
+    """Pipe the model; print the analysis and the check. Exit code 1 if the stages differ."""
     if args.output is None and not args.check:
-        raise UsageError("nothing to do with the stages\n    → --output DIR writes them, --check runs them")
-    with Bar() as bar:
+        raise UsageError("the stages have no use\n    → write them with --output DIR, or run them with --check")
+    with ProgressBar() as bar:
         bar.step("build the model")
         piped, batch, keywords = _pipe(args, bar)
         report = None
@@ -70,14 +74,14 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report is None or report.is_right else DIFFERENT
 
 
-def _pipe(args: argparse.Namespace, bar: Bar) -> tuple[Piped, tuple[Any, ...], dict[str, Any]]:
+def _pipe(args: argparse.Namespace, bar: ProgressBar) -> tuple[Piped, tuple[Any, ...], dict[str, Any]]:
     from gemini.cli.profile import make_model
     from gemini.pipe import pipe_model
     from gemini.pipe.entry import check_request
     from gemini.profiling import Profile
 
     if args.profile is not None and (args.analytic is not None or args.device is not None):
-        raise UsageError("--profile together with --device or --analytic\n    → a saved profile is measured already")
+        raise UsageError("--profile together with --device or --analytic\n    → a saved profile needs neither")
     settings: dict[str, Any] = {
         "nparts": args.nparts,
         "partitioner": args.partitioner,
@@ -87,19 +91,19 @@ def _pipe(args: argparse.Namespace, bar: Bar) -> tuple[Piped, tuple[Any, ...], d
         "device": args.device,
         "analytic": args.analytic,
     }
-    check_request(**settings)  # before the model is built, which may take long
+    check_request(**settings)  # before the model is built
     settings["profile"] = None if args.profile is None else Profile.load(args.profile)
     model, batch, keywords = make_model(args.target)
     made = pipe_model(
         model, batch, keywords, **settings, depth=args.depth, basic_blocks=tuple(args.basic_block),
-        rounds=args.rounds, cache=not args.no_cache, progress=bar.tell,
+        rounds=args.rounds, cache=not args.no_cache, progress=bar.update,
     )  # fmt: skip
     return made, batch, keywords
 
 
 def _verdict(report: Any) -> str:
     if report.is_exact:
-        return "check: sequential and detached run equal the model exactly (outputs, gradients, buffers: 0)"
+        return "check: the sequential and the detached run equal the model exactly (outputs, gradients, buffers: 0)"
     right = "equal the model up to rounding" if report.is_right else "DIFFER from the model"
     return f"check: the stages {right}\n{report}"
 

@@ -1,4 +1,4 @@
-"""Profile a model: time and memory of every node, measured here or estimated for another device.
+"""Profile a model: time and memory of every node, measured on this machine or estimated for another device.
 
 gemini profile my_package.models:make_bert
 gemini profile model.py:make --depth 2 --json > profile.json
@@ -6,7 +6,7 @@ gemini profile model.py:make --device cuda --basic-block BertLayer --save profil
 gemini profile model.py:make --analytic h100
 gemini profile --link                                          the link between two workers on this machine
 
-The function returns (model, args) or (model, args, kwargs): a model and one batch for it.
+The function returns (model, args) or (model, args, kwargs): a model and one batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gemini.cli.progress import Bar
+from gemini.cli.progress import ProgressBar
 from gemini.errors import ProfileError, UsageError
 from gemini.nearest_name import remedy
 
@@ -32,18 +32,22 @@ SUMMARY = "measure or estimate the time and memory of every part of a model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini profile`."""
+    """Add the options of `gemini profile`."""
     parser.add_argument(
-        "target", nargs="?", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; makes model and batch"
+        "target", nargs="?", metavar="MODULE:FUNCTION", help="or FILE.py:FUNCTION; returns the model and a batch"
     )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: where the model is)")
-    parser.add_argument("--analytic", metavar="NAME", help="estimate for a described device such as h100; runs nothing")
-    parser.add_argument("--depth", type=int, metavar="N", help="keep modules nested deeper than N whole")
-    parser.add_argument("--basic-block", action="append", default=[], metavar="CLASS", help="keep this class whole")
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="rounds of measuring (3)")
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1 … (default: the device of the model)")
+    parser.add_argument(
+        "--analytic", metavar="NAME", help="estimate for a described device such as h100, without running the model"
+    )
+    parser.add_argument("--depth", type=int, metavar="N", help="do not trace into modules nested deeper than N")
+    parser.add_argument(
+        "--basic-block", action="append", default=[], metavar="CLASS", help="do not trace into this class"
+    )
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="measurement rounds (3)")
     parser.add_argument("--rows", type=_positive, default=40, metavar="N", help="rows of the table (40)")
-    parser.add_argument("--no-cache", action="store_true", help="measure everything anew")
-    parser.add_argument("--link", action="store_true", help="measure the link between two worker processes instead")
+    parser.add_argument("--no-cache", action="store_true", help="ignore cached measurements")
+    parser.add_argument("--link", action="store_true", help="measure the link between two worker processes")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the profile as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.link:
         return _link(args)
     if args.target is None:
-        raise UsageError("nothing to profile\n    → gemini profile package.module:function, or --link")
+        raise UsageError("no model to profile\n    → name one: gemini profile package.module:function, or use --link")
     from gemini.profiling.profile_table import profile_text
 
     found = _profile(args)
@@ -69,16 +73,16 @@ def _profile(args: argparse.Namespace) -> Profile:
     from gemini.profiling.device_specs import find_spec
 
     if args.device is not None:
-        find_device(args.device)  # a wrong name is told before the model is built
+        find_device(args.device)  # raises before the model is built
     if args.analytic is not None:
         find_spec(args.analytic)
     model, batch, keywords = make_model(args.target)
-    with Bar() as bar:
-        bar.tell(0, 1, "capture")
+    with ProgressBar() as bar:
+        bar.update(0, 1, "capture")
         graph = capture(model, batch, keywords, depth=args.depth, basic_blocks=tuple(args.basic_block))
         return profile(
             graph, batch, keywords, device=args.device, analytic=args.analytic, rounds=args.rounds,
-            cache=not args.no_cache, progress=bar.tell,
+            cache=not args.no_cache, progress=bar.update,
         )  # fmt: skip
 
 
@@ -104,10 +108,10 @@ def _link(args: argparse.Namespace) -> int:
 
 
 def make_model(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Call the function named on the command line; its own errors pass through."""
+    """Call the function named on the command line; its errors pass through."""
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
-        raise UsageError(f"{target!r} names no function\n    → write module:function or file.py:function")
+        raise UsageError(f"{target!r} does not name a function\n    → write module:function or file.py:function")
     module = _load(where)
     function = getattr(module, name, None)
     if not callable(function):
@@ -124,17 +128,15 @@ def _load(where: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not f"{where}.".startswith(f"{error.name}."):
                 raise
-            raise UsageError(
-                f"there is no module {where!r}\n    → for a file write path/to/file.py:function"
-            ) from error
+            raise UsageError(f"no module {where!r}\n    → for a file write path/to/file.py:function") from error
     path = Path(where)
     if not path.is_file():
-        raise UsageError(f"there is no file {where}\n    → name an existing file, or module:function")
+        raise UsageError(f"no file {where}\n    → name an existing file, or module:function")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{where} cannot be loaded as Python")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # classes of the file are looked up by module name
+    sys.modules[path.stem] = module  # pickle finds classes by module name
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
     return module

@@ -1,4 +1,4 @@
-"""A progress bar for commands that take a while: on a terminal; nothing elsewhere."""
+"""Progress bar of long commands, on a terminal only."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 
-class Bar:
-    """Shows what is being done, and how far it is where that is known."""
+class ProgressBar:
+    """Shows the current activity, and its progress if known."""
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         self.progress: Any = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -22,13 +22,13 @@ class Bar:
         return self
 
     def step(self, what: str) -> None:
-        """Begin something whose length is not known."""
+        """Begin an activity of unknown length."""
         if self.progress is not None:
             self.progress.remove_task(self.task)
             self.task = self.progress.add_task(what, total=None)
 
-    def tell(self, done: int, total: int, what: str) -> None:
-        """Show how far it is."""
+    def update(self, done: int, total: int, what: str) -> None:
+        """Update the progress."""
         if self.progress is not None:
             self.progress.update(self.task, completed=done, total=total, description=what)
 

@@ -16,8 +16,8 @@ USAGE_ERROR = 2
 
 
 def main() -> NoReturn:
-    """Return the console script."""
-    _look_in_the_library_first()
+    """Run the console script `gemini_python`."""
+    _put_library_first()
     from gemini.errors import GeminiError
 
     try:
@@ -26,11 +26,11 @@ def main() -> NoReturn:
         print(f"gemini_python: {fault}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
-        _die_of_interrupt()
+        _end_by_interrupt()
 
 
 def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
-    """Do what the arguments ask; returns only where no program is run."""
+    """Run the program of the arguments; return the exit code only where none is run."""
     from gemini.cli import launcher_flags
 
     invocation = launcher_flags.parse(argv)
@@ -42,14 +42,14 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
         return 0
     if invocation.kind == "nothing":
         if any(flag in launcher_flags.PYTHON_HELP for flag in invocation.flags):
-            _plain(invocation)
+            _run_plain(invocation)
         if os.isatty(0):
             print(launcher_flags.usage(), file=sys.stderr)
-            print("    → name a program to run; gemini_python --help lists the options", file=sys.stderr)
+            print("    → name a program; gemini_python --help lists the options", file=sys.stderr)
             return USAGE_ERROR
         invocation.kind = "stdin"
     if invocation.has("--no-gemini"):
-        _plain(invocation)
+        _run_plain(invocation)
     quiet = _check(invocation)
     if invocation.has("--dump") or invocation.has("--diff"):
         return _show(invocation)
@@ -58,8 +58,8 @@ def run(argv: list[str]) -> int:  # noqa: RET503 - `start` does not return
     start(invocation, _session(invocation, quiet))
 
 
-def _look_in_the_library_first() -> None:
-    """Put the user's folders last on our own search path: a ``types.py`` there is for their program to import."""
+def _put_library_first() -> None:
+    """Put the user's folders last on the launcher's search path: a ``types.py`` in them must not shadow the library."""
     from gemini.launcher.process.import_isolation import library_path
 
     if not getattr(sys.flags, "safe_path", sys.flags.isolated):
@@ -68,10 +68,10 @@ def _look_in_the_library_first() -> None:
     sys.path[:] = [*library, *(entry for entry in sys.path if entry not in library)]
 
 
-def _plain(invocation: Invocation) -> NoReturn:
+def _run_plain(invocation: Invocation) -> NoReturn:
     from gemini.launcher.process import become_python
 
-    become_python.become(invocation.arguments())
+    become_python.exec_python(invocation.arguments())
 
 
 def _session(invocation: Invocation, quiet: bool) -> Session:
@@ -90,7 +90,7 @@ def _session(invocation: Invocation, quiet: bool) -> Session:
 
 
 def _check(invocation: Invocation) -> bool:
-    """Find every fault of the configuration before the program starts; whether it asks for quiet."""
+    """Check the configuration before the program starts; return its `quiet`."""
     settings = invocation.settings()
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
         return False
@@ -103,7 +103,7 @@ def _check(invocation: Invocation) -> bool:
 
 
 def _show(invocation: Invocation) -> int:
-    """Write what would run, or show how it differs from the program."""
+    """Write the instrumented program, or print its patch."""
     from pathlib import Path
 
     from gemini.errors import UsageError
@@ -133,8 +133,8 @@ def _version() -> str:
     return f"gemini {__version__} (Python {platform.python_version()}, {sys.executable})"
 
 
-def _die_of_interrupt() -> NoReturn:
-    """End as a program does that SIGINT has ended, so that a shell stops too."""
+def _end_by_interrupt() -> NoReturn:
+    """End by SIGINT, so that a shell stops too."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)

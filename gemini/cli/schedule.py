@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SUMMARY = "compose a pipeline schedule, compare it with known ones, draw and export it"
 
 MOST = 100_000
-"""More devices or micro-batches than this are a slip of the finger."""
+"""The largest number of devices or micro-batches, to catch typing errors."""
 
 OBJECTIVES = {
     "period": ("period", "makespan", "memory"),
@@ -35,50 +35,50 @@ OBJECTIVES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini schedule`."""
-    model = parser.add_argument_group("what to schedule")
+    """Add the options of `gemini schedule`."""
+    model = parser.add_argument_group("placement")
     model.add_argument(
         "--placement",
         required=True,
         metavar="NAME|FILE",
         help="a named placement such as vshape (an unknown name lists them), or a JSON file "
-        "(FILE:NAME where the file holds several)",
+        "(FILE:NAME where the file has several)",
     )
-    model.add_argument("--ndevs", type=_positive, metavar="N", help="devices (needed with a named placement)")
+    model.add_argument("--ndevs", type=_positive, metavar="N", help="devices (required with a named placement)")
     model.add_argument("--infer", action="store_true", help="forward only")
-    model.add_argument("--split", action="store_true", help="split the backward in input and weight gradient")
-    model.add_argument("--chunks", type=_positive, metavar="N", help="stages a device, for interleaved and vchunks")
-    limits = parser.add_argument_group("under which conditions")
-    limits.add_argument("--nmicros", type=_positive, metavar="N", help="micro-batches (default: enough to show it)")
-    limits.add_argument("--memory", type=_numbers, metavar="M[,M…]", help="memory of every device, or of each")
-    limits.add_argument("--latency", type=_amount, default=0, metavar="T", help="time of a transfer between devices")
-    limits.add_argument("--nbytes", type=_amount, default=0, metavar="B", help="bytes that each transfer carries")
+    model.add_argument("--split", action="store_true", help="split backward into input and weight gradients")
+    model.add_argument("--chunks", type=_positive, metavar="N", help="stages per device, for interleaved and vchunks")
+    limits = parser.add_argument_group("constraints")
     limits.add_argument(
-        "--bandwidth", type=_amount, default=0, metavar="R", help="bytes a link moves in a unit of time"
+        "--nmicros", type=_positive, metavar="N", help="micro-batches (default: enough for a steady state)"
     )
-    search = parser.add_argument_group("how to search")
+    limits.add_argument("--memory", type=_numbers, metavar="M[,M…]", help="memory of all devices, or of each")
+    limits.add_argument("--latency", type=_amount, default=0, metavar="T", help="latency of a transfer between devices")
+    limits.add_argument("--nbytes", type=_amount, default=0, metavar="B", help="bytes per transfer")
+    limits.add_argument("--bandwidth", type=_amount, default=0, metavar="R", help="bytes per unit of time of a link")
+    search = parser.add_argument_group("search")
     search.add_argument(
         "--objective",
         choices=OBJECTIVES,
         default="period",
-        help="shortest period, then ramps (default); least memory at that period; or shortest way of a micro-batch",
+        help="shortest period, then ramps (default); least memory at that period; or shortest latency of a micro-batch",
     )
     search.add_argument(
-        "--kernel", type=_positive, default=16, metavar="N", help="micro-batches a repetend may hold (16)"
+        "--kernel", type=_positive, default=16, metavar="N", help="micro-batches in a repetend at most (16)"
     )
-    search.add_argument("--time-limit", type=_amount, default=10, metavar="S", help="seconds to search at most (10)")
+    search.add_argument("--time-limit", type=_amount, default=10, metavar="S", help="seconds of search (10)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (0)")
-    output = parser.add_argument_group("what to do with it")
+    output = parser.add_argument_group("output")
     output.add_argument("--save", type=Path, metavar="FILE", help="write the plan as JSON")
-    output.add_argument("--draw", type=Path, metavar="FILE", help="draw it: .png, .svg, .pdf or .html")
+    output.add_argument("--draw", type=Path, metavar="FILE", help="draw the schedule: .png, .svg, .pdf or .html")
     output.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for ui.perfetto.dev")
     output.add_argument("--csv", type=Path, metavar="FILE", help="write CSV for torch.distributed.pipelining")
-    output.add_argument("--compare", action="store_true", help="table it against the known schedules that fit")
+    output.add_argument("--compare", action="store_true", help="compare with the known schedules that fit")
     output.add_argument("--json", action="store_true", help="print the figures as JSON instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose, write what was asked for, and report."""
+    """Compose the schedule, write its files, and report."""
     from gemini.cli.schedule_report import as_json, as_text
 
     placement = read_placement(args)
@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# ---------------------------------------------------------------- reading what was asked
+# ---------------------------------------------------------------- arguments
 
 
 def read_placement(args: argparse.Namespace) -> SchedPlan:
-    """Return the placement named on the command line, or read from the file given there."""
+    """Return the placement named on the command line, or read it from its file."""
     from gemini.schedule.link_costs import Links
     from gemini.schedule.placement_file import load_placement
     from gemini.schedule.placements import placement as named
@@ -105,19 +105,19 @@ def read_placement(args: argparse.Namespace) -> SchedPlan:
         if shape_only:
             raise UsageError(
                 f"{', '.join(shape_only)} with a placement from a file\n"
-                "    → these change a named placement; write the blocks into the file as they are to run"
+                "    → these change a named placement; change the blocks in the file"
             )
         placement = load_placement(f"{path}.json" if found else args.placement, inside or None)
         if args.ndevs not in (None, placement.ndevs):
-            raise UsageError(f"--ndevs {args.ndevs}, but {args.placement} is for {placement.ndevs}\n    → leave it out")
+            raise UsageError(f"--ndevs {args.ndevs}, but {args.placement} is for {placement.ndevs}\n    → omit it")
     elif args.ndevs is None:
-        raise UsageError(f"--ndevs is missing\n    → say on how many devices {args.placement} is to run, as --ndevs 4")
+        raise UsageError(f"--ndevs is missing\n    → add the number of devices for {args.placement}: --ndevs 4")
     else:
         shape = {"split": args.split, "chunks": args.chunks, "nbytes": args.nbytes}
         placement = named(args.placement, args.ndevs, not args.infer, **shape)
     if args.bandwidth and not any(block.nbytes for block in placement):
         raise UsageError(
-            f"--bandwidth {args.bandwidth}, but no transfer carries any bytes\n"
+            f"--bandwidth {args.bandwidth}, but no transfer has bytes\n"
             "    → add --nbytes, or `bytes` to the edges in the placement's file"
         )
     if args.latency or args.bandwidth:
@@ -183,16 +183,16 @@ def _outputs(args: argparse.Namespace) -> dict[str, Path]:
 
 
 def _check_outputs(args: argparse.Namespace, placement: SchedPlan) -> None:
-    """Find out before the search, which may be long, that a file could not be written after it."""
+    """Raise before the search if an output file could not be written."""
     seen: dict[Path, str] = {}
     for name, path in _outputs(args).items():
         other = seen.setdefault(path.resolve(), name)
         if other != name:
-            raise UsageError(f"--{other} and --{name} both write {path}\n    → give two files")
+            raise UsageError(f"--{other} and --{name} both write {path}\n    → name two files")
         if not path.resolve().parent.is_dir():
-            raise UsageError(f"--{name} {path}: there is no folder {path.parent}\n    → make it first")
+            raise UsageError(f"--{name} {path}: no folder {path.parent}\n    → create it")
         if path.is_dir():
-            raise UsageError(f"--{name} {path}: this is a folder\n    → name a file in it")
+            raise UsageError(f"--{name} {path}: it is a folder\n    → name a file in it")
     if args.draw is not None:
         from gemini.schedule.draw import check_suffix
 
@@ -204,7 +204,7 @@ def _check_outputs(args: argparse.Namespace, placement: SchedPlan) -> None:
 
 
 def _write(plan: SchedPlan, args: argparse.Namespace) -> dict[str, Path]:
-    """Write the files asked for; those that could still be refused come first."""
+    """Write the output files; those that may still raise come first."""
     from gemini.schedule.draw import draw
     from gemini.schedule.export import save_csv, save_trace
 
@@ -222,7 +222,7 @@ def _write(plan: SchedPlan, args: argparse.Namespace) -> dict[str, Path]:
 
 
 def _progress(text: str) -> AbstractContextManager[object]:
-    """A spinner on standard error, where a person looks at it."""
+    """Return a spinner on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""What `gemini schedule` prints: the plan and its figures, as text for people or JSON for programs."""
+"""Report of `gemini schedule`: the plan and its metrics, as text or JSON."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _phases_line(plan: SchedPlan) -> str:
 
 
 def comparison_table(rows: Sequence[Figures], limits: Sequence[Number] | None) -> str:
-    """Plans side by side; peaks above the memory limit carry a `!`."""
+    """Return a table of plans; peaks above the memory limit are marked with `!`."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

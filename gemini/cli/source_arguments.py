@@ -1,4 +1,4 @@
-"""Source files and programs named on a command line: read, checked, and refused with one clear error."""
+"""Source arguments: reads and checks the files and programs named on a command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gemini.instrument.text.source_file import SourceFile
 
 
 def read_source(path: str, module: str = "__main__") -> SourceFile:
-    """Return the Python file at `path`, which parses."""
+    """Read the Python file at `path` and check its syntax."""
     file = Path(path)
     if file.is_dir():
         main = file / "__main__.py"
@@ -33,19 +33,19 @@ def read_source(path: str, module: str = "__main__") -> SourceFile:
 
 
 def check_syntax(source: SourceFile) -> None:
-    """Raise `InstrumentError`, in Python's words, where `source` is not Python."""
+    """Raise `InstrumentError`, with Python's message, if `source` is not Python."""
     try:
         with mute_parser_warnings():
             _ = source.tree, source.text
     except SyntaxError as error:
-        said = "".join(traceback.format_exception_only(error)).rstrip()
-        raise InstrumentError(f"{source.path} is not Python\n{said}") from error
+        message = "".join(traceback.format_exception_only(error)).rstrip()
+        raise InstrumentError(f"{source.path} is not Python\n{message}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise InstrumentError(f"{source.path} cannot be parsed: {error}") from error
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options that name a program: a script or a module, and packages that count as its own."""
+    """Add the options of a program: a script or a module, and packages to instrument."""
     program = parser.add_mutually_exclusive_group(required=True)
     program.add_argument("script", nargs="?", help="the script")
     program.add_argument("-m", dest="module", metavar="MODULE", help="a module, as for python -m")
@@ -55,7 +55,7 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_program(script: str | None, module: str | None, packages: Sequence[str] = ()) -> CodeTree:
-    """Return the tree of the program that `python script` or `python -m module` would run."""
+    """Return the code tree of `python script` or `python -m module`."""
     if module is not None:
         return _read_module(module, packages)
     root = read_source(script or "")

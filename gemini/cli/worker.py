@@ -1,11 +1,11 @@
-"""Serve a program on another host: parts of its model run in worker processes on this one.
+"""Serve workers on this host for a program on another host.
 
 (umask 077; head -c 32 /dev/urandom | base64 > secret)           once; the same file on both hosts
-gemini worker --secret-file secret                               listens at 127.0.0.1:9000, for programs of this host
-gemini worker --secret-file secret --listen 10.0.0.2:9000        for other hosts of a network that you trust
+gemini worker --secret-file secret                               listens at 127.0.0.1:9000, for programs on this host
+gemini worker --secret-file secret --listen 10.0.0.2:9000        for other hosts of a trusted network
 
 The program names it in its device mapping, as "10.0.0.2:9000/cpu", and finds the secret by GEMINI_SECRET_FILE.
-Whoever knows the secret can run any code here, as you.
+Anyone with the secret can run any code on this host as your user.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ import sys
 
 from gemini.errors import UsageError
 
-SUMMARY = "serve a program on another host: parts of its model run here"
+SUMMARY = "serve workers on this host for a program on another host"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `gemini worker`."""
+    """Add the options of `gemini worker`."""
     parser.add_argument(
-        "--listen", default="127.0.0.1:9000", metavar="HOST:PORT", help="where to listen (127.0.0.1:9000); port 0: any"
+        "--listen",
+        default="127.0.0.1:9000",
+        metavar="HOST:PORT",
+        help="address to listen at (127.0.0.1:9000); port 0: any",
     )
-    parser.add_argument("--secret-file", default="", metavar="FILE", help="the secret (or: GEMINI_SECRET_FILE)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads of each worker (all cores)")
-    parser.add_argument("--keep", action="store_true", help="serve one controller after the other, until interrupted")
+    parser.add_argument(
+        "--secret-file", default="", metavar="FILE", help="file of the secret (default: GEMINI_SECRET_FILE)"
+    )
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="threads per worker (all cores)")
+    parser.add_argument("--keep", action="store_true", help="serve one controller after another, until interrupted")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,18 +44,18 @@ def run(args: argparse.Namespace) -> int:
     if address is None:
         raise UsageError(f"--listen {args.listen}: not an address\n    → write HOST:PORT, as in 127.0.0.1:9000")
     if args.threads < 0:
-        raise UsageError(f"--threads {args.threads}: must be 1 or more\n    → leave it out to use all cores")
+        raise UsageError(f"--threads {args.threads}: must be 1 or more\n    → omit it to use all cores")
     if sys.platform != "linux":
         raise UsageError(f"workers need Linux, this is {sys.platform}")
     known = shared_secret.read_secret(args.secret_file)
     from gemini.runtime.hosts.listener import Listener
 
     threads = args.threads or len(os.sched_getaffinity(0))
-    listener = Listener(address, known, threads, args.keep, _say)
-    _say(f"listening at {listener.address.place}")
+    listener = Listener(address, known, threads, args.keep, _print_line)
+    _print_line(f"listening at {listener.address.place}")
     listener.serve()
     return 0
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"gemini worker: {text}", file=sys.stderr, flush=True)

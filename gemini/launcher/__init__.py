@@ -1,12 +1,16 @@
-"""Unmodified programs: which of a script's models are trained, and how their training comes to run in workers.
+"""Launcher: runs an unmodified program as `python` would, and trains its models with workers.
 
 gemini_python train.py
-    arming        the program's process waits for torch; a program without torch pays nothing
-    recognition   parameters go to an optimizer → the outermost module that is called with them is a model
-    choosing      workers and micro-batches where the configuration leaves them open
-    forced        a mode was asked for: the model is pipelined, whatever it gains
-    auto          two steps are timed, a plan is made; workers are started where it gains
-    bounding      whether a plan can gain at all
-    summary       what was found, on standard error
-    showing       exceptions that end the program, without frames of ours
+    process/            the program's process: bootstrap, import hook, child processes
+    script_api/         the functions that instrumented source calls as `__gemini__`
+    torch_import_hook   starts model discovery when the program imports torch; other programs pay nothing
+    model_discovery     parameters of an optimizer → the outermost module called with them is a model
+    policy              what happens to a model: workers, or this process
+    defaults            workers and micro-batches that the configuration leaves open
+    auto                times two steps and plans; starts workers where the plan is faster
+    speedup_bound       whether a plan can be faster at all
+    dry_run             plans and reports without training
+    verification        compares the first steps with this process
+    run_summary         the plan, on standard error
+    excepthook          tracebacks without frames of Gemini
 """

@@ -1,11 +1,11 @@
-"""Auto: workers for a model where they make its steps faster, and nothing for one where they do not.
+"""Auto policy: starts workers for a model where they make its steps faster.
 
-    first call         cold, not counted
-    two more           forward and backward timed, in this process, on all its threads
-    the next           too short: it stays here, as where this process's threads leave workers nothing to gain (see
-                       `bounding`). Else a plan is made; a plan that gains gets workers
+    first call         warm-up, not timed
+    two calls          forward and backward are timed in this process, on all its threads
+    next call          a short step stays local, and so does one that workers cannot speed up (see `speedup_bound`);
+                       otherwise the step is planned, and workers start if the plan is faster
 
-A model that stays here costs nothing from then on.
+A model that stays local has no overhead from then on.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch
 from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
-from gemini.launcher.model_discovery import Instead
-from gemini.launcher.policy import Forced
+from gemini.launcher.model_discovery import ReplacementCall
+from gemini.launcher.policy import ForcedPolicy
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
 
 _COLD, _TIMED = 1, 2  # calls
-_SHORT_MS = 20.0  # a step below this gains nothing: messages and waking up cost milliseconds
-_WHY_ONE = {
-    True: "one worker is asked for, and this process is as good (two or more need --workers 2)",
-    False: "this machine has one core and no more devices",
+_SHORTEST_STEP_MS = 20.0  # no speedup below this: messages and wake-ups cost milliseconds
+_ONE_WORKER = {
+    True: "one worker is requested, which is not faster than this process (request two: --workers 2)",
+    False: "this machine has one core and no further devices",
 }
-_GAIN = 1.1  # a plan below this is not worth its memory and its noise
+_SMALLEST_SPEEDUP = 1.1  # a smaller speedup is not worth the memory of workers
 
 
-class Clock:
+class TrialClock:
     """Time that a step takes if nothing else runs on the machine.
 
     On a CPU it is the calling thread's CPU time: that thread takes part in every operator, and time spent waiting for a
@@ -53,24 +53,24 @@ class Clock:
 
 @dataclass
 class Trial:
-    """The first calls of a model."""
+    """Times of the first calls of a model."""
 
     calls: int = 0
-    ms: float = 0.0  # of the timed calls, their backward included
+    ms: float = 0.0  # of the timed calls, including backward
 
     def add(self, ms: float) -> None:
-        """Time spent in the model's forward, or in backward after it."""
+        """Add time of the model's forward, or of backward after it."""
         if self.calls > _COLD:
             self.ms += ms
 
     @property
     def step_ms(self) -> float:
-        """Forward and backward of one call."""
+        """Forward and backward time of one call."""
         return self.ms / _TIMED
 
 
-class Auto(Forced):
-    """Times a model first."""
+class AutoPolicy(ForcedPolicy):
+    """Starts workers for models whose planned step is faster than the measured one."""
 
     is_lasting = False
 
@@ -80,77 +80,77 @@ class Auto(Forced):
         self._backward: Callable[..., Any] | None = None
 
     def refuses_compiled(self, model: nn.Module) -> bool:
-        """Always: its steps here are faster than those that would be timed, and those of workers are not compiled."""
-        self.stays(model, "torch.compile has it (--mode pipeline uses workers)")
+        """Always refuse: compiled steps are faster than the timed ones, and workers do not run compiled code."""
+        self.stay_local(model, "it is compiled by torch.compile (--mode pipeline uses workers)")
         return True
 
-    def decide(self, model: nn.Module) -> Instead | bool | None:
-        """Time it; then decide on the call that comes next."""
-        if how_many_workers(self.config) < 2:
-            return self.stays(model, _WHY_ONE[self.config.workers == 1])
+    def decide(self, model: nn.Module) -> ReplacementCall | bool | None:
+        """Time the first calls; decide on the next one."""
+        if count_workers(self.config) < 2:
+            return self.stay_local(model, _ONE_WORKER[self.config.workers == 1])
         trial = self._trials.setdefault(id(model), Trial())
         if trial.calls < _COLD + _TIMED:
             self._time_backward()
-            return lambda *args, **kwargs: self._timed(model, trial, args, kwargs)
+            return lambda *args, **kwargs: self._call_timed(model, trial, args, kwargs)
         del self._trials[id(model)]
-        self._leave_backward()
-        if trial.step_ms < _SHORT_MS:
-            return self.stays(model, f"a step of {trial.step_ms:.2g} ms is too short to gain from workers")
-        return lambda *args, **kwargs: self._planned(model, trial, args, kwargs)
+        self._restore_backward()
+        if trial.step_ms < _SHORTEST_STEP_MS:
+            return self.stay_local(model, f"a step of {trial.step_ms:.2g} ms is too short for workers to speed up")
+        return lambda *args, **kwargs: self._call_planned(model, trial, args, kwargs)
 
-    def _timed(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
-        self.recognition.pass_over(model)
+    def _call_timed(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
+        self.discovery.pass_over(model)
         trial.calls += 1
-        clock = Clock()
+        clock = TrialClock()
         try:
-            return self.recognition.call(model, args, kwargs)
+            return self.discovery.call(model, args, kwargs)
         finally:
             trial.add(clock.ms())
 
-    def _planned(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
-        self.recognition.settle(model, managed=self._gains(model, trial, args, kwargs))
+    def _call_planned(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> Any:
+        self.discovery.settle(model, managed=self._is_faster(model, trial, args, kwargs))
         return nn.Module.__call__(model, *args, **kwargs)
 
-    def _gains(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool:
+    def _is_faster(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> bool:
         single_ms = trial.step_ms
-        self.recognition.stop_watching()
+        self.discovery.stop_watching()
         try:
-            least_ms = self._at_best_ms(model, trial, args, kwargs)
-            if least_ms * _GAIN > single_ms:
-                self.recognition.resume()
-                return self._is_no_gain(model, f"at best {least_ms:.0f} ms", single_ms)
+            least_ms = self._bound_ms(model, trial, args, kwargs)
+            if least_ms * _SMALLEST_SPEEDUP > single_ms:
+                self.discovery.resume()
+                return self._stay_local(model, f"at best {least_ms:.0f} ms", single_ms)
             plan = self._plan(model, args, kwargs)
         except Exception as error:
-            self.recognition.resume()
+            self.discovery.resume()
             if self.config.strict:
                 raise
-            return self.stays(model, str(error) or type(error).__name__)
+            return self.stay_local(model, str(error) or type(error).__name__)
         gain = single_ms / plan.step_ms if plan.step_ms else 0.0
-        if gain < _GAIN:
-            self.recognition.resume()
-            return self._is_no_gain(model, f"{plan.step_ms:.0f} ms", single_ms)
+        if gain < _SMALLEST_SPEEDUP:
+            self.discovery.resume()
+            return self._stay_local(model, f"{plan.step_ms:.0f} ms", single_ms)
         return self.start(model, plan, single_ms)
 
-    def _at_best_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
-        from gemini.launcher.speedup_bound import at_best_ms
+    def _bound_ms(self, model: nn.Module, trial: Trial, args: Any, kwargs: Any) -> float:
+        from gemini.launcher.speedup_bound import shortest_step_ms
 
-        return at_best_ms(model, args, kwargs, trial.step_ms, how_many_workers(self.config))
+        return shortest_step_ms(model, args, kwargs, trial.step_ms, count_workers(self.config))
 
     def _plan(self, model: nn.Module, args: Any, kwargs: Any) -> StepPlan:
-        from gemini.runtime.local_mode import here
-        from gemini.runtime.pipelined.without_hooks import hookless
-        from gemini.snapshot.model_state import undrawn
+        from gemini.capture.module_hooks import without_hooks
+        from gemini.runtime.local_mode import run_locally
+        from gemini.snapshot.rng_snapshot import preserve_rng_state
 
         planner = self.planner()
         assert planner is not None
-        with here(), hookless(model), undrawn():
+        with run_locally(), without_hooks(model), preserve_rng_state():
             return planner(model, args, kwargs)
 
-    def _is_no_gain(self, model: nn.Module, taken: str, single_ms: float) -> bool:
-        return self.stays(
+    def _stay_local(self, model: nn.Module, taken: str, single_ms: float) -> bool:
+        return self.stay_local(
             model,
-            f"{how_many_workers(self.config)} workers would take {taken} a step, "
-            f"this process takes {single_ms:.0f} ms (--mode pipeline uses them all the same)",
+            f"{count_workers(self.config)} workers would take {taken} per step, "
+            f"this process takes {single_ms:.0f} ms (--mode pipeline uses workers anyway)",
         )
 
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -160,7 +160,7 @@ class Auto(Forced):
         backward = self._backward = torch.autograd.backward
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            clock = Clock()
+            clock = TrialClock()
             try:
                 return backward(*args, **kwargs)
             finally:
@@ -170,13 +170,13 @@ class Auto(Forced):
 
         torch.autograd.backward = timed
 
-    def _leave_backward(self) -> None:
+    def _restore_backward(self) -> None:
         if self._backward is not None and not self._trials:
             torch.autograd.backward, self._backward = self._backward, None
 
 
-def how_many_workers(config: GeminiConfig) -> int:
-    """What this machine has for a configuration that asks for nothing."""
-    from gemini.launcher.defaults import devices
+def count_workers(config: GeminiConfig) -> int:
+    """Return the number of workers for a configuration that does not set one."""
+    from gemini.launcher.defaults import count_devices
 
-    return min(devices(), config.pipeline_degree or 1)
+    return min(count_devices(), config.pipeline_degree or 1)

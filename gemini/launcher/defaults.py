@@ -1,37 +1,48 @@
-"""Choosing: workers and micro-batches where a configuration leaves them open, for this machine."""
+"""The configuration of a session, and defaults for the workers and micro-batches it leaves open."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.config.modes import Mode
 
-_MOST = 8  # workers that are started unasked
-_PIECES = 2  # micro-batches a worker
+if TYPE_CHECKING:
+    from gemini.launcher.process.launch_session import Session
+
+_MOST_WORKERS = 8  # default workers
+_MICROBATCHES_PER_WORKER = 2  # micro-batches per worker
 
 
-def devices() -> int:
-    """The workers that this machine has room for: one a GPU, else one a core."""
+def load_config(session: Session, folder: str) -> GeminiConfig:
+    """Return the configuration of a session; its run folder is relative to `folder`."""
+    config = GeminiConfig.load(session["config"], flags=session["flags"])
+    return GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
+
+
+def count_devices() -> int:
+    """Return the number of workers for this machine: one per GPU, else one per core."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return min(count if count > 1 else len(os.sched_getaffinity(0)), _MOST)
+    return min(count if count > 1 else len(os.sched_getaffinity(0)), _MOST_WORKERS)
 
 
-def completed(config: GeminiConfig) -> GeminiConfig:
-    """The configuration with workers and micro-batches."""
+def fill_defaults(config: GeminiConfig) -> GeminiConfig:
+    """Return the configuration with workers and micro-batches filled in."""
     values = config.to_dict()
     if config.device_mapping is None and not config.workers:
         if config.mode is Mode.SHARDING:
-            values["sharding_size"] = config.sharding_size or max(2, devices())
+            values["sharding_size"] = config.sharding_size or max(2, count_devices())
         elif not config.pipeline_degree:
-            values["pipeline_degree"] = max(2, devices() // (config.sharding_size or 1))
-    values["accum_degree"] = config.accum_degree or _PIECES * _stages(values)
+            values["pipeline_degree"] = max(2, count_devices() // (config.sharding_size or 1))
+    values["accum_degree"] = config.accum_degree or _MICROBATCHES_PER_WORKER * _count_stages(values)
     return GeminiConfig(**values)
 
 
-def _stages(values: dict[str, object]) -> int:
+def _count_stages(values: dict[str, object]) -> int:
     mapping, workers, degree = values["device_mapping"], values["workers"], values["pipeline_degree"]
     if isinstance(mapping, dict):
         return len(mapping)

@@ -1,6 +1,6 @@
-"""Showing: an exception that nobody caught is printed as `python` prints it, without frames of ours.
+"""Exception hook: prints uncaught exceptions as `python` does, without frames of Gemini.
 
-What the program sets in the place of these hooks is left alone; `--strict` shows every frame.
+Hooks that the program sets itself stay in place; `--strict` shows every frame.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Have exceptions that end the program, or a thread of it, shown without frames of ours."""
+    """Install the hooks for the program and its threads."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = show
     if threading.excepthook is threading.__excepthook__:
@@ -21,22 +21,22 @@ def install() -> None:
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What `sys.excepthook` does."""
-    found = _cut(error, trace)
+    """Print an exception; the value of `sys.excepthook`."""
+    found = _remove_own_frames(error, trace)
     sys.__excepthook__(kind, error, found)
 
 
 def show_in_thread(args: Any) -> None:
-    """What `threading.excepthook` does."""
+    """Print an exception of a thread; the value of `threading.excepthook`."""
     if args.exc_value is not None:
-        _cut(args.exc_value, args.exc_traceback)
+        _remove_own_frames(args.exc_value, args.exc_traceback)
     threading.__excepthook__(args)
 
 
-def _cut(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
-    with suppress(Exception):  # the traceback as it is will do
-        from gemini.runtime.tracebacks import cut
+def _remove_own_frames(error: BaseException, trace: TracebackType | None) -> TracebackType | None:
+    with suppress(Exception):  # falls back to the full traceback
+        from gemini.runtime.tracebacks import strip_frames
 
         if error.__traceback__ is trace:
-            return cut(error)
+            return strip_frames(error)
     return trace

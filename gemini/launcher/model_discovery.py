@@ -1,11 +1,11 @@
-"""Recognition: the models of a program, found by what it does with them.
+"""Model discovery: finds the trained models of a program by their use.
 
     optimizer(parameters)            the parameters are trained
-    module(…) with gradients on      the outermost module that holds some of them is a model
+    module(…) with gradients on      the outermost module with some of them is a model
 
-No name is looked at. Modules of a trained model, modules without trained parameters and single layers are settled: they
-are not asked about again, and where nothing is open `nn.Module.__call__` is torch's own again, so that a program whose
-models run here has no overhead.
+Names play no role. Modules of a trained model, modules without trained parameters and single layers are settled: they
+are not checked again. When no parameter is open, `nn.Module.__call__` is PyTorch's again, so a program whose models run
+locally has no overhead.
 """
 
 from __future__ import annotations
@@ -25,70 +25,70 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 _CALL = nn.Module.__call__
-_PATIENCE = 100_000  # calls of modules after which parameters that no module uses are not waited for
+_PATIENCE = 100_000  # calls of modules after which discovery gives up on parameters that no module uses
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-Instead = Callable[..., Any]
+ReplacementCall = Callable[..., Any]
 
 
-class Decider(Protocol):
-    """What becomes of a model that was found."""
+class Policy(Protocol):
+    """Decides how a discovered model runs."""
 
     @property
     def is_lasting(self) -> bool:
-        """Whether modules are to be looked at as long as parameters are open."""
+        """Whether discovery lasts as long as parameters are open."""
 
     def refuses_compiled(self, model: nn.Module) -> bool:
-        """Whether a model that the program has given to `torch.compile` is left to it."""
+        """Return whether a model that the program has compiled by `torch.compile` runs locally."""
 
-    def decide(self, model: nn.Module) -> Instead | bool | None:
-        """True: it is managed; False or None: it runs here; a function: call that this time, and ask again."""
+    def decide(self, model: nn.Module) -> ReplacementCall | bool | None:
+        """Return True for workers, False or None for this process, or a replacement for this call only."""
 
 
-class Recognition:
-    """The trained parameters of a process, and which of its modules use them."""
+class ModelDiscovery:
+    """The trained parameters of a process, and the modules that use them."""
 
-    def __init__(self, decider: Decider) -> None:
-        self.decider = decider
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
         self.owner = os.getpid()
-        self.models = 0  # times that one was looked at
-        self.layers = 0  # trained ones that the program calls by themselves
-        self._open: dict[int, weakref.ref[Any]] = {}  # trained, and of no model yet
-        self._taken: dict[int, weakref.ref[Any]] = {}  # of a model that is managed
+        self.models = 0  # decisions so far
+        self.layers = 0  # trained layers that the program calls directly
+        self._open: dict[int, weakref.ref[Any]] = {}  # trained, of no model yet
+        self._with_workers: dict[int, weakref.ref[Any]] = {}  # of a model with workers
         self._settled: dict[int, weakref.ref[nn.Module]] = {}
-        self._passing: dict[int, weakref.ref[nn.Module]] = {}  # settled until another optimizer is made
+        self._passing: dict[int, weakref.ref[nn.Module]] = {}  # settled until the next optimizer
         self._calls = 0
-        self._all = False  # whatever learns is trained
+        self._all = False  # every parameter with requires_grad counts as trained
         self._optimizers: dict[int, str] = {}  # by parameter
 
-    def given(self, optimizer: Any) -> None:
-        """An optimizer has parameters."""
+    def register_optimizer(self, optimizer: Any) -> None:
+        """Register the parameters of an optimizer as trained."""
         if os.getpid() != self.owner:
             return
-        known = (self._open, self._taken)
+        known = (self._open, self._with_workers)
         for group in optimizer.param_groups:
             for one in group["params"]:
                 if isinstance(one, nn.Parameter) and not any(id(one) in table for table in known):
-                    _remember(self._open, one)
+                    _add_weakly(self._open, one)
                 self._optimizers[id(one)] = type(optimizer).__name__
         self._passing.clear()
         self._calls = 0
         if self._open:
             self._watch()
 
-    def take_all(self) -> None:
-        """The program trains without an optimizer of torch's: every parameter that learns is trained."""
+    def register_all(self) -> None:
+        """Register every parameter with requires_grad as trained: the program has no PyTorch optimizer."""
         self._all = True
         self._watch()
 
-    def meet(self, module: nn.Module) -> Instead | None:
-        """A module is called; what to call instead, if anything."""
+    def check_call(self, module: nn.Module) -> ReplacementCall | None:
+        """Check a module that is called; return a replacement for the call, if any."""
         key = id(module)
         if key in self._settled or key in self._passing or not torch.is_grad_enabled():
             return None
         if os.getpid() != self.owner or torch.compiler.is_compiling():
             return None
         self._calls += 1
-        if self._calls > _PATIENCE and not self.decider.is_lasting:
+        if self._calls > _PATIENCE and not self.policy.is_lasting:
             self._open.clear()
             self._all = False
             self._unwatch()
@@ -97,84 +97,84 @@ class Recognition:
         if _is_transformed(parameters):
             return None
         if not any(id(one) in self._open or (self._all and one.requires_grad) for one in parameters):
-            _remember(self._passing, module)
+            _add_weakly(self._passing, module)
             return None
-        with PATCH_LOCK:  # another thread may have found it meanwhile
-            return None if key in self._settled else self._found(module, parameters)
+        with PATCH_LOCK:  # another thread may have settled it meanwhile
+            return None if key in self._settled else self._check_module(module, parameters)
 
-    def _found(self, module: nn.Module, parameters: list[nn.Parameter]) -> Instead | None:
+    def _check_module(self, module: nn.Module, parameters: list[nn.Parameter]) -> ReplacementCall | None:
         if isinstance(module, _PARALLEL):
-            return None  # its forward calls the model, which is met then
+            return None  # its forward calls the model
         dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
         around = dispatch and dispatch.model_around(module)
-        if around is not None:  # the program has added a module to it
+        if around is not None:  # the program has added a module to a model with workers
             self.settle(around, managed=True)
             return None
         if _is_compiled(module):
-            return lambda *args, **kwargs: self._compiled(module, args, kwargs)
+            return lambda *args, **kwargs: self._call_compiled(module, args, kwargs)
         is_layer = not any(True for _ in module.children())
-        if is_layer or any(id(one) in self._taken for one in parameters):
+        if is_layer or any(id(one) in self._with_workers for one in parameters):
             self.layers += is_layer
             self.settle(module, managed=False)
             return None
         self.models += 1
-        decided = self.decider.decide(module)
+        decided = self.policy.decide(module)
         if callable(decided):
             return decided
         self.settle(module, managed=decided is True)
         return lambda *args, **kwargs: nn.Module.__call__(module, *args, **kwargs)
 
-    def _compiled(self, wrapper: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call of what `torch.compile` returns: where its model gets workers they run that model as it is written."""
+    def _call_compiled(self, wrapper: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call the result of `torch.compile`; workers run its model uncompiled."""
         model: nn.Module = wrapper._modules["_orig_mod"]
-        if self.decider.refuses_compiled(model):
+        if self.policy.refuses_compiled(model):
             self.settle(wrapper, managed=False)
             return nn.Module.__call__(wrapper, *args, **kwargs)
-        instead = self.meet(model)
-        if all(id(one) in self._taken for one in model.parameters() if one.requires_grad):
+        instead = self.check_call(model)
+        if all(id(one) in self._with_workers for one in model.parameters() if one.requires_grad):
             from gemini.runtime.interception.dispatch import unwrap
 
             unwrap(wrapper, "_orig_mod")
             return nn.Module.__call__(model, *args, **kwargs)
-        if instead is not None and id(model) not in self._settled:  # still looked at
+        if instead is not None and id(model) not in self._settled:  # not decided yet
             return instead(*args, **kwargs)
-        _remember(self._settled, wrapper)
+        _add_weakly(self._settled, wrapper)
         return _CALL(wrapper, *args, **kwargs)
 
-    def trained_by(self, model: nn.Module) -> str:
-        """The optimizers of a model."""
+    def optimizers_of(self, model: nn.Module) -> str:
+        """Return the names of a model's optimizers."""
         found = (self._optimizers.get(id(one)) for one in model.parameters())
-        return " and ".join(dict.fromkeys(name for name in found if name)) or "the program itself"
+        return " and ".join(dict.fromkeys(name for name in found if name)) or "the program"
 
     def call(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The call of a model in this process, as it would be without us."""
+        """Call a model in this process by PyTorch's `__call__`."""
         return _CALL(model, *args, **kwargs)
 
     def pass_over(self, model: nn.Module) -> None:
-        """The modules of a model that is being looked at are not models themselves."""
+        """Do not check the modules inside a model that is being timed."""
         for module in model.modules():
             if module is not model:
-                _remember(self._passing, module)
+                _add_weakly(self._passing, module)
 
     def settle(self, model: nn.Module, managed: bool) -> None:
-        """A model has been decided on: its modules are not asked about again."""
+        """Record the decision on a model: its modules are not checked again."""
         for module in model.modules():
-            _remember(self._settled, module)
+            _add_weakly(self._settled, module)
         for one in model.parameters():
             self._open.pop(id(one), None)
             if managed:
-                _remember(self._taken, one)
+                _add_weakly(self._with_workers, one)
         if not self._open and not self._all:
             self._unwatch()
 
-    # ── where modules are met ────────────────────────────────────────────────────────────────────────────────────────
+    # ── interception of module calls ─────────────────────────────────────────────────────────────────────────────────
     def _watch(self) -> None:
         dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
         with PATCH_LOCK:
             if dispatch is not None and nn.Module.__call__ is dispatch._call:
-                dispatch.ask_about_others(self.meet)
+                dispatch.ask_about_others(self.check_call)
             elif nn.Module.__call__ is _CALL:
-                nn.Module.__call__ = _watching(self)
+                nn.Module.__call__ = _intercepting_call(self)
 
     def _unwatch(self) -> None:
         dispatch = sys.modules.get("gemini.runtime.interception.dispatch")
@@ -183,55 +183,54 @@ class Recognition:
         self.stop_watching()
 
     def stop_watching(self) -> None:
-        """Torch's own call again, where the run time has not put its own there."""
+        """Restore PyTorch's `__call__`, unless the runtime has replaced it."""
         with PATCH_LOCK:
-            if getattr(nn.Module.__call__, "is_recognition", False):
+            if getattr(nn.Module.__call__, "is_discovery", False):
                 nn.Module.__call__ = _CALL
 
     def resume(self) -> None:
-        """Watch again what is open."""
+        """Intercept calls again if parameters are open."""
         if self._open or self._all:
             self._watch()
 
 
-def _watching(recognition: Recognition) -> Any:
-    settled, meet = recognition._settled, recognition.meet
+def _intercepting_call(discovery: ModelDiscovery) -> Any:
+    settled, check_call = discovery._settled, discovery.check_call
 
     def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if id(module) not in settled:
-            instead = meet(module)
+            instead = check_call(module)
             if instead is not None:
                 return instead(*args, **kwargs)
         return _CALL(module, *args, **kwargs)
 
-    __call__.is_recognition = True  # type: ignore[attr-defined]
+    __call__.is_discovery = True  # type: ignore[attr-defined]
     return __call__
 
 
 def _is_transformed(parameters: list[nn.Parameter]) -> bool:
-    """Whether a call is one of `torch.func`: others stand in for the parameters, or a transform is going on."""
+    """Return whether a call is inside `torch.func`: with other tensors as parameters, or in a transform."""
     if any(not isinstance(one, nn.Parameter) for one in parameters):
         return True
     return bool(torch._C._are_functorch_transforms_active())
 
 
-def _remember(table: dict[int, weakref.ref[Any]], one: Any) -> None:
-    """Ids are reused: an entry leaves with its object."""
+def _add_weakly(table: dict[int, weakref.ref[Any]], one: Any) -> None:
+    """Add `one` until it is collected, as ids are reused."""
     key = id(one)
     table[key] = weakref.ref(one, lambda _: table.pop(key, None))
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` has wrapped a model in this module."""
+    """Return whether `module` is the wrapper of `torch.compile`."""
     frame = sys.modules.get("torch._dynamo.eval_frame")
     return frame is not None and isinstance(module, frame.OptimizedModule)
 
 
-def recognition_for(session: Session, folder: str) -> Recognition:
-    """The recognition that a session asks for."""
-    from gemini.launcher.policy import decider_for
+def start_discovery(session: Session, folder: str) -> ModelDiscovery:
+    """Return the model discovery of a session."""
+    from gemini.launcher.policy import policy_for
 
-    decider = decider_for(session, folder)
-    recognition = Recognition(decider)
-    decider.recognition = recognition
-    return recognition
+    policy = policy_for(session, folder)
+    policy.discovery = ModelDiscovery(policy)
+    return policy.discovery

@@ -1,13 +1,12 @@
-"""Deciding: what becomes of a model that was found.
+"""Policy: how a discovered model runs.
 
-Forced     a mode, a degree or workers were asked for: every model that is trained runs in workers
-Auto       see `auto`
-DryRun     see `dry_run`
+Forced     the configuration sets a mode, a degree or workers: every trained model runs in workers
+Auto       workers where they are faster, see `auto`
+DryRun     plans only, see `dry_run`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ from torch import nn
 
 from gemini.config.gemini_config import GeminiConfig
 from gemini.errors import ConfigError
-from gemini.launcher.defaults import completed
-from gemini.launcher.model_discovery import Instead, Recognition
+from gemini.launcher.defaults import fill_defaults, load_config
+from gemini.launcher.model_discovery import ModelDiscovery, ReplacementCall
 from gemini.log import tell
 
 if TYPE_CHECKING:
@@ -24,33 +23,31 @@ if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
     from gemini.runtime.pipelined.call_signature import Planner
 
-Told = Callable[["StepPlan"], None]
 
-
-class Forced:
-    """Every model that is trained runs in workers."""
+class ForcedPolicy:
+    """Starts workers for every trained model."""
 
     is_lasting = True
 
     def __init__(self, config: GeminiConfig) -> None:
         self.config = config
-        self.recognition: Recognition
+        self.discovery: ModelDiscovery
 
     def refuses_compiled(self, model: nn.Module) -> bool:  # noqa: ARG002
-        """Never: workers were asked for."""
+        """Never refuse: workers are requested."""
         return False
 
-    def decide(self, model: nn.Module) -> Instead | bool | None:
-        """Start it. What fails of ours leaves it in this process."""
+    def decide(self, model: nn.Module) -> ReplacementCall | bool | None:
+        """Start workers; the model stays local if that fails."""
         return self.start(model)
 
     def start(self, model: nn.Module, plan: StepPlan | None = None, single_ms: float | None = None) -> bool:
-        """Workers for a model, with a plan that was made for it, if any; whether it has them now."""
-        self.recognition.stop_watching()
+        """Start workers for a model, with a plan if one exists; return whether it has them."""
+        self.discovery.stop_watching()
         try:
-            obstacle = _obstacle(model)
+            obstacle = _find_obstacle(model)
             if obstacle:
-                return self.stays(model, obstacle, "in this process")
+                return self.stay_local(model, obstacle, "in this process")
             from gemini.runtime.session import start
             from gemini.snapshot.rng_snapshot import preserve_rng_state
 
@@ -59,30 +56,30 @@ class Forced:
                 managed = start(
                     model,
                     self.config,
-                    planner and self._telling(planner, plan, single_ms),
+                    planner and self._show_first_plan(planner, plan, single_ms),
                     announce=False,
                     survives=True,
                 )
-            if managed is not None and managed.overlap is not None and self.config.verify:
+            if managed is not None and managed.pipelined is not None and self.config.verify:
                 from gemini.launcher.verification import Verification
 
-                managed.overlap.verify = Verification(managed.name, self.config).check
+                managed.pipelined.verify = Verification(managed.name, self.config).check
             return managed is not None
         except Exception as error:
             if self.config.strict:
                 raise
-            return self.stays(model, _reason(error), "in this process")
+            return self.stay_local(model, _reason_of(error), "in this process")
         finally:
-            self.recognition.resume()
+            self.discovery.resume()
 
     def planner(self) -> Planner | None:
-        """What makes plans of whole steps; None where they are not wanted."""
+        """Return the planner of whole steps; None where planning is off."""
         from gemini.compiler import planner_for
 
         return planner_for(self.config)
 
-    def _telling(self, planner: Planner, plan: StepPlan | None, single_ms: float | None) -> Planner:
-        """Return the planner, which shows its first plan; `plan` is one that it would make."""
+    def _show_first_plan(self, planner: Planner, plan: StepPlan | None, single_ms: float | None) -> Planner:
+        """Return `planner`, which prints its first plan; `plan` replaces its first result."""
         first = [plan]
         shown: list[StepPlan] = []
 
@@ -101,59 +98,53 @@ class Forced:
         if not self.config.quiet:
             from gemini.launcher.run_summary import show
 
-            show(model, plan, self.recognition.trained_by(model), self.config, single_ms)
+            show(model, plan, self.discovery.optimizers_of(model), self.config, single_ms)
 
-    def stays(self, model: nn.Module, reason: str, how: str = "as under python") -> bool:
-        """A model has no workers: one line says why, and so does `gemini explain` afterwards."""
-        from gemini.runtime.run_journal import journal_of
+    def stay_local(self, model: nn.Module, reason: str, how: str = "as under python") -> bool:
+        """Record and print why a model runs without workers; return False."""
+        from gemini.runtime.run_journal import get_journal
 
         name, reason = type(model).__name__, reason.partition("\n")[0]
-        self.say(f"{name} runs {how}: {reason}")
-        journal_of(Path(self.config.run_folder).resolve(), self.config.quiet).stays(name, reason)
+        self.print_line(f"{name} runs {how}: {reason}")
+        get_journal(Path(self.config.run_folder).resolve(), self.config.quiet).stays(name, reason)
         return False
 
-    def say(self, text: str) -> None:
-        """One line to the user."""
+    def print_line(self, text: str) -> None:
+        """Print one line to standard error."""
         if not self.config.quiet:
             tell(f"gemini: {text}".partition("\n")[0])
 
 
-def _obstacle(model: nn.Module) -> str:
-    """Return why a model cannot have workers; '' where it can."""
+def _find_obstacle(model: nn.Module) -> str:
+    """Return why a model cannot have workers; empty if it can."""
     import torch
 
     if isinstance(model, torch.jit.ScriptModule):
-        return "torch.jit has compiled it"
+        return "it is compiled by torch.jit"
     group = torch.distributed
     if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
-        return "the program spreads its own training over several processes"
+        return "the program already trains it in several processes (torch.distributed)"
     return ""
 
 
-def load_config(session: Session, folder: str) -> GeminiConfig:
-    """Return the configuration of a session; its run folder is relative to `folder`."""
-    config = GeminiConfig.load(session["config"], flags=session["flags"])
-    return GeminiConfig(**config.to_dict() | {"run_folder": str(Path(folder, config.run_folder))})
-
-
-def decider_for(session: Session, folder: str) -> Forced:
-    """What a session asks for."""
+def policy_for(session: Session, folder: str) -> ForcedPolicy:
+    """Return the policy of a session."""
     config = load_config(session, folder)
-    is_asked = config.asks_for_workers
-    config = completed(config)
+    is_requested = config.asks_for_workers
+    config = fill_defaults(config)
     if config.dry_run:
-        from gemini.launcher.dry_run import DryRun
+        from gemini.launcher.dry_run import DryRunPolicy
 
-        return DryRun(config)
-    if is_asked:
-        return Forced(config)
-    from gemini.launcher.auto import Auto
+        return DryRunPolicy(config)
+    if is_requested:
+        return ForcedPolicy(config)
+    from gemini.launcher.auto import AutoPolicy
 
-    return Auto(config)
+    return AutoPolicy(config)
 
 
-def _reason(error: Exception) -> str:
-    """What is wrong, in words that begin with it."""
+def _reason_of(error: Exception) -> str:
+    """Return the reason of an error, its first fault."""
     if isinstance(error, ConfigError) and error.faults:
         return error.faults[0].what
     return f"{type(error).__name__}: {error}"

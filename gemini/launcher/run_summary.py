@@ -1,4 +1,4 @@
-"""The summary: what was found and what is going to run, on standard error, before the first step by a plan."""
+"""Run summary: the model and its plan, on standard error, before the first planned step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def show(
     model: nn.Module, plan: StepPlan, trained_by: str, config: GeminiConfig, single_ms: float | None = None
 ) -> None:
-    """Print it. Where it cannot be printed, the program goes on all the same."""
-    from gemini.snapshot.model_state import Generators
+    """Print the summary; a closed standard error is ignored."""
+    from gemini.snapshot.rng_snapshot import GeneratorStates
 
-    generators = Generators()  # rich draws numbers for its links
+    generators = GeneratorStates()  # rich consumes random numbers for its links
     try:
         from rich.console import Console
         from rich.panel import Panel
@@ -39,13 +39,13 @@ def show(
 def rows(
     model: nn.Module, plan: StepPlan, trained_by: str, config: GeminiConfig, single_ms: float | None = None
 ) -> list[tuple[str, str]]:
-    """The lines of it, by name."""
+    """Return the rows of the summary: (name, text)."""
     count = sum(one.numel() for one in model.parameters())
     analysis = plan.analysis
     shares = [sum(one.parameters for one in analysis.stages if one.worker == at) for at in range(plan.schedule.ndevs)]
     total = sum(shares) or 1
     if single_ms is None:
-        single_ms, what = analysis.single_ms, "one worker alone"
+        single_ms, what = analysis.single_ms, "one worker"
     else:
         what = "this process"
     gain = single_ms / plan.step_ms if plan.step_ms else 1.0
@@ -54,9 +54,9 @@ def rows(
         ("model", f"{type(model).__name__}, {_amount(count)} parameters, trained by {trained_by}"),
         ("stages", f"{plan.nstages} on {plan.schedule.ndevs} workers, balance {analysis.balance:.2f}, "
                    f"parameters {parameters}"),
-        ("schedule", f"{plan.name}, {plan.pieces}, {analysis.bubble:.0%} idle"
-                     + (", plan from cache" if plan.is_kept else "")),
-        ("expected", f"{_ms(plan.step_ms)} a step, {gain:.2f} × {what} ({_ms(single_ms)})"),
+        ("schedule", f"{plan.name}, {plan.micro_batches_text}, {analysis.bubble:.0%} idle"
+                     + (", plan from cache" if plan.is_cached else "")),
+        ("expected", f"{_ms(plan.step_ms)} per step, {gain:.2f} × {what} ({_ms(single_ms)})"),
         ("run folder", _near(config.run_folder)),
     ]  # fmt: skip
 

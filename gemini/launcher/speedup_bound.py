@@ -1,8 +1,7 @@
-"""Bounding: whether workers can gain at all, in less time than a plan takes.
+"""Speedup bound: the shortest possible step with workers, computed faster than a plan.
 
-Workers share the threads of this process among them. So as far as its threads make the model faster already, workers
-have nothing to add: with twice as many threads twice as fast, two workers of half as many threads each are, at best,
-no faster. A forward on as many threads as a worker has tells how far that is.
+Workers share the threads of this process. If twice the threads make the model twice as fast, two workers with half the
+threads each are at best as fast. A forward pass on the threads of one worker measures this.
 """
 
 from __future__ import annotations
@@ -13,41 +12,41 @@ from typing import Any
 import torch
 from torch import nn
 
-from gemini.launcher.auto import Clock
-from gemini.runtime.local_mode import here
+from gemini.launcher.auto import TrialClock
+from gemini.runtime.local_mode import run_locally
 
-_IDLE = 1.05  # no plan keeps all workers busy all the time
+_IDLE = 1.05  # a plan never has all workers busy all the time
 
 
-def at_best_ms(model: nn.Module, args: Any, kwargs: Any, step_ms: float, workers: int) -> float:
-    """The least that a step of `step_ms` could take by workers; everything is left as it was.
+def shortest_step_ms(model: nn.Module, args: Any, kwargs: Any, step_ms: float, workers: int) -> float:
+    """Return the shortest possible time of a step of `step_ms` with workers; the model's state is unchanged.
 
-    0 where that is not known without a plan: on other devices threads do not matter.
+    0 on devices other than the CPU, where the threads of this process do not limit workers.
     """
     cores = len(os.sched_getaffinity(0))
     threads, own = max(1, cores // workers), min(torch.get_num_threads(), cores)
     if any(one.device.type != "cpu" for one in model.parameters()):
         return 0.0
-    slower = 1.0 if own <= threads else _slower(model, args, kwargs, threads)
-    return _IDLE * step_ms * slower / min(workers, max(1, cores // threads))
+    slowdown = 1.0 if own <= threads else _measure_slowdown(model, args, kwargs, threads)
+    return _IDLE * step_ms * slowdown / min(workers, max(1, cores // threads))
 
 
-def _slower(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
-    """How many times as long a forward takes on fewer threads."""
-    from gemini.ir.call_binding import Call
-    from gemini.runtime.pipelined.without_hooks import hookless
-    from gemini.snapshot.model_state import Saved
+def _measure_slowdown(model: nn.Module, args: Any, kwargs: Any, threads: int) -> float:
+    """Return the slowdown of a forward pass on `threads` threads."""
+    from gemini.capture.module_hooks import without_hooks
+    from gemini.ir.call_binding import ModelCall
+    from gemini.snapshot.model_state import ModelSnapshot
 
-    call, before = Call(args, kwargs), torch.get_num_threads()
-    saved = Saved(model, watch=True)
+    call, before = ModelCall(args, kwargs), torch.get_num_threads()
+    saved = ModelSnapshot(model, watch=True)
     taken = []
     try:
-        with here(), hookless(model), saved.watching():
-            for count in (before, threads, before):  # the first is slower than it need be
+        with run_locally(), without_hooks(model), saved.watching():
+            for count in (before, threads, before):  # the first run is a warm-up
                 torch.set_num_threads(count)
-                given = call.arguments()
-                clock = Clock()
-                model(*given[0], **given[1])
+                inputs = call.arguments()
+                clock = TrialClock()
+                model(*inputs[0], **inputs[1])
                 taken.append(clock.ms())
                 saved.restore()
     finally:

@@ -1,6 +1,7 @@
-"""Arming: a program's process waits until torch is imported, and then for optimizers.
+"""Torch import hook: starts model discovery when the program imports PyTorch's optimizers.
 
-Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
+The program's process loads this module before the user's first statement: it imports only modules that Python has
+already loaded.
 """
 
 from __future__ import annotations
@@ -13,50 +14,50 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gemini.launcher.model_discovery import Recognition
-    from gemini.launcher.process.import_hook import Hook
+    from gemini.launcher.model_discovery import ModelDiscovery
+    from gemini.launcher.process.import_hook import ImportHook
     from gemini.launcher.process.launch_session import Session
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _NOTHING = "no model was trained"
-_LAYERS = "only single layers were trained, each called by itself"
+_LAYERS = "only single layers were trained, called directly"
 
 
-class Armed:
-    """A process in which models are looked for. Its children train as under `python`."""
+class DiscoveryState:
+    """The model discovery of this process. Child processes train as under `python`."""
 
     session: Session | None = None
-    folder = ""  # where the program was started: files that its configuration names count from there
+    folder = ""  # the working directory at start: paths in the configuration are relative to it
     owner = 0
-    recognition: Recognition | None = None
+    discovery: ModelDiscovery | None = None
 
-    def found(self) -> Recognition:
-        """What is known of the program's models."""
-        if self.recognition is None:
-            from gemini.launcher.model_discovery import recognition_for
+    def model_discovery(self) -> ModelDiscovery:
+        """Return the model discovery, created on first use."""
+        if self.discovery is None:
+            from gemini.launcher.model_discovery import start_discovery
 
             assert self.session is not None
-            self.recognition = recognition_for(self.session, self.folder)
-        return self.recognition
+            self.discovery = start_discovery(self.session, self.folder)
+        return self.discovery
 
 
-armed = Armed()
+state = DiscoveryState()
 
 
-def arm(session: Session, hook: Hook) -> None:
-    """See to it that the models which this process trains are found."""
-    armed.session, armed.owner = session, os.getpid()
+def install_hook(session: Session, hook: ImportHook) -> None:
+    """Start model discovery in this process once it imports torch."""
+    state.session, state.owner = session, os.getpid()
     try:
-        armed.folder = os.getcwd()
+        state.folder = os.getcwd()
     except OSError:  # removed
-        armed.folder = ""
+        state.folder = ""
     hook.followers[_OPTIMIZERS] = __name__
     if _OPTIMIZERS in sys.modules:
         follow(_OPTIMIZERS)
 
 
 def follow(name: str) -> None:
-    """Torch's optimizers have just been imported: be told what they are given, and of losses without any."""
+    """Observe optimizers, which have just been imported, and losses of programs without one."""
     import atexit
 
     from gemini.launcher.script_api import forward_calls, training_marks
@@ -66,51 +67,52 @@ def follow(name: str) -> None:
 
     def add_param_group(self: Any, param_group: Any) -> None:
         add(self, param_group)
-        _given(self)
+        _register_optimizer(self)
 
     add_param_group.__doc__ = add.__doc__
     kind.add_param_group = add_param_group
 
-    def started() -> None:
-        if armed.recognition is None:  # the script trains without an optimizer of torch's
-            _tell(lambda found: found.take_all())
+    def start() -> None:
+        if state.discovery is None:  # the script trains without a PyTorch optimizer
+            _apply_event(lambda found: found.register_all())
 
-    training_marks.on_first_step(started)
-    forward_calls.begin()
+    training_marks.on_first_step(start)
+    forward_calls.enable_module_calls()
     atexit.register(_end_run)
-    if armed.session is not None and not armed.session["flags"].get("strict"):
+    if state.session is not None and not state.session["flags"].get("strict"):
         from gemini.launcher import excepthook
 
         excepthook.install()
 
 
-def _given(optimizer: Any) -> None:
-    """An optimizer has parameters: from now on the modules that use them are looked for."""
-    _tell(lambda found: found.given(optimizer))
+def _register_optimizer(optimizer: Any) -> None:
+    """Register the parameters of an optimizer."""
+    _apply_event(lambda found: found.register_optimizer(optimizer))
 
 
-def _tell(news: Callable[[Recognition], None]) -> None:
-    """What fails of ours here is no matter of the program's: its models stay where they are, and one line says so."""
-    if os.getpid() != armed.owner or armed.session is None:
+def _apply_event(event: Callable[[ModelDiscovery], None]) -> None:
+    """Apply `event` to the discovery. An error in Gemini ends discovery with one line; the program goes on."""
+    if os.getpid() != state.owner or state.session is None:
         return
     try:
-        news(armed.found())
+        event(state.model_discovery())
     except Exception as fault:
-        if armed.session["flags"].get("strict"):
+        if state.session["flags"].get("strict"):
             raise
-        if not armed.session["quiet"]:
-            sys.stderr.write(f"gemini: models are not looked for: {type(fault).__name__}: {fault}\n")
-        armed.session = None
+        if not state.session["quiet"]:
+            reason = f"{type(fault).__name__}: {fault}"
+            sys.stderr.write(f"gemini: the program runs as under python: model discovery failed: {reason}\n")
+        state.session = None
 
 
 def _end_run() -> None:
     """Record the run; print one line where a program that imported torch ends without an error and trained nothing."""
-    if os.getpid() != armed.owner or armed.session is None:
+    if os.getpid() != state.owner or state.session is None:
         return
-    _record_run(armed.session)
-    if armed.session["quiet"] or hasattr(sys, "last_value"):
+    _record_run(state.session)
+    if state.session["quiet"] or hasattr(sys, "last_value"):
         return
-    found = armed.recognition
+    found = state.discovery
     if found is None or not found.models:
         from contextlib import suppress
 
@@ -120,13 +122,16 @@ def _end_run() -> None:
 
 
 def _record_run(session: Session) -> None:
-    """Let `gemini explain` report this run also where no model of it has a journal entry."""
+    """Make `gemini explain` report this run even if no model of it has a journal entry."""
     from contextlib import suppress
 
     with suppress(Exception):  # a faulty configuration has been reported already
         from pathlib import Path
 
-        from gemini.launcher.policy import load_config
-        from gemini.runtime.run_journal import record_idle_run
+        from gemini.launcher.defaults import load_config
 
-        record_idle_run(Path(load_config(session, armed.folder).run_folder).resolve())
+        folder = Path(load_config(session, state.folder).run_folder).resolve()
+        if any(folder.glob("explain-*.json")):  # an earlier run, which `gemini explain` would report otherwise
+            from gemini.runtime.run_journal import record_idle_run
+
+            record_idle_run(folder)

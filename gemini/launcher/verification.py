@@ -1,7 +1,7 @@
-"""Verification: the first steps of a model also in this process, and one line with the largest difference.
+"""Verification: repeats the first steps of a model in this process and reports the largest difference.
 
-A step that ran by a plan is made again here, from copies of what it was given and with the same random numbers; its
-loss and the gradients of all parameters are compared. Nothing of that stays.
+A planned step is rerun locally, from copies of its inputs and with the same random numbers; its loss and the gradients
+of all parameters are compared. The rerun has no side effects.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from gemini.errors import WorkerError
 from gemini.log import tell
 
 if TYPE_CHECKING:
-    from gemini.runtime.deferred import Pending, StepResult
+    from gemini.runtime.deferred import PendingCall, StepResult
 
 _STEPS = 3
-_ALIKE = 1e-3  # of the size of what is compared, in float32
+_TOLERANCE = 1e-3  # relative, in float32
 
 
 class Verification:
@@ -29,16 +29,16 @@ class Verification:
         self.steps = 0
         self.loss = self.gradient = 0.0
 
-    def check(self, pending: Pending, root: int, result: StepResult) -> None:
-        """Compare a step with its like in this process."""
+    def check(self, pending: PendingCall, root: int, result: StepResult) -> None:
+        """Compare a step with its rerun in this process."""
         if self.steps >= _STEPS:
             return
         from gemini.runtime.deferred.pending_call import RAN
-        from gemini.runtime.local_mode import here
+        from gemini.runtime.local_mode import run_locally
 
-        before, pending.state = pending.state, RAN  # made again, not made
+        before, pending.state = pending.state, RAN  # a rerun, not the first execution
         try:
-            with here():
+            with run_locally():
                 rerun = pending._again(connect=False)
                 expected = rerun.values[root].detach()
                 gradients = rerun.differentiate(root, torch.ones_like(expected), False, [])
@@ -53,18 +53,18 @@ class Verification:
             self._report()
 
     def _report(self) -> None:
-        is_alike = max(self.loss, self.gradient) <= _ALIKE
+        is_equal = max(self.loss, self.gradient) <= _TOLERANCE
         text = (
             f"{self.name}: {self.steps} steps compared with this process: the loss differs by at most {self.loss:.1e}, "
-            f"gradients by {self.gradient:.1e} of their size" + ("" if is_alike else ": NOT the same")
+            f"gradients by {self.gradient:.1e} relative" + ("" if is_equal else ": NOT equal")
         )
         tell(f"gemini: {text}")
-        if not is_alike and self.config.strict:
-            raise WorkerError(f"{text}\n    → without strict=True training goes on; gemini explain says by which plan")
+        if not is_equal and self.config.strict:
+            raise WorkerError(f"{text}\n    → without strict=True training continues; gemini explain shows the plan")
 
 
 def _difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The largest difference over the largest entry."""
+    """Return the largest difference relative to the largest entry."""
     if found.is_sparse or wanted.is_sparse:
         found, wanted = found.to_dense(), wanted.to_dense()
     if not wanted.numel():

@@ -48,7 +48,7 @@ def test_dot_text_needs_no_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(builtins, "__import__", without)
     assert main(["ast", str(MNIST), "-o", str(tmp_path / "a.dot")]) == 0
     assert main(["ast", str(MNIST), "-o", str(tmp_path / "a.svg")]) == 2
-    assert "pip install 'gemini-parallel[viz]'" in capsys.readouterr().err
+    assert "pip install 'gemini-instrumenter[viz]'" in capsys.readouterr().err
     assert not (tmp_path / "a.svg").exists()
 
 

@@ -113,8 +113,8 @@ def test_another_librarys_fit_is_not_a_training_loop() -> None:
 def test_no_framework_is_imported() -> None:
     code = """
     import sys
-    from gemini.instrument.dsl import recognise
-    from gemini.instrument.text.source import SourceFile
+    from gemini.instrument.inspect import recognise
+    from gemini.instrument.text.source_file import SourceFile
     assert recognise([SourceFile.from_text("import torch\\nimport tensorflow as tf\\ntorch.nn.Linear(1, 1)", "a.py")])
     assert not {"torch", "tensorflow", "numpy"} & set(sys.modules)
     """

@@ -162,7 +162,7 @@ def test_a_program_with_its_own_gemini_runs_under_plain_python(tmp_path: Path) -
     files: Files = {"main.py": "import gemini; print('plain', gemini.x)", "gemini.py": "x = 1"}
     done = gemini(tmp_path, files)
     assert done.stdout == "plain 1\n"
-    assert "hides Gemini's own package" in done.stderr
+    assert "shadows the package gemini" in done.stderr
     assert gemini(tmp_path, files, "-q", "main.py").stderr == ""
     script: Files = {"gemini.py": "print('plain', __name__)"}
     assert gemini(tmp_path, script, "gemini.py").stdout == "plain __main__\n"

@@ -12,7 +12,7 @@ import pytest
 from launching import GEMINI, PYTHON, Case, run, script
 
 from gemini.launcher.process.program_file import Request
-from gemini.launcher.process.stdlib_patch import respell
+from gemini.launcher.process.stdlib_patch import patch_expression
 
 ENDS = {
     "end": "print('x')",
@@ -159,12 +159,12 @@ def _sample(text: str) -> str:
 
 def test_respelling_refuses_what_it_does_not_recognise() -> None:
     code = _sample.__code__
-    assert not respell(_sample, "text.upper()", "text.lower()")  # not a function of the library
+    assert not patch_expression(_sample, "text.upper()", "text.lower()")  # not a function of the library
     assert _sample.__code__ is code
     import runpy
 
     function = runpy._get_code_from_file
     before = function.__code__
-    assert not respell(function, "no such text", "")
-    assert not respell(function, "f", "g")
+    assert not patch_expression(function, "no such text", "")
+    assert not patch_expression(function, "f", "g")
     assert function.__code__ is before

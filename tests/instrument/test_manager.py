@@ -162,7 +162,7 @@ BAD = {
     "loses a name": (loses_name, r"removes y at the top level"),
     "adds a name": (adds_name, r"adds new at the top level"),
     "adds a name by walrus": (adds_walrus, r"adds new at the top level"),
-    "gives something else": (no_edits, r"TypeError: a pass gives Edit values, not str"),
+    "gives something else": (no_edits, r"TypeError: a pass yields Edit values, not str"),
     "gives nothing": (not_iterable, r"TypeError: 'NoneType'"),
     "parses but does not compile": (does_not_compile, r"not valid Python: 'return' outside function"),
     "says where": (own_place, r"user.py:2: pass 'bad' raised EditError: cannot do this"),

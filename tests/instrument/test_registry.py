@@ -52,7 +52,7 @@ def test_a_third_party_adds_a_pass() -> None:
     assert all("\n" not in line for line in notices)
     assert "acme-broken" in notices[0]
     assert "No module named 'acme_missing'" in notices[0]
-    assert "gives int, not a Pass" in notices[1]
+    assert "returns int, not a Pass" in notices[1]
 
 
 @pytest.mark.usefixtures("third_party")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.launcher.speedup_bound import at_best_ms
+from gemini.launcher.speedup_bound import shortest_step_ms
 
 
 class Odd(nn.Module):
@@ -47,7 +47,7 @@ def test_a_forward_on_the_threads_of_a_worker_leaves_everything_as_it_was() -> N
     model.register_forward_hook(lambda *_: hooked.append(1))
     state = {name: one.clone() for name, one in model.state_dict().items()}
     generator = torch.get_rng_state()
-    found = at_best_ms(model, (x,), {}, 100.0, 2)
+    found = shortest_step_ms(model, (x,), {}, 100.0, 2)
     assert found >= 52.5
     assert THREADS == [2, 1, 2]
     assert torch.get_num_threads() == 2
@@ -61,16 +61,16 @@ def test_a_forward_on_the_threads_of_a_worker_leaves_everything_as_it_was() -> N
 @pytest.mark.usefixtures("two_threads")
 def test_what_the_model_raises_is_raised_and_threads_are_put_back() -> None:
     with pytest.raises(RuntimeError, match="shape"):
-        at_best_ms(Odd(), (torch.zeros(8, 5),), {}, 100.0, 2)
+        shortest_step_ms(Odd(), (torch.zeros(8, 5),), {}, 100.0, 2)
     assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_nothing_runs_where_this_process_has_no_more_threads_than_a_worker() -> None:
     torch.set_num_threads(1)
-    assert at_best_ms(Odd(), (torch.zeros(8, 4),), {}, 100.0, 2) == 52.5
+    assert shortest_step_ms(Odd(), (torch.zeros(8, 4),), {}, 100.0, 2) == 52.5
     assert THREADS == []
 
 
 def test_other_devices_are_not_judged_by_threads() -> None:
-    assert at_best_ms(Odd().to("meta"), (), {}, 100.0, 2) == 0.0
+    assert shortest_step_ms(Odd().to("meta"), (), {}, 100.0, 2) == 0.0

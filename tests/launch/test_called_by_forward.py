@@ -15,9 +15,9 @@ from gemini.launcher.script_api import forward_calls
 
 @pytest.fixture
 def space() -> Iterator[Any]:
-    forward_calls.begin()
+    forward_calls.enable_module_calls()
     yield managed
-    forward_calls.end()
+    forward_calls.disable_module_calls()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from gemini.launcher.auto import Clock
+from gemini.launcher.auto import TrialClock
 
 
 def spin(seconds: float) -> None:
@@ -16,7 +16,7 @@ def spin(seconds: float) -> None:
 
 def test_other_threads_and_waiting_do_not_count() -> None:
     other = threading.Thread(target=spin, args=(0.1,))
-    clock = Clock()
+    clock = TrialClock()
     other.start()
     spin(0.02)
     other.join()

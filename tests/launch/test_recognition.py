@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gemini.launcher.model_discovery import Recognition
+from gemini.launcher.model_discovery import ModelDiscovery
 from gemini.runtime.interception import dispatch
 
 CALL = nn.Module.__call__
@@ -32,9 +32,9 @@ class Noting:
 
 
 @pytest.fixture
-def found() -> Iterator[Recognition]:
+def found() -> Iterator[ModelDiscovery]:
     before, nn.Module.__call__ = nn.Module.__call__, CALL  # other tests of this process may have models in workers
-    yield Recognition(Noting())
+    yield ModelDiscovery(Noting())
     nn.Module.__call__ = before
 
 
@@ -42,8 +42,8 @@ def net(inputs: int = 4, outputs: int = 4) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
 
 
-def met(found: Recognition) -> list[nn.Module]:
-    decider: Any = found.decider
+def met(found: ModelDiscovery) -> list[nn.Module]:
+    decider: Any = found.policy
     return decider.met
 
 
@@ -51,7 +51,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.1)
 
 
-def test_the_outermost_module_that_holds_trained_parameters(found: Recognition) -> None:
+def test_the_outermost_module_that_holds_trained_parameters(found: ModelDiscovery) -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -61,7 +61,7 @@ def test_the_outermost_module_that_holds_trained_parameters(found: Recognition) 
             return self.inner(x)
 
     model = Whole()
-    found.given(sgd(model))
+    found.register_optimizer(sgd(model))
     with torch.no_grad():
         model(torch.randn(2, 4))
     assert met(found) == []
@@ -71,21 +71,21 @@ def test_the_outermost_module_that_holds_trained_parameters(found: Recognition) 
     assert nn.Module.__call__ is CALL  # nothing is open: no overhead is left
 
 
-def test_several_models_and_a_teacher(found: Recognition) -> None:
+def test_several_models_and_a_teacher(found: ModelDiscovery) -> None:
     generator, critic, teacher = net(), net(), net()
-    found.given(sgd(generator))
-    found.given(sgd(critic))
+    found.register_optimizer(sgd(generator))
+    found.register_optimizer(sgd(critic))
     teacher(generator(torch.randn(2, 4)))
     critic(torch.randn(2, 4))
     assert met(found) == [generator, critic]
 
 
-def test_a_second_optimizer_opens_a_model_that_was_passed_over(found: Recognition) -> None:
+def test_a_second_optimizer_opens_a_model_that_was_passed_over(found: ModelDiscovery) -> None:
     first, second = net(), net()
-    found.given(sgd(first))
+    found.register_optimizer(sgd(first))
     second(torch.randn(2, 4))
     first(torch.randn(2, 4))
-    found.given(sgd(second))
+    found.register_optimizer(sgd(second))
     second(torch.randn(2, 4))
     assert met(found) == [first, second]
 
@@ -112,32 +112,32 @@ def _through_a_method(model: nn.Module) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("wrap", [_parallel, _compiled, _through_a_method])
-def test_wrappers_are_looked_through(wrap: Callable[[nn.Module], Callable[..., Any]], found: Recognition) -> None:
+def test_wrappers_are_looked_through(wrap: Callable[[nn.Module], Callable[..., Any]], found: ModelDiscovery) -> None:
     model = net()
     call = wrap(model)
-    found.given(sgd(model))
+    found.register_optimizer(sgd(model))
     x = torch.randn(2, 4)
     assert torch.equal(call(x), model(x))
     assert met(found) == [model]
 
 
-def test_layers_and_parameters_alone_are_no_models(found: Recognition) -> None:
+def test_layers_and_parameters_alone_are_no_models(found: ModelDiscovery) -> None:
     layer, image = nn.Linear(4, 4), nn.Parameter(torch.zeros(3))
-    found.given(torch.optim.SGD([*layer.parameters(), image], lr=0.1))
+    found.register_optimizer(torch.optim.SGD([*layer.parameters(), image], lr=0.1))
     layer(torch.randn(2, 4))
     assert met(found) == []
 
 
-def test_without_an_optimizer_whatever_learns_is_trained(found: Recognition) -> None:
+def test_without_an_optimizer_whatever_learns_is_trained(found: ModelDiscovery) -> None:
     model, frozen = net(), net().requires_grad_(requires_grad=False)
-    found.take_all()
+    found.register_all()
     frozen(model(torch.randn(2, 4)))
     assert met(found) == [model]
 
 
-def test_objects_that_are_gone_leave_nothing_behind(found: Recognition) -> None:
+def test_objects_that_are_gone_leave_nothing_behind(found: ModelDiscovery) -> None:
     model = net()
-    found.given(sgd(model))
+    found.register_optimizer(sgd(model))
     model(torch.randn(2, 4))
     met(found).clear()
     del model
@@ -145,9 +145,9 @@ def test_objects_that_are_gone_leave_nothing_behind(found: Recognition) -> None:
     assert not found._open
 
 
-def test_a_model_that_was_called_by_functional_call_first(found: Recognition) -> None:
+def test_a_model_that_was_called_by_functional_call_first(found: ModelDiscovery) -> None:
     model, x = net(), torch.randn(2, 4)
-    found.given(sgd(model))
+    found.register_optimizer(sgd(model))
     weights = {name: one.detach() for name, one in model.named_parameters()}
     torch.func.functional_call(model, weights, (x,))
     torch.func.vmap(lambda one: torch.func.functional_call(model, dict(model.named_parameters()), (one,)))(x)
@@ -156,13 +156,13 @@ def test_a_model_that_was_called_by_functional_call_first(found: Recognition) ->
     assert met(found) == [model]
 
 
-def test_a_module_that_is_added_to_a_managed_model_is_a_part_of_it(found: Recognition, monkeypatch: Any) -> None:
+def test_a_module_that_is_added_to_a_managed_model_is_a_part_of_it(found: ModelDiscovery, monkeypatch: Any) -> None:
     model, other = net(), net()
-    found.given(sgd(model))
+    found.register_optimizer(sgd(model))
     found.settle(model, managed=True)
     model.append(net())
-    found.given(sgd(model))
-    found.given(sgd(other))
+    found.register_optimizer(sgd(model))
+    found.register_optimizer(sgd(other))
     monkeypatch.setattr(dispatch, "_state", dispatch._State())
     dispatch._state.model = model
     model[-1](torch.randn(2, 4))

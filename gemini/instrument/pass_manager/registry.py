@@ -52,7 +52,7 @@ class Registered:
             ) from error
         if not isinstance(made, Pass):
             raise PassError(
-                f"pass {self.name!r} from {self.origin}: {self.target} is a {type(made).__name__}, not a Pass"
+                f"pass {self.name!r} from {self.origin}: {self.target} returns {type(made).__name__}, not a Pass"
             )
         made.name = self.name  # registered, selected and reported under one name
         return made

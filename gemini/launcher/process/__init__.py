@@ -1,22 +1,25 @@
-"""Running a program under Gemini as `python` would run it.
+"""The program's process: runs a program under Gemini as `python` would.
 
-The program must not be able to tell. Run inside the launcher's own process it could: our frames would lie below
-its own, and our modules among its own. So the launcher prepares the program and then *becomes* `python`:
+The program must not observe a difference: no frames of Gemini below its frames, no changed `__main__`. So the launcher
+prepares the program and then replaces its process by `python`:
 
     gemini_python train.py --epochs 3
-        program.py     what is run: a source file, a container with __main__, a module, -c, standard input
-        passes.py      its text, instrumented
-        pack.py        the code object, with a first statement of ours, written as Python writes a .pyc
-        process.py     into a nameless file in memory; exec  python -X gemini=train.py /dev/fd/3 --epochs 3
+        program_file     the program: a source file, a container with __main__, a module, -c, standard input
+        session_passes   instruments its text
+        pyc_pack         its code object with a boot statement in front, in the format of a .pyc
+        become_python    an unnamed file in memory; exec  python -X gemini=train.py /dev/fd/3 --epochs 3
     ─────────────────────────────────────────────────────────────────────────  same process id, new interpreter
-        boot.py        the statement of ours: closes that file, finds Gemini, and calls
-        begin.py       which makes __main__, sys.argv, sys.path … what they are under `python train.py --epochs 3`
-                       and installs the import hook (../program/hook.py) and children.py for processes that it starts
-        train.py       the user's own statements, in the real __main__, nothing below them on the stack
+        bootstrap        the boot statement closes that file and loads Gemini; `begin` restores __main__, sys.argv,
+                         sys.path … as under `python train.py --epochs 3` and installs
+        import_hook      the instrumentation of imported modules, and
+        child_processes  that of spawned processes (spawned_child)
+        train.py         the user's statements, in the real __main__, nothing below them on the stack
 
-`python -m module` has two frames of the standard library's `runpy` below the module; runpy_frame.py reproduces them.
-Where anything is odd (a syntax error, a compiled script, a file that cannot be read) the launcher hands over to
-plain `python`, which then says about it what it always says.
+`launch` runs these steps. `python -m module` has two frames of the standard library's `runpy` below the module;
+`runpy_frame` reproduces them. A program that cannot be instrumented (a syntax error, a compiled script, an unreadable
+file) runs under plain `python`, which reports the error as usual.
 
-    session.py   what the launcher tells the new process, and what that one tells the processes it starts
+    launch_session    the options that travel from the launcher to the process and its children
+    stdlib_patch      patches one expression of a standard-library function, without a new frame
+    import_isolation  separates Gemini's imports from modules of the user with the same names
 """

@@ -1,7 +1,7 @@
-"""Becoming `python`: the packed program in a file without a name, and the command line that runs it.
+"""Replacing this process by `python`, with the packed program in an unnamed file.
 
-The file lives in memory (`memfd_create`), so that nothing is left behind however the program ends, and `python` opens
-it as /dev/fd/N. Where the system has no such files a temporary one is used, which the program removes first thing.
+The file is in memory (`memfd_create`), so nothing remains after the program ends, and `python` opens it as /dev/fd/N.
+On systems without such files it is a temporary one, which the boot statement removes.
 """
 
 from __future__ import annotations
@@ -15,55 +15,55 @@ from typing import NoReturn
 _COERCED = "LC_CTYPE"
 
 
-def become(arguments: Sequence[str]) -> NoReturn:
+def exec_python(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by the interpreter with `arguments`."""
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # as it is where the descriptor was closed
+        if stream is not None:  # None where the descriptor is closed
             stream.flush()
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these; what it starts should not inherit that
+    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores these signals; the new process must not inherit that
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-    os.execve(sys.executable, [sys.executable, *arguments], environment())
+    os.execve(sys.executable, [sys.executable, *arguments], original_environment())
 
 
-def environment() -> dict[str, str]:
-    """The environment this process was given.
+def original_environment() -> dict[str, str]:
+    """Return the environment that this process was started with.
 
-    In the C locale Python sets LC_CTYPE for its children when it starts. Handed on, the variable would make the next
-    interpreter believe that the user had chosen UTF-8, and it would leave its UTF-8 mode off.
+    In the C locale Python sets LC_CTYPE at start. The next interpreter would take it for the user's choice of UTF-8 and
+    leave its UTF-8 mode off.
     """
-    given = dict(os.environ)
+    variables = dict(os.environ)
     try:
         with open("/proc/self/environ", "rb") as file:
             original = dict(os.fsdecode(entry).partition("=")[::2] for entry in file.read().split(b"\0") if entry)
     except OSError:
-        return given
+        return variables
     if _COERCED in original:
-        given[_COERCED] = original[_COERCED]
+        variables[_COERCED] = original[_COERCED]
     else:
-        given.pop(_COERCED, None)
-    return given
+        variables.pop(_COERCED, None)
+    return variables
 
 
-class Store:
-    """A new file for the packed program; `path` is what `python` opens, `descriptor` what must be closed after it."""
+class ProgramStore:
+    """A new file for the packed program: `python` opens `path`, then `descriptor` must be closed."""
 
     def __init__(self, name: str) -> None:
-        self.descriptor = _nameless(name)
+        self.descriptor = _open_memory_file(name)
         names = [f"{folder}/{self.descriptor}" for folder in ("/dev/fd", "/proc/self/fd")]
         path = next(filter(os.path.exists, names), None)
         if path is None and self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-        self.path = path or _temporary(name)
+        self.path = path or _make_temporary_file(name)
 
     def write(self, data: bytes) -> None:
-        """Fill the file."""
+        """Write the content of the file."""
         with open(self.path, "wb") as file:
             file.write(data)
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close and remove the file."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -72,8 +72,8 @@ class Store:
             os.rmdir(os.path.dirname(self.path))
 
 
-def _nameless(name: str) -> int | None:
-    """An inheritable descriptor, above the standard three (which may be closed), of a new file in memory."""
+def _open_memory_file(name: str) -> int | None:
+    """Return an inheritable descriptor of a new file in memory, above the standard three, which may be closed."""
     import fcntl
 
     try:
@@ -86,7 +86,7 @@ def _nameless(name: str) -> int | None:
         os.close(first)
 
 
-def _temporary(name: str) -> str:
+def _make_temporary_file(name: str) -> str:
     import tempfile
 
     path = os.path.join(tempfile.mkdtemp(prefix="gemini-"), name)
@@ -95,8 +95,8 @@ def _temporary(name: str) -> str:
 
 
 def feed_standard_input(data: bytes) -> None:
-    """Make `data` what this process, and the one it becomes, reads on standard input."""
-    store = Store("stdin")
+    """Make `data` the standard input of this process and of the one that replaces it."""
+    store = ProgramStore("stdin")
     store.write(data)
     descriptor = os.open(store.path, os.O_RDONLY)
     os.dup2(descriptor, 0)

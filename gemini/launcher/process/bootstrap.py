@@ -1,7 +1,11 @@
-"""The beginning of a program's process: everything as `python` would have it, then the import hook.
+"""Bootstrap of a program's process: restores the state that `python` would have, and installs the import hook.
 
-Runs in the user's process before the user's first statement, so it imports nothing that Python has not loaded
-already; what instrumenting needs is loaded when the first module of the user's own is imported.
+`boot` is the statement in front of the user's first one. Only its code object travels, to an interpreter in which the
+folder of that file is first on `sys.path` and modules of Gemini may be shadowed. So it imports nothing by search: it
+loads Gemini from the folder of the launcher, and calls `begin`.
+
+This module runs before the user's first statement: it imports only modules that Python has already loaded. The pass
+manager is loaded when the first module of the user is imported.
 """
 
 from __future__ import annotations
@@ -12,17 +16,17 @@ from _frozen_importlib import BuiltinImporter
 from _frozen_importlib_external import SourceFileLoader
 
 from gemini.launcher.process.import_isolation import LibraryFirst, library_path
-from gemini.launcher.torch_import_hook import arm
+from gemini.launcher.torch_import_hook import install_hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypedDict
 
-    from gemini.launcher.process.import_hook import Hook
+    from gemini.launcher.process.import_hook import ImportHook
     from gemini.launcher.process.launch_session import Session
 
-    class Plan(TypedDict):
-        """What the launcher tells the new process; made of what fits into a constant of a code object."""
+    class BootPlan(TypedDict):
+        """The launcher's data for the new process, of types that fit into a constant of a code object."""
 
         kind: str
         descriptor: int | None
@@ -38,11 +42,11 @@ if TYPE_CHECKING:
 
 
 def boot() -> None:
-    """Run `begin` with the launcher's plan; if that cannot be done, become plain `python`."""
+    """Run `begin` with the launcher's plan; on an error, exec plain `python`."""
     import posix
     import sys
 
-    plan: Plan = globals()["PLAN"]
+    plan: BootPlan = globals()["PLAN"]
     try:
         if plan["descriptor"] is not None:
             posix.close(plan["descriptor"])
@@ -50,7 +54,7 @@ def boot() -> None:
             posix.unlink(plan["opened"])
             posix.rmdir(plan["opened"].rpartition("/")[0])
         if not getattr(sys.flags, "safe_path", sys.flags.isolated):
-            del sys.path[0]  # the folder of the file that this came in
+            del sys.path[0]  # the folder of the packed program
         if "gemini" not in sys.modules:
             external = sys.modules["_frozen_importlib_external"]
             folder = plan["gemini"]
@@ -69,11 +73,11 @@ def boot() -> None:
         posix.execv(sys.executable, [sys.executable, *plan["plain"]])
 
 
-def begin(plan: Plan) -> None:
-    """Make this process the one that `python` would have started, and install the hook."""
+def begin(plan: BootPlan) -> None:
+    """Restore the state of a process that `python` has started, and install the hooks."""
     library = library_path()
     with LibraryFirst(library, users=[] if plan["path0"] is None else [plan["path0"]]):
-        arm(plan["session"], install(plan["session"], library))
+        install_hook(plan["session"], install(plan["session"], library))
     _restore_sys(plan)
     _restore_main(plan)
     _compile_warnings(plan)
@@ -88,20 +92,20 @@ def begin_child(session: Session) -> None:
         install(session, library)
 
 
-def install(session: Session, library: list[str]) -> Hook:
-    """Enter `session`: hook imports, `runpy`, and the start of other processes."""
+def install(session: Session, library: list[str]) -> ImportHook:
+    """Enter `session`: hook imports, `runpy`, and the start of child processes."""
     from gemini.launcher.process import child_processes, import_hook
     from gemini.launcher.process import launch_session as sessions
 
     sessions.enter(session)
-    installed = import_hook.Hook(session, library)
+    installed = import_hook.ImportHook(session, library)
     if not import_hook.install(installed) and not session["quiet"]:
-        sys.stderr.write("gemini_python: this Python's library has no source; imported modules run unchanged\n")
+        sys.stderr.write("gemini_python: the standard library has no source; imported modules are not instrumented\n")
     child_processes.install(installed)
     return installed
 
 
-def _restore_sys(plan: Plan) -> None:
+def _restore_sys(plan: BootPlan) -> None:
     sys.argv[:] = plan["argv"]
     sys.orig_argv[:] = [sys.orig_argv[0], *plan["orig_argv"]]
     sys._xoptions.pop("gemini", None)
@@ -110,7 +114,7 @@ def _restore_sys(plan: Plan) -> None:
         sys.path.insert(0, plan["path0"])
 
 
-def _restore_main(plan: Plan) -> None:
+def _restore_main(plan: BootPlan) -> None:
     main = sys.modules["__main__"].__dict__
     main["__loader__"] = BuiltinImporter
     if plan["file"] is None:
@@ -124,7 +128,7 @@ def _restore_main(plan: Plan) -> None:
 
 
 def _show_command(orig_argv: list[str], argument_count: int) -> None:
-    """From 3.13 on a traceback shows the lines of ``-c``: Python puts them where it looks for a file's."""
+    """Register the lines of ``-c`` with `linecache`, as Python does from 3.13 on for tracebacks."""
     import linecache
 
     register: Any = getattr(linecache, "_register_code", None)
@@ -134,8 +138,8 @@ def _show_command(orig_argv: list[str], argument_count: int) -> None:
         register(sys._getframe(4).f_code if in_frames else "<string>", source, "<string>")
 
 
-def _compile_warnings(plan: Plan) -> None:
-    """Compile the program as it was written, where that is known to warn, under this process's warning filters."""
+def _compile_warnings(plan: BootPlan) -> None:
+    """Compile the original program, if that is known to warn, under this process's warning filters."""
     if plan["compile"] is None:
         return
     try:
@@ -147,13 +151,13 @@ def _compile_warnings(plan: Plan) -> None:
 
 
 def keep_main_file() -> None:
-    """See that ``__main__`` still has its ``__file__`` when exit functions run.
+    """Restore ``__main__.__file__`` before exit functions run.
 
-    Python removes the name after a program that it ran from a file, not after ``-m``. Called last by the frame that
-    stands for `runpy`, this is the first of the exit functions to run.
+    Python removes the name after a program that it ran from a file, not after ``-m``. The `runpy` frame calls this
+    last, so its exit function is the first to run.
     """
     import atexit
 
     main = sys.modules["__main__"].__dict__
-    kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__cached__") if name in main}
-    atexit.register(lambda: main.update(kept))
+    names: dict[str, Any] = {name: main[name] for name in ("__file__", "__cached__") if name in main}
+    atexit.register(lambda: main.update(names))

@@ -1,15 +1,16 @@
-"""Gemini's own imports and the user's, kept apart where they share a name.
+"""Import isolation: separates Gemini's imports from modules of the user with the same names.
 
-A program may have a ``types.py`` or an ``ast.py`` next to it: it means its own when it imports that name, Gemini means
-the library's. While Gemini imports something
+A program may have a ``types.py`` or an ``ast.py`` beside it: its imports of that name mean this file, Gemini's mean the
+library. While Gemini imports a module
 
-    the library comes first on `sys.path`, finders of the user's on `sys.meta_path` are not asked, and modules of the
-    user's that have a library's name are out of sight;
+    the library is first on `sys.path`, the user's finders on `sys.meta_path` are skipped, and modules of the user with
+    the name of a library module are hidden from `sys.modules`;
 
-afterwards all are as they were, and a library module that was imported meanwhile is forgotten if the user's folders
-have one of that name: Gemini keeps using it, and the user's program, when it imports the name, gets its own.
+afterwards all are restored, and a library module that was imported meanwhile is removed from `sys.modules` if the
+user's folders have one of that name: Gemini keeps its reference, and the program imports its own module.
 
-Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
+The program's process loads this module before the user's first statement: it imports only modules that Python has
+already loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def library_path() -> list[str]:
-    """Where Python finds its library and what is installed: `sys.path` less what the user's PYTHONPATH put there."""
+    """Return the folders of the library and of installed packages: `sys.path` without the user's PYTHONPATH."""
     users = () if sys.flags.ignore_environment else os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    own = {_absolute(entry) for entry in users if entry}
-    return [entry for entry in sys.path if _absolute(entry) not in own]
+    user_paths = {_absolute(entry) for entry in users if entry}
+    return [entry for entry in sys.path if _absolute(entry) not in user_paths]
 
 
 def _absolute(path: str) -> str:
@@ -39,13 +40,13 @@ def _absolute(path: str) -> str:
         return path
 
 
-_FINDERS = tuple(sys.meta_path)  # none is the user's yet
+_FINDERS = tuple(sys.meta_path)  # before any finder of the user
 
 
-class PythonsFinders:
-    """The stretch of time in which this thread imports by the finders Python came with, and no others.
+class OriginalFindersOnly:
+    """Context in which this thread imports by Python's original finders only.
 
-    It is first on `sys.meta_path` meanwhile. Other threads go on as before.
+    It is first on `sys.meta_path` meanwhile. Other threads are not affected.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class PythonsFinders:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module that this thread imports; None, so that others are asked, for any other thread."""
+        """Return the spec of a module for this thread; None, so that the next finder is used, for other threads."""
         if get_ident() != self._thread:
             return None
         for finder in _FINDERS:
@@ -71,7 +72,7 @@ class PythonsFinders:
 
 
 class LibraryFirst:
-    """The stretch of time in which Gemini imports; `library` comes first, `users` are further folders of the user's."""
+    """Context in which Gemini imports: `library` is searched first; `users` are further folders of the user."""
 
     def __init__(self, library: Sequence[str], users: Sequence[str] = ()) -> None:
         self._library = list(library)
@@ -82,7 +83,7 @@ class LibraryFirst:
         self._hidden = self._hide()
         self._known = set(sys.modules)
         self._path = sys.path[:]
-        self._finders = PythonsFinders()
+        self._finders = OriginalFindersOnly()
         sys.path[:] = [*self._library, *(entry for entry in self._path if entry not in self._library)]
         self._finders.__enter__()
 
@@ -90,18 +91,18 @@ class LibraryFirst:
         sys.path[:] = self._path
         self._finders.__exit__()
         for name in set(sys.modules) - self._known:
-            # Other threads may be importing modules of the user's meanwhile: those stay.
+            # Modules of the user that other threads import meanwhile stay.
             if self._is_shadowed(name.partition(".")[0]) and _file(name) and not self._is_users(name):
                 del sys.modules[name]
         sys.modules.update(self._hidden)
 
     def _hide(self) -> dict[str, ModuleType]:
-        """Take modules of the user's that have the name of a library's out of `sys.modules`, and return them."""
+        """Remove modules of the user with the name of a library module from `sys.modules`; return them."""
         names = [name for name in list(sys.modules) if name.partition(".")[0] in sys.stdlib_module_names]
         return {name: sys.modules.pop(name) for name in names if self._is_users(name)}
 
     def _is_users(self, name: str) -> bool:
-        """Whether the module imported as `name` lies in a folder of the user's, and is not the library itself."""
+        """Return whether the module `name` is in a folder of the user, outside of the library."""
         file = _file(name)
         return file.startswith(self._places) and not file.startswith(_LIBRARY)
 
@@ -114,7 +115,7 @@ _LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
 def _file(name: str) -> str:
-    """The file that a module was loaded from; empty for what is built or frozen into Python, which nothing shadows."""
+    """Return the file of a module; empty for built-in and frozen modules, which nothing shadows."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     origin = getattr(getattr(module, "__spec__", None), "origin", None)

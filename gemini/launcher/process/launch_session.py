@@ -1,7 +1,7 @@
-"""What one run was asked to do, as it travels from the launcher to the program's process and on to its children.
+"""Session: the options of one run, which travel from the launcher to the program's process and its children.
 
-A session is made of strings, booleans, lists and dicts only, so that it fits into a constant of a code object and
-into a command line.
+A session consists of strings, booleans, lists and dicts only, so that it fits into a constant of a code object and into
+a command line.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Session(TypedDict):
-        """The options of a run that matter after its start.
+        """The options of a run that are used after its start.
 
-        The launcher fills in `main`, the program's own file; `registered`, the passes there are; and `triggers`, one
-        of which a file must contain to be affected by any pass (none: every file may be). So the program's process
-        need not find these out again.
+        The launcher computes `main`, the file of the program; `registered`, the available passes; and `triggers`, of
+        which a file must contain one to be affected by a pass (none: every file may be).
         """
 
         passes: list[str]
@@ -33,11 +32,11 @@ _current: Session | None = None
 
 
 def current() -> Session | None:
-    """The session of this process; None where it was not started by `gemini_python`."""
+    """Return the session of this process; None if `gemini_python` did not start it."""
     return _current
 
 
 def enter(session: Session) -> None:
-    """Make `session` this process's own."""
+    """Make `session` the session of this process."""
     global _current  # noqa: PLW0603 - a process has one session, set once when it begins
     _current = session

@@ -1,4 +1,4 @@
-"""What a command line asks to run, read and understood as `python` understands it.
+"""The program of a command line, read by the rules of `python`.
 
 script      a source file: its bytes, and the absolute path that its `__file__` and its tracebacks show
 container   a directory or zip file with a `__main__`
@@ -20,10 +20,10 @@ _ZIP_TAIL = 22 + 65535
 
 @dataclass
 class Request:
-    """The part of a command line that `python` itself would be given.
+    """The part of a command line that `python` would receive.
 
-    `kind` is ``script``, ``module``, ``command``, ``stdin`` or ``nothing``. `typed` is everything up to the program's
-    own arguments, as it was typed; of that, `flags` are the interpreter's, and `letters` those without a value.
+    `kind` is ``script``, ``module``, ``command``, ``stdin`` or ``nothing``. `typed` is everything before the
+    program's arguments; `flags` are its interpreter flags, and `letters` those without a value.
     """
 
     kind: str = "nothing"
@@ -34,18 +34,18 @@ class Request:
     letters: str = ""
 
     def arguments(self) -> list[str]:
-        """The arguments of `python` for the same run."""
+        """Return the arguments of `python` for the same run."""
         return [*self.typed, *self.args]
 
     def optimize(self) -> int:
-        """The optimization level the program is compiled at."""
+        """Return the optimization level of the program."""
         from_environment = 0 if set("EI") & set(self.letters) else sys.flags.optimize
         return min(2, max(self.letters.count("O"), from_environment))
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program as `python` would begin it; `data` is its source, empty for containers and modules."""
+    """A program as `python` starts it; `data` is its source, empty for containers and modules."""
 
     kind: str
     name: str
@@ -56,8 +56,8 @@ class Program:
     path0: str | None
 
 
-def read(request: Request) -> Program | None:
-    """The program asked for; None where only plain `python` can run it, or say why it cannot."""
+def read_program(request: Request) -> Program | None:
+    """Return the program of `request`; None if it can run, or fail, only under plain `python`."""
     try:
         return {"script": _script, "module": _module, "command": _command, "stdin": _stdin}[request.kind](request)
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def _script(request: Request) -> Program | None:
         return None
     if "x" in request.letters:
         data = b"\n" + data.partition(b"\n")[2]
-    return Program("script", request.target, path, data, path, argv, os.path.dirname(_resolved(path)))
+    return Program("script", request.target, path, data, path, argv, os.path.dirname(_resolve(path)))
 
 
 def _is_zip(path: str) -> bool:
@@ -94,21 +94,21 @@ def _is_zip(path: str) -> bool:
     return True
 
 
-def _resolved(path: str) -> str:
+def _resolve(path: str) -> str:
     try:
         return os.path.realpath(path, strict=True)
-    except OSError:  # a pipe under /dev/fd has a link that leads nowhere
+    except OSError:  # a pipe under /dev/fd is a broken link
         return path
 
 
 def _module(request: Request) -> Program:
-    return Program("module", f"-m {request.target}", "", b"", None, ["-m", *request.args], _working_directory())
+    return Program("module", f"-m {request.target}", "", b"", None, ["-m", *request.args], _find_working_directory())
 
 
-def _working_directory() -> str | None:
+def _find_working_directory() -> str | None:
     try:
         return os.getcwd()
-    except OSError:  # removed: Python then puts nothing on the path
+    except OSError:  # removed: Python adds no entry to the path
         return None
 
 

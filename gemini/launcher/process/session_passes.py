@@ -1,7 +1,6 @@
-"""The passes of a session, run over one file at a time.
+"""The passes of a session, applied to one file at a time.
 
-Everything that instrumenting needs is imported here and nowhere else in this folder, so that a process pays for it
-only when it comes to a file of the user's own.
+Only this module of the package imports the pass manager, so that a process loads it for the first file of the user.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gemini.instrument.pass_manager.manager import PassManager
 from gemini.instrument.pass_manager.registry import Registered, available, select
-from gemini.instrument.text.parser import parser_warnings_muted
+from gemini.instrument.text.parser import mute_parser_warnings
 from gemini.instrument.text.source_file import SourceFile
 from gemini.log import tell
 
@@ -21,21 +20,21 @@ if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
 
 
-# Python reads Latin-1 source without its codec. We need the codec, so it is loaded while imports surely work: Python
-# remembers a codec that could not be loaded once, and a program may be in the middle of changing how imports work.
+# Decoding Latin-1 source needs the codec, which Python itself does not load for it. It is loaded while imports work:
+# Python caches a failed codec lookup, and a program may replace the import system.
 codecs.lookup("iso-8859-1")
 
 
 class Instrumenter:
-    """Runs the passes that a session asks for, and says in one line where one of them fails."""
+    """Runs the passes of a session, and reports a failed one in one line."""
 
     def __init__(self, session: Session) -> None:
         known = session["registered"] or [(one.name, one.origin, one.target) for one in available()]
-        notice = None if session["quiet"] else _say
+        notice = None if session["quiet"] else _print_notice
         registered = [Registered(*one) for one in known]
         chosen = select(session["passes"], session["skip"], notice=notice, registered=registered)
         self._manager = PassManager(chosen, notice=notice)
-        self._manager.schedule()  # raises for a cycle now rather than at the first file
+        self._manager.schedule()  # raises for a cycle before the first file
         session["registered"] = known
         session["triggers"] = (
             []
@@ -44,15 +43,15 @@ class Instrumenter:
         )
 
     def tree(self, source: SourceFile) -> ast.Module:
-        """The tree of `source` after the passes, with the positions of the original."""
+        """Return the tree of `source` after the passes, with the positions of the original."""
         return self._manager.run(source).tree
 
     def code(self, path: str, data: bytes, module: str) -> CodeType | None:
-        """The code of a file after the passes; None where they change nothing."""
-        with parser_warnings_muted():  # Python has compiled the file already, and warned
+        """Return the code of a file after the passes; None if they change nothing."""
+        with mute_parser_warnings():  # Python has already compiled the file, with warnings
             done = self._manager.run(SourceFile(path, data, module))
             return done.code() if done.changed else None
 
 
-def _say(notice: str) -> None:
+def _print_notice(notice: str) -> None:
     tell(f"gemini_python: {notice}")

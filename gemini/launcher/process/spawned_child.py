@@ -1,6 +1,6 @@
-"""What a process of multiprocessing's runs first; executed as text, with two names given.
+"""Boot code of a `multiprocessing` child, executed as text with the names SESSION and PLACE.
 
-If anything about it fails, the process goes on as it would under plain `python`.
+On an error the child runs as under plain `python`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def enter(session: Session, place: str) -> None:
-    """Load Gemini from the folder it has in the process that started this one, and install the hook."""
+    """Load Gemini from the folder of the parent process, and install the hook."""
     import sys
 
     if "gemini.launcher.process.launch_session" in sys.modules:
         from gemini.launcher.process.launch_session import current
 
-        if current() is not None:  # forked by a server that has been here
+        if current() is not None:  # forked by a server that has the hook
             return
     if "gemini" not in sys.modules:
         folder = place.rpartition("/launcher/")[0]
@@ -35,4 +35,4 @@ if "SESSION" in globals():
     except Exception as fault:
         import sys
 
-        sys.stderr.write(f"gemini_python: {type(fault).__name__}: {fault}; a process runs under plain python\n")
+        sys.stderr.write(f"gemini_python: {type(fault).__name__}: {fault}; the child runs under plain python\n")

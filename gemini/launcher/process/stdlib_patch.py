@@ -1,16 +1,17 @@
-"""Asking a question of ours inside a function of the standard library, without a frame of ours around it.
+"""Patches of standard-library functions that add no frame.
 
-A wrapper would be one frame more in tracebacks and in `inspect.stack()`. So the function's own lines are compiled
-anew with one expression respelled, at the same place in the same file, and given to the same function object:
+A wrapper would be an extra frame in tracebacks and in `inspect.stack()`. So the function's lines are compiled again
+with one expression replaced, at the same position of the same file, and assigned to the same function object:
 
     def exec_module(self, module):
-        code = self.get_code(module.__name__)                                          # the library's
-        code = _gemini(self, module.__name__, self.get_code(module.__name__))          # respelled
+        code = self.get_code(module.__name__)                                          # original
+        code = _gemini(self, module.__name__, self.get_code(module.__name__))          # patched
 
-Only frames and lines matter to a program; columns of the one respelled line do not show, as the library's text is not
-shown for code that is frozen into the interpreter.
+Frames and lines are unchanged; the columns of the patched line are not shown, as tracebacks do not show the text of
+frozen modules.
 
-Loaded in the user's process before anything of the user's: it imports nothing that Python has not loaded already.
+The program's process loads this module before the user's first statement: it imports only modules that Python has
+already loaded.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def respell(function: FunctionType, old: str, new: str, **names: Callable[..., Any]) -> bool:
-    """Give `function` its own code with `new` in place of `old`; `names` are what `new` uses.
+def patch_expression(function: FunctionType, old: str, new: str, **names: Callable[..., Any]) -> bool:
+    """Replace the text `old` by `new` in `function`; `names` are the globals that `new` uses.
 
-    False, and nothing changed, where the library's source is missing or reads otherwise than expected.
+    Return False, with no change, where the library's source is missing or differs.
     """
     code = function.__code__
     text = _text(function)
@@ -43,7 +44,7 @@ def respell(function: FunctionType, old: str, new: str, **names: Callable[..., A
 
 
 def _text(function: FunctionType) -> str | None:
-    """The lines of `function`, on the lines that they have in its file."""
+    """Return the lines of `function`, at their line numbers."""
     code = function.__code__
     module = function.__globals__["__name__"].replace("_frozen_importlib_external", "importlib._bootstrap_external")
     path = os.path.join(os.path.dirname(os.__file__), *module.split(".")) + ".py"
@@ -63,7 +64,7 @@ def _text(function: FunctionType) -> str | None:
 
 
 def _find(module: CodeType, like: CodeType) -> CodeType | None:
-    """The code in `module` of the function that has the name and line of `like`."""
+    """Return the code in `module` of the function that has the name and line of `like`."""
     for constant in module.co_consts:
         if isinstance(constant, type(like)):
             if constant.co_name == like.co_name and constant.co_firstlineno == like.co_firstlineno:

@@ -1,17 +1,17 @@
-"""What instrumented source calls at run time, under the name `__gemini__`.
+"""Script API: the functions that instrumented source calls as `__gemini__`.
 
-    import gemini.managed as __gemini__        inserted once a file, by the passes that need it
+    import gemini.managed as __gemini__        inserted once per file, by the passes that need it
 
-    device placement    __gemini__.device("cuda:0")      the device itself where it exists, else the managed one
-                        __gemini__.on(x).cuda()          the same for methods, when x is torch's
+    device placement    __gemini__.device("cuda:0")      the device if it exists, else the managed one
+                        __gemini__.on(x).cuda()          the same for methods of PyTorch objects
                         __gemini__.stand_in(torch.cuda.synchronize)()
     training sites      __gemini__.loss(loss).backward(), __gemini__.step(opt).step()
                                                          the argument; the first one reports that the script trains
                         __gemini__.called(net).forward(x)
                                                          a call of the module
 
-The passes stay thin because these functions decide with the real objects in hand. None of them imports a
-framework: without torch in `sys.modules` everything passes through unchanged.
+These functions decide by the types of the real objects, which the passes do not know. None of them imports a
+framework: without torch in `sys.modules` each returns its argument.
 """
 
 from gemini.launcher.script_api.cuda_stubs import stand_in, tensor_type

@@ -1,9 +1,8 @@
-"""What `torch.cuda.…` functions do where there is no CUDA.
+"""CUDA stubs: replacements of `torch.cuda.…` functions on machines without CUDA.
 
-Only names that raise there are listed: what works under `python` without a GPU (`is_available`, `device_count`,
-`manual_seed`, `empty_cache`, `memory_allocated`, …) is left to torch. A stand-in does what a script means by the
-call on a machine whose only device is the managed one: synchronising returns at once, device 0 is current,
-events read the clock, pinned memory is memory.
+Only names that raise without CUDA are replaced; functions that work without a GPU (`is_available`, `device_count`,
+`manual_seed`, `empty_cache`, `memory_allocated`, …) are PyTorch's. A stub behaves as on a machine whose only device is
+the managed one: synchronising returns at once, device 0 is current, events read the clock, pinned memory is memory.
 """
 
 from __future__ import annotations
@@ -19,74 +18,80 @@ from typing import Any
 
 from gemini.instrument.names.device_names import CUDA_STUBS
 from gemini.launcher.script_api.device_methods import cuda
-from gemini.launcher.script_api.script_devices import device_type, is_present, is_replaced, managed_for, torch_module
+from gemini.launcher.script_api.script_devices import (
+    device_type,
+    is_present,
+    is_replaced,
+    replacement_for,
+    torch_module,
+)
 
 
-class Event:
-    """A CUDA event read from the clock: work on the managed device is done when the call returns."""
+class ClockEvent:
+    """A CUDA event that reads the clock: work on the managed device is synchronous."""
 
     def __init__(self, enable_timing: bool = False, *_: Any, **__: Any) -> None:
-        managed_for("cuda")
+        replacement_for("cuda")
         self._enable_timing = enable_timing
         self._time: float | None = None
 
     def record(self, *_: Any, **__: Any) -> None:
-        """Note the time."""
+        """Record the time."""
         self._time = time.perf_counter()
 
-    def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds from this event to `end_event`."""
+    def elapsed_time(self, end_event: ClockEvent) -> float:
+        """Return the milliseconds from this event to `end_event`."""
         if self._time is None or end_event._time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
         return (end_event._time - self._time) * 1000.0
 
     def query(self) -> bool:
-        """Whether everything recorded is done: always."""
+        """Return True: recorded work is always done."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def wait(self, *_: Any) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
-class Stream:
-    """A CUDA stream where all work is done in order, at once."""
+class SynchronousStream:
+    """A CUDA stream with synchronous work."""
 
     def __init__(self, *_: Any, priority: int = 0, **__: Any) -> None:
-        managed_for("cuda")
+        replacement_for("cuda")
         self.priority = priority
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> SynchronousStream:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: ClockEvent | None = None) -> ClockEvent:
         """Record `event`, or a new one."""
-        event = event or Event()
+        event = event or ClockEvent()
         event.record()
         return event
 
     def query(self) -> bool:
-        """Whether all work is done: always."""
+        """Return True: work is always done."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def wait_event(self, *_: Any) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def wait_stream(self, *_: Any) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
 
 @dataclass(frozen=True)
 class DeviceProperties:
-    """What `get_device_properties` says of the managed device."""
+    """Properties of the managed device, for `get_device_properties`."""
 
     name: str
     total_memory: int
@@ -114,11 +119,11 @@ def _free_and_total(*_: Any) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1)
-def _the_stream() -> Stream:
-    return Stream()
+def _the_stream() -> SynchronousStream:
+    return SynchronousStream()
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _do_nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -128,7 +133,7 @@ def _context(*_: Any, **__: Any) -> Iterator[None]:
 
 
 def _rng(name: str) -> Callable[..., Any]:
-    """torch's own generator functions, without their device argument."""
+    """Return the CPU generator function `name`, called without a device argument."""
 
     def call(*args: Any, **_: Any) -> Any:
         function = getattr(torch_module(), name)
@@ -137,10 +142,10 @@ def _rng(name: str) -> Callable[..., Any]:
     return call
 
 
-# torch.<name> → what takes its place.
+# torch.<name> → its replacement.
 REPLACEMENTS: dict[str, Any] = {
-    "cuda.Event": Event,
-    "cuda.Stream": Stream,
+    "cuda.Event": ClockEvent,
+    "cuda.Stream": SynchronousStream,
     "cuda.current_device": lambda: 0,
     "cuda.current_stream": lambda *_, **__: _the_stream(),
     "cuda.default_stream": lambda *_, **__: _the_stream(),
@@ -149,35 +154,35 @@ REPLACEMENTS: dict[str, Any] = {
     "cuda.get_device_name": _name,
     "cuda.get_device_properties": _properties,
     "cuda.get_rng_state": _rng("get_rng_state"),
-    "cuda.init": _nothing,
+    "cuda.init": _do_nothing,
     "cuda.initial_seed": _rng("initial_seed"),
-    "cuda.ipc_collect": _nothing,
+    "cuda.ipc_collect": _do_nothing,
     "cuda.mem_get_info": _free_and_total,
     "cuda.memory_summary": lambda *_, **__: "no CUDA memory on this machine",
-    "cuda.nvtx.mark": _nothing,
+    "cuda.nvtx.mark": _do_nothing,
     "cuda.nvtx.range": _context,
-    "cuda.nvtx.range_pop": _nothing,
-    "cuda.nvtx.range_push": _nothing,
-    "cuda.reset_accumulated_memory_stats": _nothing,
-    "cuda.reset_max_memory_allocated": _nothing,
-    "cuda.reset_max_memory_cached": _nothing,
-    "cuda.reset_peak_memory_stats": _nothing,
-    "cuda.set_device": _nothing,
-    "cuda.set_per_process_memory_fraction": _nothing,
+    "cuda.nvtx.range_pop": _do_nothing,
+    "cuda.nvtx.range_push": _do_nothing,
+    "cuda.reset_accumulated_memory_stats": _do_nothing,
+    "cuda.reset_max_memory_allocated": _do_nothing,
+    "cuda.reset_max_memory_cached": _do_nothing,
+    "cuda.reset_peak_memory_stats": _do_nothing,
+    "cuda.set_device": _do_nothing,
+    "cuda.set_per_process_memory_fraction": _do_nothing,
     "cuda.set_rng_state": _rng("set_rng_state"),
-    "cuda.set_stream": _nothing,
-    "cuda.synchronize": _nothing,
+    "cuda.set_stream": _do_nothing,
+    "cuda.synchronize": _do_nothing,
     "Tensor.cuda": cuda,
     "nn.Module.cuda": cuda,
 }
-# Made for the managed device, but only once the script was given it: see `device_type`.
+# For the managed device, once a device of the script was replaced by it: see `device_type`.
 SCALERS = {"cuda.amp.autocast": "amp.autocast", "cuda.amp.GradScaler": "amp.GradScaler"}
 
 _by_identity: dict[int, str] = {}
 
 
 def stand_in(value: Any) -> Any:
-    """`value`, one of torch's CUDA functions or classes, or what takes its place where CUDA is absent."""
+    """Return `value`, a CUDA function or class of PyTorch, or its replacement where CUDA is absent."""
     torch = torch_module()
     if torch is None or is_present("cuda"):
         return value
@@ -188,25 +193,25 @@ def stand_in(value: Any) -> Any:
         return partial(_attribute(torch, SCALERS[name]), device_type("cuda")) if is_replaced("cuda") else value
     if name.endswith("Tensor"):
         return getattr(torch, name.rpartition(".")[2])
-    return _acting(REPLACEMENTS[name]) if name else value
+    return _announce_when_called(REPLACEMENTS[name]) if name else value
 
 
 @cache
-def _acting(replacement: Any) -> Any:
-    """`replacement`, telling when it is called that CUDA is absent; a mere mention is no reason to."""
+def _announce_when_called(replacement: Any) -> Any:
+    """Return `replacement`, which announces the absent device when it is called, not when it is referenced."""
     if isinstance(replacement, type):
-        return replacement  # its __init__ tells
+        return replacement  # its __init__ announces
 
     @wraps(replacement)
     def act(*args: Any, **kwargs: Any) -> Any:
-        managed_for("cuda")
+        replacement_for("cuda")
         return replacement(*args, **kwargs)
 
     return act
 
 
 def tensor_type(value: Any) -> Any:
-    """The name of a tensor type, such as ``"torch.cuda.FloatTensor"``, or its CPU form where CUDA is absent."""
+    """Return the name of a tensor type, such as ``"torch.cuda.FloatTensor"``, or its CPU form where CUDA is absent."""
     if isinstance(value, str) and value.startswith("torch.cuda.") and torch_module() and not is_present("cuda"):
         return value.replace("torch.cuda.", "torch.", 1)
     return value
@@ -216,7 +221,7 @@ def _identities(torch: ModuleType) -> Iterator[tuple[int, str]]:
     for qualified in CUDA_STUBS:
         name = qualified.removeprefix("torch.")
         found = _attribute(torch, name)
-        # What the program has put in torch's place (`torch.cuda.synchronize = lambda: None`) is its own.
+        # Replacements by the program (`torch.cuda.synchronize = lambda: None`) stay.
         if found is not None and (getattr(found, "__module__", None) or "torch").startswith("torch"):
             yield id(found), name
 

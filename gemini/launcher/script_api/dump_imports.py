@@ -1,7 +1,7 @@
-"""Imports in a dumped program: its own modules first, whatever it does to `sys.path`.
+"""Imports of a dumped program: modules of the dump first, for any `sys.path`.
 
-A dump lies in another folder than the original. A script that puts folders of its own in front of `sys.path` would
-find the originals there; dumped scripts that change `sys.path` begin with a call of `prefer`.
+A script that puts folders in front of `sys.path` would import the original modules from them instead of the dumped
+ones, so a dumped script that changes `sys.path` begins with a call of `prefer`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class DumpedModules:
         self._make_spec = spec_from_file_location
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        """The module as dumped; None for all others. A finder imports nothing: it would have to find that first."""
+        """Return the spec of a dumped module; None for other modules. A finder must not import."""
         place = self.modules.get(name)
         if place is None:
             return None
@@ -35,7 +35,7 @@ class DumpedModules:
 
 
 def prefer(file: str) -> None:
-    """Let imports find the modules dumped beside `file` first."""
+    """Make imports find the modules dumped beside `file` first."""
     import json
 
     folder = os.path.dirname(os.path.abspath(file))
@@ -44,6 +44,6 @@ def prefer(file: str) -> None:
     try:
         with open(os.path.join(folder, DUMP_MARKER), encoding="utf-8") as marker:
             modules = json.load(marker)["modules"]
-    except (OSError, ValueError, KeyError):  # copied out of its folder: an ordinary script again
+    except (OSError, ValueError, KeyError):  # copied out of the dump: an ordinary script
         return
     sys.meta_path.insert(0, DumpedModules(folder, modules))

@@ -1,7 +1,7 @@
-"""Modules whose `forward` a script calls itself: `net.forward(x)`, as many do.
+"""Direct calls of `forward`: `net.forward(x)` in a script.
 
-Where no hook hangs on the module, that is what a call of it does. So it becomes one in a process whose models are
-looked for: calls are where they are met.
+For a module without hooks it is equivalent to a call of the module. In a process with model discovery it becomes that
+call, as discovery intercepts calls.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from gemini.launcher.script_api.script_devices import torch_module
 
-_OTHERWISE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_compiled_call_impl")
+_CALL_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_compiled_call_impl")
 
 
-class _Called:
-    """A module, whose `forward` is a call of it. No method of ours: it would be a frame in the script's tracebacks."""
+class _ModuleCall:
+    """An object whose `forward` is the call of a module; an attribute, as a method would add a frame to tracebacks."""
 
     __slots__ = ("forward",)
 
@@ -24,36 +24,36 @@ class _Called:
 
 
 def called(value: Any) -> Any:
-    """`value`, whose `forward` is about to be called."""
+    """Return `value`, whose `forward` the script calls next."""
     return value
 
 
-def begin() -> None:
-    """From now on they are calls: what instrumented source finds as `__gemini__.called`, at every call anew."""
+def enable_module_calls() -> None:
+    """Turn calls of `forward` into calls of the module: replace `__gemini__.called`."""
     namespace: Any = sys.modules["gemini.launcher.script_api"]
-    namespace.called = _called
+    namespace.called = _module_call
 
 
-def end() -> None:
-    """As it was."""
+def disable_module_calls() -> None:
+    """Restore `__gemini__.called`."""
     namespace: Any = sys.modules["gemini.launcher.script_api"]
     namespace.called = called
 
 
-def _called(value: Any) -> Any:
+def _module_call(value: Any) -> Any:
     torch = torch_module()
     if torch is None or not isinstance(value, torch.nn.Module) or not _is_a_call(value, torch):
         return value
-    return _Called(value.__call__)
+    return _ModuleCall(value.__call__)
 
 
 def _is_a_call(module: Any, torch: Any) -> bool:
-    """Whether calling a module is to call its `forward`, and nothing else."""
+    """Return whether a call of the module does nothing but call its `forward`."""
     if torch.compiler.is_compiling() or type(module).__call__ is not torch.nn.Module.__call__:
         return False
-    if torch._C._get_tracing_state() is not None:  # names of modules go into the trace
+    if torch._C._get_tracing_state() is not None:  # a trace records the names of modules
         return False
     state = vars(module)
-    if any(state.get(name) for name in _OTHERWISE):
+    if any(state.get(name) for name in _CALL_HOOKS):
         return False
     return not torch.nn.modules.module._has_any_global_hook()

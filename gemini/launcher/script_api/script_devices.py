@@ -1,9 +1,8 @@
-"""Devices named in a script, and the device that takes their place where they do not exist.
+"""Devices in a script, and their replacement on machines without them.
 
-The rule: a device that is on this machine stays what it is, so that the script does what `python` would do.
-One that is not becomes the *managed device* (`cpu`, unless a run time chose another), and one line on
-standard error says so, once a device. Values that name no device (`None`, a dtype, a tensor, a misspelt
-name) pass through, and torch's own error stays torch's own.
+A device of this machine stays, so that the script behaves as under `python`. An absent one becomes the *managed
+device* (`cpu` by default), with one line per device on standard error. Values that are not devices (`None`, a dtype, a
+tensor, a misspelt name) are returned unchanged, for PyTorch to raise its error.
 """
 
 from __future__ import annotations
@@ -25,44 +24,44 @@ _replaced: set[str] = set()
 
 
 def torch_module() -> ModuleType | None:
-    """Torch, when the script has imported it; not some other module of that name."""
+    """Return PyTorch if the script has imported it; not another module of that name."""
     module = sys.modules.get("torch")
     return module if hasattr(module, "Tensor") else None
 
 
 def set_managed_device(name: str) -> str:
-    """Choose the device that stands in for absent ones; returns the one before. For run times, not scripts."""
+    """Set the device that replaces absent ones; return the previous one."""
     global _managed
     before, _managed = _managed, name
     return before
 
 
 def managed_device() -> str:
-    """The device that stands in for absent ones."""
+    """Return the device that replaces absent ones."""
     return _managed
 
 
 def is_present(kind: str, index: int = 0) -> bool:
-    """Whether device `kind:index` is on this machine; asked of torch once a device."""
+    """Return whether this machine has device `kind:index`; cached per device."""
     if kind not in ACCELERATORS:
         return True
     known = _present.get((kind, index))
     if known is None:
-        known = _present[(kind, index)] = _ask_torch(kind, index)
+        known = _present[(kind, index)] = _query_torch(kind, index)
     return known
 
 
 def is_replaced(kind: str) -> bool:
-    """Whether the script was already given the managed device where it asked for one of this kind."""
+    """Return whether a device of this kind was replaced by the managed device."""
     return kind in _replaced
 
 
 def device(value: Any) -> Any:
-    """`value`, or the managed device where `value` names a device that is not here. Its type is kept."""
+    """Return `value`, or the managed device as the same type if `value` is an absent device."""
     torch = torch_module()
     if value is None or torch is None:
         return value
-    named = _named(value, torch)
+    named = _parse_device(value, torch)
     if named is None or is_present(*named):
         return value
     _announce(*named)
@@ -70,10 +69,10 @@ def device(value: Any) -> Any:
 
 
 def device_type(value: Any) -> Any:
-    """The kind of device autocast and gradient scalers are made for.
+    """Return the device type of autocast and gradient scalers.
 
-    torch turns both off, with a warning, where their device is absent; a script that runs under `python`
-    that way must not change. So they follow only a script that was given the managed device before.
+    PyTorch disables both, with a warning, where their device is absent; a script that runs so under `python` must not
+    change. So the type is replaced only after a device of the script was.
     """
     if isinstance(value, str) and is_replaced(value) and not is_present(value):
         return _managed.split(":", maxsplit=1)[0]
@@ -81,7 +80,7 @@ def device_type(value: Any) -> Any:
 
 
 def map_location(value: Any = None) -> Any:
-    """The `map_location` of `torch.load`: absent devices in the argument and in the file become managed."""
+    """Return the `map_location` of `torch.load`: absent devices in the argument and in the file are replaced."""
     if isinstance(value, dict):
         return {source: device(target) for source, target in value.items()}
     if value is None and torch_module() is not None:
@@ -90,35 +89,35 @@ def map_location(value: Any = None) -> Any:
 
 
 def pin_memory(value: Any) -> Any:
-    """The `pin_memory` of a new tensor: False where no accelerator could read pinned memory."""
-    return value if not value or any_accelerator() else False
+    """Return the `pin_memory` of a new tensor: False without an accelerator."""
+    return value if not value or has_accelerator() else False
 
 
 def device_ids(value: Any) -> Any:
-    """The `device_ids` or `output_device` of DistributedDataParallel: None, as for any CPU module, without CUDA."""
-    return value if value is None or managed_for("cuda") is None else None
+    """Return the `device_ids` or `output_device` of DistributedDataParallel: None without CUDA."""
+    return value if value is None or replacement_for("cuda") is None else None
 
 
 def backend(value: Any) -> Any:
-    """The backend of a process group: "gloo" in place of "nccl" where CUDA is absent."""
-    return "gloo" if isinstance(value, str) and "nccl" in value and managed_for("cuda") else value
+    """Return the backend of a process group: "gloo" in place of "nccl" where CUDA is absent."""
+    return "gloo" if isinstance(value, str) and "nccl" in value and replacement_for("cuda") else value
 
 
 def keywords(options: Any) -> Any:
-    """The ``**options`` of a call of torch's, absent devices replaced; the very same object where there are none."""
+    """Return the ``**options`` of a PyTorch call with absent devices replaced; the same object without any."""
     if not isinstance(options, dict):
         return options
     routed = {name: route(options[name]) for name, route in KEYWORDS.items() if name in options}
     return options if all(options[name] is value for name, value in routed.items()) else {**options, **routed}
 
 
-def any_accelerator() -> bool:
-    """Whether torch sees any accelerator here."""
+def has_accelerator() -> bool:
+    """Return whether PyTorch has an accelerator on this machine."""
     torch = torch_module()
     return torch is not None and (is_present("cuda") or is_present("xpu") or is_present("mps"))
 
 
-# The keywords by which torch's functions are told a device, and what routes their values.
+# Keywords of PyTorch functions that name a device → the function that routes their values.
 KEYWORDS: dict[str, Callable[[Any], Any]] = {
     "device": device,
     "device_type": device_type,
@@ -127,8 +126,8 @@ KEYWORDS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def managed_for(kind: str, index: int = 0) -> str | None:
-    """The managed device when `kind:index` is absent (and say so once), else None."""
+def replacement_for(kind: str, index: int = 0) -> str | None:
+    """Return the managed device, announced once, if `kind:index` is absent, else None."""
     if torch_module() is None or is_present(kind, index):
         return None
     _announce(kind, index)
@@ -136,15 +135,15 @@ def managed_for(kind: str, index: int = 0) -> str | None:
 
 
 def _locate(storage: Any, location: str) -> Any:
-    """Leave a storage where the file says, or on the managed device when that is not here."""
+    """Return None to restore a storage on its device, or the storage on the managed device if that is absent."""
     named = _parse(location)
     if named is None or is_present(*named):
-        return None  # torch's own restoring
+        return None  # restored by PyTorch
     _announce(*named)
     return storage if _managed == "cpu" else storage.to(device=_managed)
 
 
-def _named(value: Any, torch: ModuleType) -> tuple[str, int] | None:
+def _parse_device(value: Any, torch: ModuleType) -> tuple[str, int] | None:
     if isinstance(value, str):
         return _parse(value)
     if isinstance(value, torch.device):
@@ -159,7 +158,7 @@ def _parse(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2] or 0)) if match else None
 
 
-def _ask_torch(kind: str, index: int) -> bool:
+def _query_torch(kind: str, index: int) -> bool:
     torch = torch_module()
     module = getattr(torch, kind, None)
     available: Callable[[], bool] | None = getattr(module, "is_available", None)
@@ -180,7 +179,7 @@ def _announce(kind: str, index: int) -> None:
 
 
 def _is_quiet() -> bool:
-    """Whether `gemini_python --quiet` started this process."""
+    """Return whether `gemini_python --quiet` started this process."""
     module = sys.modules.get("gemini.launcher.process.launch_session")
     session = module.current() if module is not None else None
     return session is not None and bool(session["quiet"])
