@@ -115,6 +115,7 @@ class CaptureDriver:
 
     def _attempt(self) -> Graph:
         first = self._first_trace()
+        self._keep_checkpoints(first)
         self.thorough = first.seconds <= _THOROUGH_SECONDS
         self._reuse("batch", first, gradients=False)
         first.release()
@@ -149,6 +150,12 @@ class CaptureDriver:
         self.settled = True
         self.warmup.settle(self._first_call)
         return trace(self.subject, self.call.tensors, self.leaf_policy)
+
+    def _keep_checkpoints(self, first: Trace) -> None:
+        """Keep modules whole that checkpoint all of their forward: one checkpoint per part would save more tensors."""
+        if names := [*first.tracer.checkpointing]:
+            self.leaf_policy.blocks.update(dict.fromkeys(names[1:], "checkpointed"))
+            raise TraceRefused((names[0],), "checkpointed", "")
 
     def _reuse(self, what: str, traced: Trace, gradients: bool) -> None:
         """For a large model, use the trace also as the run of the model that the graph is compared with."""

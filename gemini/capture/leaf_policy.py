@@ -1,7 +1,7 @@
-"""Granularity: which modules are opened, which are leaves, which are basic blocks.
+"""Leaf policy: which modules are opened, which are leaves, which are basic blocks.
 
-By default everything is opened down to modules without children and to the layers of torch.nn. `depth` and
-`basic_blocks` keep more together; refinement adds the regions that cannot be followed.
+By default every module is opened, except those without children and the layers of torch.nn. `depth` and
+`basic_blocks` make more modules opaque; the capture driver adds the regions that cannot be traced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gemini.errors import CaptureError, Fault
 from gemini.ir.hook_tables import has_hooks
 from gemini.nearest_name import remedy
 
-# Containers of torch.nn whose Python is worth opening; its other modules are layers.
+# Modules of torch.nn that are opened; its other modules are layers.
 _OPEN = (
     nn.Sequential,
     nn.ModuleList,
@@ -31,7 +31,7 @@ _OPEN = (
 
 @dataclass
 class LeafPolicy:
-    """The rules in force; `blocks` and `calls` grow during refinement, with the reason of each."""
+    """The rules of one capture; `blocks` and `calls` grow during capture, with the reason of each."""
 
     depth: int | None = None
     classes: tuple[type, ...] = ()
@@ -40,17 +40,17 @@ class LeafPolicy:
     call_reasons: dict[str, str] = field(default_factory=dict)
     host_rng_modules: dict[str, str] = field(
         default_factory=dict
-    )  # modules in whose Python NumPy's generator is drawn from
-    opens_leaves: bool = False  # modules without children are opened, but for those of torch.nn
-    released: set[str] = field(default_factory=set)  # functions that were kept whole, and are better followed
+    )  # modules whose Python uses Python's or NumPy's generator
+    opens_leaves: bool = False  # open modules without children, except those of torch.nn
+    released: set[str] = field(default_factory=set)  # functions that were opaque and are traced again
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Python functions to keep whole."""
+        """Opaque Python functions."""
         return tuple(self.call_reasons)
 
     def coarsen(self, scope: tuple[str, ...], reason: str, calls: tuple[str, ...] = ()) -> None:
-        """Keep whole the smallest region around a failure that is not whole yet."""
+        """Make the smallest region around a failure opaque that is not opaque yet."""
         for call in calls:
             if call not in self.call_reasons:
                 self.call_reasons[call] = reason
@@ -59,19 +59,19 @@ class LeafPolicy:
             if name not in self.blocks:
                 self.blocks[name] = reason
                 return
-        raise CaptureError(f"the model kept whole still fails: {reason}")
+        raise CaptureError(f"the model fails even as one opaque block: {reason}")
 
     def release(self, call: str) -> None:
-        """Follow a function again that was kept whole."""
+        """Trace an opaque function again."""
         del self.call_reasons[call]
         self.released.add(call)
 
-    def kind(self, name: str, module: nn.Module, depth: int, checkpoint: str) -> tuple[str, str]:
-        """(open, module or block; why a block)."""
+    def classify(self, name: str, module: nn.Module, depth: int, checkpoint: str) -> tuple[str, str]:
+        """Return the kind of a module (open, module or block) and, for a block, the reason."""
         if name in self.blocks:
             return "block", self.blocks[name]
         if isinstance(module, self.classes) or type(module).__name__ in self.names or name in self.names:
-            return "block", "asked for"
+            return "block", "requested"
         is_layer = type(module).__module__.startswith(("torch.nn.", "torch.ao.")) and not isinstance(module, _OPEN)
         if not any(True for _ in module.children()) and (is_layer or not self.opens_leaves):
             return "module", ""
@@ -87,7 +87,7 @@ class LeafPolicy:
 
 
 def make_leaf_policy(model: nn.Module, depth: Any, basic_blocks: Any) -> LeafPolicy:
-    """Check what the caller asked for against the model; all faults at once."""
+    """Build the policy that the caller requests; raises CaptureError with all faults."""
     faults: list[Fault] = []
     if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
         faults.append(Fault(f"depth={depth!r} is not a positive integer", "give 1 or more, or None for no limit"))

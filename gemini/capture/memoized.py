@@ -1,10 +1,10 @@
-"""Caches: memoized functions of the model's code, emptied around a trace.
+"""Memoized functions of the model's code, whose caches are cleared around a trace.
 
-A tensor that an earlier call left in a `functools.lru_cache` has no origin in the trace, nor has a number that counts
-samples; emptied, the function runs and is recorded. Afterwards it must not keep what the trace put there, nor within it
-what a part that is kept whole did, whose Python is not recorded. They are looked for in the modules that define the
-model's classes, and in those whose functions these have imported (einops). One that draws random numbers is left alone:
-emptied, it would give others than those that it remembers.
+A tensor, or a sample count, that an earlier call left in a `functools.lru_cache` has no origin in the trace; with the
+cache cleared, the function runs and is recorded. Afterwards the entries of the trace are removed, and during the trace
+those of opaque regions, whose Python is not recorded. Caches are searched in the modules that define the model's
+classes, and in those whose functions these import (einops). A function that uses random numbers is not cleared: it
+would return other numbers than the cached ones.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import nn
 from gemini.capture.rng_use import names_rng
 from gemini.user_code import is_user_module
 
-_DEPTH = 3  # functions that call each other
+_CALL_DEPTH = 3  # nested calls that are searched
 
 
 def find_caches(model: nn.Module) -> list[Any]:
-    """The memoized functions in the modules and classes that define the model, and where their functions are from."""
+    """Return the memoized functions in the modules and classes that define the model, and in modules they import."""
     classes = {cls for module in model.modules() for cls in type(module).__mro__ if _may_cache(cls.__module__)}
     names = {cls.__module__ for cls in classes}
     found: dict[int, Any] = {}
@@ -33,22 +33,22 @@ def find_caches(model: nn.Module) -> list[Any]:
             for cache in _caches(value):
                 found[id(cache)] = cache
     for other in {one for name in names for one in _imported_from(name)} - names:
-        found.update((id(value), value) for value in list(_namespace(other).values()) if _remembers_arguments(value))
+        found.update((id(value), value) for value in list(_namespace(other).values()) if _takes_arguments(value))
     return [cache for cache in found.values() if not uses_rng(cache)]
 
 
 def uses_rng(cache: Any) -> bool:
-    """Whether a memoized function of the program's may draw random numbers, by the names that its code uses.
+    """Return whether a memoized user function may use random numbers, by the names in its code.
 
-    It is not asked: what it does besides, and how long it takes, is the program's affair.
+    It is not called: it may be slow or have side effects.
     """
     if not isinstance(cache, functools._lru_cache_wrapper) or not cache.cache_info().currsize:
         return False
-    return is_user_module(cache.__module__) and _may_draw(cache.__wrapped__, _DEPTH)
+    return is_user_module(cache.__module__) and _may_use_rng(cache.__wrapped__, _CALL_DEPTH)
 
 
-def _may_draw(function: Any, depth: int) -> bool:
-    """Whether code of a function, or of those of the program that it calls by name, names something that draws."""
+def _may_use_rng(function: Any, depth: int) -> bool:
+    """Return whether the code of a function, or of user functions it calls by name, names a random function."""
     code, space = getattr(function, "__code__", None), getattr(function, "__globals__", {})
     if code is None:
         return False
@@ -56,7 +56,7 @@ def _may_draw(function: Any, depth: int) -> bool:
     if names_rng(names):
         return True
     called = [space[name] for name in names if isinstance(space.get(name), types.FunctionType)] if depth else []
-    return any(_may_draw(one, depth - 1) for one in called if is_user_module(one.__module__))
+    return any(_may_use_rng(one, depth - 1) for one in called if is_user_module(one.__module__))
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -66,14 +66,14 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(one)
 
 
-def _remembers_arguments(value: Any) -> bool:
-    """Whether a function is memoized by what it is given: others (what is installed here) have nothing of a call."""
+def _takes_arguments(value: Any) -> bool:
+    """Return whether a memoized function takes arguments: others (installed packages) do not depend on a call."""
     code = getattr(value.__wrapped__, "__code__", None) if isinstance(value, functools._lru_cache_wrapper) else None
     return code is not None and code.co_argcount > 0
 
 
 def _imported_from(name: str) -> Iterator[str]:
-    """The modules that define the functions in a module's namespace."""
+    """Yield the modules that define the functions in a module's namespace."""
     for value in list(_namespace(name).values()):
         if isinstance(value, types.FunctionType) and _may_cache(value.__module__):
             yield value.__module__
@@ -88,7 +88,7 @@ def _namespace(name: str) -> dict[str, Any]:
 
 
 def _caches(value: Any) -> Iterator[Any]:
-    if isinstance(value, type):  # that of memoized functions, say
+    if isinstance(value, type):
         return
     value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if _is_cache(value):
@@ -104,24 +104,24 @@ def _caches(value: Any) -> Iterator[Any]:
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether a value is a memoized function. It is not asked: an object of the program's may answer anything."""
+    """Return whether a value is a memoized function, without `getattr`: a user object may have any attribute."""
     own = vars(value) if isinstance(value, types.FunctionType) else {}
     return all(name in own or hasattr(type(value), name) for name in ("cache_clear", "cache_info"))
 
 
 def clear_caches(caches: list[Any]) -> None:
-    """Empty them."""
+    """Clear these caches."""
     for cache in caches:
         cache.cache_clear()
 
 
 def miss_counts(caches: Sequence[Any]) -> list[Any]:
-    """How often each has had to be filled so far."""
+    """Return the number of misses of each cache."""
     return [getattr(info, "misses", info) for info in (cache.cache_info() for cache in caches)]
 
 
 def clear_filled(caches: Sequence[Any], before: list[Any]) -> None:
-    """Empty those that were filled since."""
+    """Clear the caches with misses since `before`."""
     for cache, then, now in zip(caches, before, miss_counts(caches), strict=True):
         if then != now:
             cache.cache_clear()

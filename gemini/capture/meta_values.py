@@ -1,8 +1,8 @@
-"""Shadows: values of tensors on the meta device that the model's Python branches on.
+"""Meta values: the contents of meta tensors that the model's Python branches on.
 
-A model without weights cannot be asked for `mask.all()`. Where the tensor follows from sizes and inputs alone, the few
-ops that made it run again on the CPU, with inputs of ones: an attention mask that masks nothing, no padding. The
-guard recorded for the answer then says what was assumed.
+A model without weights cannot evaluate `mask.all()`. Where the tensor depends on sizes and inputs alone, the ops that
+made it run on the CPU, with inputs of ones: an attention mask that masks nothing, no padding. The guard of the branch
+records this assumption.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from gemini.ir.symint import evaluate
 
 
 class NoMetaValue(Exception):
-    """A tensor depends on what only a model with weights can compute."""
+    """A tensor depends on weights."""
 
 
 def compute_on_cpu(nodes: Sequence[Node], ref: Ref, made: dict[int, Any] | None = None) -> Any:
-    """The value that a tensor would have on the CPU."""
+    """Return the value that a meta tensor would have on the CPU."""
     made = {} if made is None else made
     if ref.node not in made:
         made[ref.node] = _compute(nodes, nodes[ref.node], made)

@@ -1,7 +1,8 @@
-"""Hooks: user code that hangs on modules and runs around their forward.
+"""Module hooks: user code registered on modules and tensors.
 
-On a module inside the model they are a reason to keep it whole, so that they run as always. On the model itself they
-run around the graph: the graph stands in for `forward` only.
+A module inside the model with hooks is opaque, so that they run unchanged. Hooks of the model itself run around the
+graph, which replaces `forward` only. A hook on a parameter sees its gradient once per backward, when it is complete:
+where gradients are computed to compare them, or in parts that autograd accumulates later, hooks are disabled.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def run_with_hooks(
     run: Callable[[Callable[..., Any], Any, Any], Any],
     counts: Callable[[nn.Module], bool] = has_hooks,
 ) -> Any:
-    """`run(forward, args, kwargs)`, inside the model's own hooks if it has any that count.
+    """Call `run(forward, args, kwargs)`, inside the hooks of the model if `counts(model)`.
 
-    `forward` calls the model: all of it where there are no hooks, its forward method where they already run.
+    `forward` is the model where it has no hooks; else its forward method, since the hooks run around it.
     """
     if not counts(model):
         return run(model, args, kwargs)
@@ -55,19 +56,19 @@ def run_with_hooks(
 
 @contextmanager
 def without_tensor_hooks(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Inside, hooks that hang on these tensors now are not called."""
+    """Disable the hooks that are registered on these tensors."""
     kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    held = [hooks for tensor in tensors for kind in kinds if (hooks := getattr(tensor, kind, None))]
-    found = [(hooks, dict(hooks)) for hooks in held]
+    tables = [hooks for tensor in tensors for kind in kinds if (hooks := getattr(tensor, kind, None))]
+    found = [(hooks, dict(hooks)) for hooks in tables]
     for hooks, _ in found:
-        hooks.clear()  # autograd looks into the same dictionary
+        hooks.clear()  # autograd reads the same dictionary
     try:
         yield
     finally:
         for hooks, before in found:
             added = dict(hooks)
             hooks.clear()
-            hooks.update({**before, **added})  # in their order
+            hooks.update({**before, **added})  # in order of registration
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Training inside a forward: a model that calls `backward()`, or its optimizer, in its own `forward`.
+"""Nested training: a model that calls `backward()`, or an optimizer, in its `forward`.
 
-Capture runs a forward more than once, and nothing puts back what an optimizer keeps (moments, counts of steps), nor
-gradients that have been added. So the run ends before either happens, and the model is not captured.
+Capture runs a forward more than once and cannot restore optimizer state (moments, step counts) or accumulated
+gradients. So it refuses the model before either changes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gemini.errors import CaptureError
 
 @contextmanager
 def refuse_training() -> Iterator[None]:
-    """Inside, `backward()` and steps of optimizers raise CaptureError, in this thread.
+    """Make `backward()` and optimizer steps raise CaptureError in this thread.
 
-    A backward within another one is part of that: checkpoints and reversible layers run theirs so.
+    A backward inside another one is allowed: checkpoints and reversible layers need it.
     """
     thread, found = threading.get_ident(), (torch.Tensor.backward, torch.autograd.backward)
 
@@ -29,7 +29,7 @@ def refuse_training() -> Iterator[None]:
         if threading.get_ident() == thread:
             raise CaptureError(f"its forward {what}")
 
-    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+    def refuse_outermost(original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() == -1:
                 refuse("calls backward()")
@@ -38,7 +38,7 @@ def refuse_training() -> Iterator[None]:
         return backward
 
     hook = register_optimizer_step_pre_hook(lambda *_: refuse("makes a step of an optimizer"))
-    torch.Tensor.backward, torch.autograd.backward = map(instead, found)
+    torch.Tensor.backward, torch.autograd.backward = map(refuse_outermost, found)
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
-"""What runs whole: leaf modules, basic blocks, custom autograd functions, Python functions kept together.
+"""Opaque calls: leaf modules, basic blocks, custom autograd functions and Python functions recorded as one node.
 
-Inside, nothing is recorded; the Python runs again in every run of the graph. Three things are watched: that no
-tensor is used that was not handed in, what comes back (as result, through changed arguments, through attributes of
-the module, or collected by hooks from inner modules), and what is written in place.
+Their inside is not recorded; the Python runs again in every run of the graph. The tracer checks that they use no
+tensor that was not passed in, and records the tensors they return (as result, through changed arguments, through
+attributes of the module, or collected by hooks from inner modules) and the tensors they write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from gemini.snapshot.tensor_writes import storage_id
 
 @dataclass
 class RunningLeaf:
-    """A leaf that is running: the tensors it may touch, and what its inner modules returned."""
+    """A running leaf: the tensors it may use, and the results of its inner modules."""
 
     allowed: set[int]
     own: dict[int, str]
@@ -47,13 +47,14 @@ class RunningLeaf:
     made: list[EscapedTensor] = field(default_factory=list)
     given: tuple[Ref, ...] = ()
     counts: bool = False  # whether contents decide sizes in it
-    numbers: set[int] = field(default_factory=set)  # what its Python has read of contents, and of such sizes
-    written: set[int] = field(default_factory=set)  # memory, also by way of `.data`, which has versions of its own
+    numbers: set[int] = field(default_factory=set)  # numbers that its Python reads from contents, and such sizes
+    checkpoint: str = ""  # the kind of the checkpoints in it
+    written: set[int] = field(default_factory=set)  # storages, also through `.data`, which has its own versions
 
 
 @dataclass(frozen=True)
 class OpaqueCall:
-    """Something to run whole."""
+    """A call to run and record as one node."""
 
     kind: str
     stem: str
@@ -64,12 +65,13 @@ class OpaqueCall:
 
 
 class OpaqueCallRecorder(TraceState):
-    """The part of the tracer that modules and functions are routed to."""
+    """The part of the tracer that handles module and function calls."""
 
     leaf: RunningLeaf | None = None
     busy = False
     checkpoint = ""
     saw_checkpoint = False
+    recomputed = range(0)  # the nodes of the last checkpoint that the open module has made
     failed: tuple[str, ...] = ()  # the innermost open modules when the model raised
     caches: tuple[Any, ...] = ()  # memoized functions of the model's code
 
@@ -78,142 +80,161 @@ class OpaqueCallRecorder(TraceState):
         self.attributes = AttributeTracker(model)
         self.touched: set[tuple[int, str]] = set()  # attributes that the glue has read
         self.written: set[tuple[int, str]] = set()  # attributes that it has set
+        self.checkpointing: dict[str, None] = {}  # open modules that checkpoint all of their forward
         self.assigned: dict[tuple[str, str], int] = {}  # the last node that sets an attribute of a module
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Open the module or record it as one node."""
-        name = self.origins.modules.get(id(module))
+        """Open a module or record it as one node."""
+        name = self.model_index.modules.get(id(module))
         if self.busy or not self.active or name is None:  # a module made on the fly is glue
             return ORIGINAL_CALL(module, *args, **kwargs)
         if self.leaf is not None:
-            return self._inner_module(self.leaf, name, module, args, kwargs)
-        kind, reason = self.leaf_policy.kind(name, module, len(self.scope), self.checkpoint)
+            return self._run_inner_module(self.leaf, name, module, args, kwargs)
+        kind, reason = self.leaf_policy.classify(name, module, len(self.scope), self.checkpoint)
         if kind == "open" or (module is self.model and name not in self.leaf_policy.blocks):
             return self.open(name, lambda: ORIGINAL_CALL(module, *args, **kwargs))
         job = OpaqueCall(kind, name or "model", name, lambda a, k: ORIGINAL_CALL(module, *a, **k), module, reason)
-        return self.whole(job, args, kwargs)
+        return self.run_opaque(job, args, kwargs)
 
     def open(self, name: str, call: Callable[[], Any]) -> Any:
         """Run a module whose Python is recorded."""
         self.check_host_rng()
         self.scope.append(name)
         outer, self.checkpoint = self.checkpoint, ""
+        outer_recomputed, self.recomputed, begin = self.recomputed, range(0), len(self.nodes)
         try:
             output = call()
             self.check_host_rng()
+            if name and self._is_one_checkpoint(begin):
+                self.checkpointing[name] = None
             return output
         except Exception:
             self.failed = self.failed or tuple(self.scope)
             raise
         finally:
-            self.checkpoint = outer
+            self.checkpoint, self.recomputed = outer, outer_recomputed
             self.scope.pop()
 
+    def _is_one_checkpoint(self, begin: int) -> bool:
+        """Whether all nodes of the open module, several of them, are inside one checkpoint of its own."""
+        ran = [node.id for node in self.nodes[begin:] if not node.is_source]
+        return len(ran) > 1 and all(at in self.recomputed for at in ran)
+
     def on_set(self, module: nn.Module, name: str, value: Any) -> None:  # noqa: ARG002
-        """Remember what the glue sets."""
+        """Record an attribute write of the glue."""
         if self.leaf is None and not self.busy and self.active:
             self.attributes.touched.add((id(module), name))
             self.written.add((id(module), name))
 
     def on_get(self, module: nn.Module, name: str) -> None:
-        """Remember what the glue reads, unless it has set that itself."""
+        """Record an attribute read of the glue, unless the glue wrote the attribute."""
         if self.leaf is None and not self.busy and self.active and (id(module), name) not in self.written:
             self.touched.add((id(module), name))
 
     def reads(self) -> list[tuple[str, str]]:
-        """(module, attribute) of what the glue has read."""
-        return [(self.origins.modules[owner], key) for owner, key in self.touched if owner in self.origins.modules]
+        """Return (module, attribute) of all reads of the glue."""
+        return [
+            (self.model_index.modules[owner], key) for owner, key in self.touched if owner in self.model_index.modules
+        ]
 
     def on_frozen_parameter(self, data: torch.Tensor) -> torch.Tensor:
-        """A parameter without a gradient that the glue makes of a tensor is that tensor, detached."""
+        """Record a parameter without a gradient that the glue makes of a tensor as that tensor, detached."""
         made: torch.Tensor = ORIGINAL_PARAMETER(nn.Parameter, data, False)
         if self.leaf is None and not self.busy and self.active:
-            self.known.add(made, self.origin(data.detach()))  # which is seen as any torch function is
+            self.known.add(made, self.origin(data.detach()))  # `detach` is recorded as an op
         return made
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
-        """A custom autograd function is one node."""
+        """Record a custom autograd function as one node."""
         if self.leaf is not None or self.busy or not self.active:
             return ORIGINAL_APPLY(cls, *args, **kwargs)
         symbol = symbol_of(cls)
         if symbol is None:
             self.refuse(f"the autograd function {cls.__qualname__} cannot be imported by name")
         target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.here()}{cls.__name__}"
-        return self.whole(OpaqueCall("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs)
+        return self.run_opaque(
+            OpaqueCall("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs
+        )
 
     def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A Python function that refinement keeps whole is one node."""
+        """Record an opaque Python function as one node."""
         if self.leaf is not None or self.busy or not self.active:
             return function(*args, **kwargs)
         stem = f"{self.here()}{target.rpartition('.')[2].rpartition(':')[2]}"
-        return self.whole(OpaqueCall("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
+        return self.run_opaque(OpaqueCall("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
 
     @contextmanager
     def on_checkpoint(self, kind: str) -> Iterator[None]:
-        """What runs in here was checkpointed by the model."""
+        """Mark the code in the block as checkpointed by the model."""
         outer, self.checkpoint, self.saw_checkpoint = self.checkpoint, kind, True
+        begin = len(self.nodes)
+        if self.leaf is not None:
+            self.leaf.checkpoint = kind
         try:
             yield
         finally:
-            self.checkpoint = outer
+            self.checkpoint, self.recomputed = outer, range(begin, len(self.nodes))
 
-    # ── one whole call ─────────────────────────────────────────────────────────────────────────────────────────
-    def whole(self, job: OpaqueCall, args: Any, kwargs: Any) -> Any:
-        """Run it, record it as one node."""
+    # ── one opaque call ────────────────────────────────────────────────────────────────────────────────────────
+    def run_opaque(self, job: OpaqueCall, args: Any, kwargs: Any) -> Any:
+        """Run a call and record it as one node."""
         self.busy = True
         self.check_host_rng()
         forms = self.encode(args), self.encode(kwargs)
         args, kwargs = strip(args), strip(kwargs)
         given = [tensor for _, tensor in tensors((args, kwargs))]
         versions = self.storages.versions(given)
-        self.assignments(job.module, final=False)
+        self.record_writes(job.module, final=False)
         node = self.start(job.kind, job.stem, job.target, *forms)
         node.reason, node.cls = job.reason, type(job.module).__name__ if job.module is not None else ""
         node.checkpoint = self.checkpoint if job.module is not None else ""
-        self._check_swapped(job.module)
+        self._check_replaced(job.module)
         leaf = RunningLeaf(
             {id(tensor) for tensor in given}, module_tensors(job.module) if job.module is not None else {}
         )
         leaf.given = tuple(dict.fromkeys(self.origin(tensor) for tensor in given))
-        held, random, memory = structure_of((args, kwargs)), torch_rng_fingerprint(), miss_counts(self.caches)
+        before, random, misses = structure_of((args, kwargs)), torch_rng_fingerprint(), miss_counts(self.caches)
         state = module_states(job.module) if job.module is not None else {}
         self.leaf, self.recording, self.busy = leaf, False, False
         try:
             output = job.call(args, kwargs)
         finally:
             self.leaf, self.recording = None, True
-            clear_filled(self.caches, memory)
+            clear_filled(self.caches, misses)
         self.busy = True
         if job.kind == "call" and concretize.holds_number(output):
-            self._release(job.target)
+            self._trace_again(job.target)
         if job.kind == "call" and concretize.holds_decision(output):
-            self.refuse("its Python code branches on values the model computes")  # or a function further out
+            self.refuse(
+                "its Python code branches on values the model computes"
+            )  # the driver makes it, or an outer function, opaque
         node.random = random != torch_rng_fingerprint() or self.host_rng != host_rng_fingerprint()
-        if self.host_rng != host_rng_fingerprint():  # for whatever reason it is kept whole
-            kept = self.leaf_policy.call_reasons if job.kind == "call" else self.leaf_policy.host_rng_modules
-            kept[job.target] = USES_HOST_RNG
+        if self.host_rng != host_rng_fingerprint():  # whatever made it opaque
+            reasons = self.leaf_policy.call_reasons if job.kind == "call" else self.leaf_policy.host_rng_modules
+            reasons[job.target] = USES_HOST_RNG
         self.host_rng = host_rng_fingerprint()
         self.attributes.refresh(job.module)
+        node.checkpoint = node.checkpoint or (f"own {leaf.checkpoint}" if leaf.checkpoint else "")
         node.uses = tuple(sorted(leaf.uses))
         if job.module is not None:
             names = find_changed(state, job.module, leaf.written)
             node.changes = tuple(".".join(filter(None, (job.target, name))) for name in names)
         node.out_spec = structure_of(output)
-        if (after := structure_of((args, kwargs))) != held:
+        if (after := structure_of((args, kwargs))) != before:
             node.out_spec += f" | {after}"
-        node.after = self._earlier(job)
+        node.after = self._predecessors(job)
         seen = [version - (storage_id(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
         self.effects(node, given, seen)
         self.last_call[job.target] = node.id
-        self._note_results(leaf, given, [tensor for _, tensor in tensors(output)])
-        self.append(node, list(tensors(output)), from_weights=self._follows_from_weights(job, node))
-        self._side_results(node, job.module, leaf, (args, kwargs))
-        self._arrays(node, output)
+        self._record_result_sizes(leaf, given, [tensor for _, tensor in tensors(output)])
+        self.append(node, list(tensors(output)), from_weights=self._depends_on_weights(job, node))
+        self._register_side_results(node, job.module, leaf, (args, kwargs))
+        self._register_arrays(node, output)
         self.busy = False
         return output
 
-    def _note_results(self, leaf: RunningLeaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
-        """Sizes of results that may follow from numbers which Python has read inside, or were made out of sight."""
+    def _record_result_sizes(self, leaf: RunningLeaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+        """Record result sizes that may depend on numbers which the leaf's Python read or computed."""
         sized = [found for tensor in given if (found := self.sized(tensor)) is not None]
         moving = {one.shape[dim] for one in sized for dim in one.dims}
         fixed = {size for one in given for size in one.shape}
@@ -224,41 +245,43 @@ class OpaqueCallRecorder(TraceState):
             read = leaf.numbers | (set() if tensor in self.escaped else moving)
 
             def depends(dim: int, size: int, before: DynamicShape | None = before, read: set[int] = read) -> bool:
-                others = leaf.counts and bool(leaf.numbers) and size not in fixed
-                return size in read or others or (before is not None and dim in before.dims)
+                counted = leaf.counts and bool(leaf.numbers) and size not in fixed
+                return size in read or counted or (before is not None and dim in before.dims)
 
             causes = dict.fromkeys(cause for one in sized for cause in one.causes)
             causes.update(dict.fromkeys((*(before.causes if before else ()), *(leaf.given if leaf.numbers else ()))))
             self.leaf_shapes.add(tensor, DynamicShape(shape, resize_cases(shape, depends), tuple(causes)))
 
-    def _follows_from_weights(self, job: OpaqueCall, node: Node) -> bool:
-        """Whether a result does, also where no argument does: its Python may then branch on it in no other way."""
+    def _depends_on_weights(self, job: OpaqueCall, node: Node) -> bool:
+        """Return whether a result depends on weights, or is presumed to, though no argument does."""
         if job.module is not None:
             return any(True for _ in job.module.parameters())
         return bool(node.uses) or not self.leaf_policy.call_reasons.get(job.target, "").startswith(READS_SAMPLE_COUNTS)
 
-    def _release(self, target: str) -> None:
-        """A function that is kept whole for what it reads only, and tells its caller some of it, is followed again."""
+    def _trace_again(self, target: str) -> None:
+        """Trace a function again that is opaque for its reads only, and returns some of the numbers to its caller."""
         if self.leaf_policy.call_reasons.get(target, "").startswith(READS_SAMPLE_COUNTS):
-            found = TraceRefused(tuple(self.scope), f"{target} tells what it reads", "")
+            found = TraceRefused(tuple(self.scope), f"{target} returns the numbers it reads", "")
             found.released = target
             raise found
 
-    def _earlier(self, job: OpaqueCall) -> tuple[int, ...]:
-        """Nodes that must come first: a module may keep state from call to call, and the glue may set some of it."""
+    def _predecessors(self, job: OpaqueCall) -> tuple[int, ...]:
+        """Return the nodes that must run first: earlier calls of a stateful module, and writes of its attributes."""
         found = {self.last_call[job.target]} if job.target in self.last_call else set()
         if job.module is not None and self.assigned:
-            inside = {self.origins.modules.get(id(part), "") for part in job.module.modules()}
+            inside = {self.model_index.modules.get(id(part), "") for part in job.module.modules()}
             found |= {at for (name, _), at in self.assigned.items() if name in inside}
         return tuple(sorted(found))
 
-    def assignments(self, module: nn.Module | None, final: bool) -> None:
-        """Record which attributes of a module the glue has set; `final`: when the model has run."""
-        for name, key, value, other in self.attributes.assigned_since(module, not final) if module is not None else ():
-            if not can_assign(value, other):
+    def record_writes(self, module: nn.Module | None, final: bool) -> None:
+        """Record the glue's attribute writes to a module; `final`: after the model has run."""
+        for name, key, value, changed in (
+            self.attributes.assigned_since(module, not final) if module is not None else ()
+        ):
+            if not can_assign(value, changed):
                 if not final:
                     self.refuse(f"its Python code sets the attribute {key!r} of {name or 'the model'}")
-                continue  # whether that matters is judged when the trace is complete
+                continue  # checked when the trace is complete
             form = SequenceForm(tuple, (ModelObject(name), Literal(key), self.encode(value)))
             node = self.start("op", f"{name or 'model'}.{key}=", ASSIGN, form, EMPTY_KWARGS)
             node.out_spec, node.changes = structure_of(None), (name,)
@@ -266,19 +289,19 @@ class OpaqueCallRecorder(TraceState):
             self.append(node, [], from_weights=False)
             self.assigned[name, key] = node.id
 
-    def _check_swapped(self, module: nn.Module | None) -> None:
-        """Refuse a module whose parameters were swapped for results of other nodes (`functional_call`)."""
+    def _check_replaced(self, module: nn.Module | None) -> None:
+        """Refuse a module whose parameters were replaced by results of nodes (`functional_call`)."""
         for part in module.modules() if module is not None else ():
-            for held in (*part._parameters.values(), *part._buffers.values()):
-                if held is not None and held in self.known and self.origins.held(held) is None:
-                    self.refuse("a module runs with parameters that other code put in their place")
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None and tensor in self.known and self.model_index.find_tensor(tensor) is None:
+                    self.refuse("a module runs with parameters that other code has replaced")
 
-    def _side_results(self, node: Node, module: nn.Module | None, leaf: RunningLeaf, arguments: Any) -> None:
-        """Tensors that come back otherwise than in the result."""
+    def _register_side_results(self, node: Node, module: nn.Module | None, leaf: RunningLeaf, arguments: Any) -> None:
+        """Register tensors returned through arguments and attributes."""
         for made in leaf.made:
             made.node = node.id
         for path, tensor in tensors(arguments):
-            if tensor not in self.known and self.origins.held(tensor) is None:
+            if tensor not in self.known and self.model_index.find_tensor(tensor) is None:
                 self.register(node, "arg", path, tensor)
         if module is None:
             return
@@ -291,16 +314,16 @@ class OpaqueCallRecorder(TraceState):
                 if found not in self.known:
                     self.register(node, "attr", path, found)
 
-    def _arrays(self, node: Node, output: Any) -> None:
-        """NumPy arrays in a result are values of the graph too."""
+    def _register_arrays(self, node: Node, output: Any) -> None:
+        """Register the NumPy arrays of a result as values of the graph."""
         for path, part in walk(output):
             if isinstance(part, np.ndarray):
                 self.arrays[id(part)] = Ref(node.id, "ret", path)
-                self.kept.append(part)
+                self.alive.append(part)
 
     # ── inside ─────────────────────────────────────────────────────────────────────────────────────────────────
-    def _inner_module(self, leaf: RunningLeaf, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A module inside a leaf: remember what it returns, in case a hook carries that out."""
+    def _run_inner_module(self, leaf: RunningLeaf, name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a module inside a leaf; record its result, which a hook may collect."""
         output = ORIGINAL_CALL(module, *args, **kwargs)
         self.busy = True
         count = leaf.calls[name] = leaf.calls.get(name, 0) + 1
@@ -312,16 +335,16 @@ class OpaqueCallRecorder(TraceState):
         self.busy = False
         return output
 
-    def inside(self, leaf: RunningLeaf, func: Any, args: Any, kwargs: Any) -> Any:
-        """An op inside a leaf: not recorded, but it must not touch tensors that were not handed to the leaf."""
+    def run_inside(self, leaf: RunningLeaf, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an op inside a leaf: not recorded, but it must not use tensors that were not passed to the leaf."""
         self.busy = True
         try:
             given = [tensor for _, tensor in tensors((args, kwargs))]
             for tensor in given:
-                self._check_touch(leaf, tensor)
+                self._check_use(leaf, tensor)
             versions = self.storages.versions(given)
             output = func(*args, **kwargs)
-            self._note_inside(leaf, op_name(func), args, kwargs, output)
+            self._record_inside(leaf, op_name(func), args, kwargs, output)
             after = self.storages.versions(given)
             leaf.written |= {storage_id(one) for one, a, b in zip(given, versions, after, strict=True) if a != b}
             for _, tensor in tensors(output):
@@ -332,8 +355,8 @@ class OpaqueCallRecorder(TraceState):
         finally:
             self.busy = False
 
-    def _note_inside(self, leaf: RunningLeaf, name: str, args: Any, kwargs: Any, output: Any) -> None:
-        """Note which sizes in a leaf depend on contents, and what its Python reads of contents and such sizes."""
+    def _record_inside(self, leaf: RunningLeaf, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Record which sizes in a leaf depend on contents, and the numbers its Python reads from contents."""
         short = concretize.short_name(name)
         if short in concretize.SIZES:
             found = self.sized(args[0]) if args else None
@@ -343,11 +366,11 @@ class OpaqueCallRecorder(TraceState):
         elif name:
             leaf.counts = self.record_sizes(name, args, kwargs, output, leaf.given) or leaf.counts
 
-    def _check_touch(self, leaf: RunningLeaf, tensor: torch.Tensor) -> None:
+    def _check_use(self, leaf: RunningLeaf, tensor: torch.Tensor) -> None:
         key = id(tensor)
         if key in leaf.allowed or key in leaf.own:
             return
-        held = self.origins.held(tensor)
+        held = self.model_index.find_tensor(tensor)
         if held is not None:
             leaf.uses.add(held[1])
         elif (ref := self.known.get(tensor)) is not None:

@@ -1,18 +1,18 @@
-"""Interception: the places where a model's Python is watched while it runs once.
+"""Patches: the functions that are intercepted while a model is traced.
 
-    nn.Module.__call__            which module runs, and whether it is opened or kept whole
-    nn.Module.__setattr__         attributes that the glue sets, also to the value they had
+    nn.Module.__call__            which module runs, and whether it is opened or opaque
+    nn.Module.__setattr__         attributes that the glue writes, also with an equal value
     nn.Module.__getattribute__    attributes that the glue reads, and so may branch on
     torch function mode           every torch function called between modules (in the tracer)
-    autograd.Function.apply       custom functions: one opaque node, so that their backward is kept
-    ScriptFunction.__call__       scripted functions, which no Python frame shows
-    builtins.len, range           which would turn traced sizes into plain numbers unseen
-    torch.utils.checkpoint        checkpointed calls: kept whole and recomputed in later runs too
-    torch.distributions           its checks of parameters, which would be branches on them, are off
-    nn.Parameter.__new__          constants that the glue wraps in one without a gradient: no torch function shows it
+    autograd.Function.apply       custom functions: one opaque node, which keeps their backward
+    ScriptFunction.__call__       scripted functions, which have no Python frame
+    builtins.len, range           which would turn traced sizes into plain numbers without a guard
+    torch.utils.checkpoint        checkpointed calls: opaque, and recomputed in later runs too
+    torch.distributions           validation of parameters, which would branch on them, is off
+    nn.Parameter.__new__          constants wrapped in a parameter without a gradient: not a torch function
 
-Everything is patched for the duration of a `with` block, acts in the tracing thread only, and is put back.
-Function calls that refinement wants whole are patched in the globals of their module or in their class.
+The patches last for a `with` block and act in the tracing thread only. Opaque functions are patched in the globals of
+their module or in their class.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 ORIGINAL_CALL = nn.Module.__call__
 ORIGINAL_SET = nn.Module.__setattr__
 ORIGINAL_LEN = len
-_MACHINERY = frozenset(dir(nn.Module()))  # what every module has
+_MACHINERY = frozenset(dir(nn.Module()))  # attributes of every module
 ORIGINAL_RANGE = range
 ORIGINAL_SCRIPT = torch.jit.ScriptFunction.__call__
 ORIGINAL_PARAMETER = nn.Parameter.__new__
@@ -59,7 +59,7 @@ ORIGINAL_APPLY = torch.autograd.Function.__dict__["apply"].__func__
 
 
 class TraceHandler(Protocol):
-    """What the tracer does at each place."""
+    """Handles the intercepted calls."""
 
     def on_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """A module is called."""
@@ -71,16 +71,16 @@ class TraceHandler(Protocol):
         """An attribute of a module was read."""
 
     def on_frozen_parameter(self, data: torch.Tensor) -> torch.Tensor:
-        """The model's own code makes a parameter without a gradient of a tensor."""
+        """The glue makes a parameter without a gradient of a tensor."""
 
     def on_function(self, cls: type, args: Any, kwargs: Any) -> Any:
         """A custom autograd function is applied."""
 
     def on_call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A Python function that is to be kept whole is called."""
+        """An opaque Python function is called."""
 
     def on_checkpoint(self, kind: str) -> Any:
-        """A context manager around what runs inside a checkpoint."""
+        """Return a context manager for code inside a checkpoint."""
 
 
 class _RangeType(type):
@@ -91,66 +91,66 @@ class _RangeType(type):
 
 
 class TracedRange(metaclass=_RangeType):
-    """Stands in for `range`, which sees through traced numbers without asking: a loop bound is a fact to guard."""
+    """Replaces `range`, which reads traced numbers without a guard: a loop bound must be guarded."""
 
     def __new__(cls, *bounds: Any) -> Any:
-        """A real range; traced bounds are logged."""
+        """Return a real range; traced bounds record a guard."""
         return ORIGINAL_RANGE(*(int(bound) if isinstance(bound, TracedInt) else bound for bound in bounds))
 
 
 @contextmanager
-def intercept(watcher: TraceHandler, calls: tuple[str, ...] = ()) -> Iterator[None]:
-    """Route these places to `watcher` until the block ends."""
+def intercept(handler: TraceHandler, calls: tuple[str, ...] = ()) -> Iterator[None]:
+    """Route the intercepted calls to `handler` until the block ends."""
     thread = threading.get_ident()
-    of_modules, of_torch = _make_module_patches(watcher, thread), _make_torch_patches(watcher, thread)
+    module_patches, torch_patches = _make_module_patches(handler, thread), _make_torch_patches(handler, thread)
     with PATCH_LOCK, ExitStack() as stack:
         stack.callback(_register_builtins)
         _patch(stack, builtins, "len", _make_length(thread))
         _patch(stack, builtins, "range", TracedRange)
-        _patch(stack, nn.Module, "__call__", of_modules.call)
-        _patch(stack, nn.Module, "__setattr__", of_modules.set)
-        nn.Module.__getattribute__ = of_modules.get
+        _patch(stack, nn.Module, "__call__", module_patches.call)
+        _patch(stack, nn.Module, "__setattr__", module_patches.set)
+        nn.Module.__getattribute__ = module_patches.get
         stack.callback(delattr, nn.Module, "__getattribute__")
-        _patch(stack, nn.Parameter, "__new__", staticmethod(of_torch.parameter))
-        _patch(stack, torch.autograd.Function, "apply", classmethod(of_torch.apply))
-        _patch(stack, checkpointing, "CheckpointFunction", of_torch.reentrant)
-        _patch(stack, checkpointing, "_checkpoint_without_reentrant_generator", of_torch.saved)
-        _patch(stack, torch.jit.ScriptFunction, "__call__", of_torch.script)
+        _patch(stack, nn.Parameter, "__new__", staticmethod(torch_patches.parameter))
+        _patch(stack, torch.autograd.Function, "apply", classmethod(torch_patches.apply))
+        _patch(stack, checkpointing, "CheckpointFunction", torch_patches.reentrant)
+        _patch(stack, checkpointing, "_checkpoint_without_reentrant_generator", torch_patches.saved)
+        _patch(stack, torch.jit.ScriptFunction, "__call__", torch_patches.script)
         _patch(stack, Distribution, "_validate_args", False)
         for target in calls:
-            _wrap_call(stack, watcher, target)
+            _wrap_call(stack, handler, target)
         yield
 
 
 class _ModulePatches(NamedTuple):
-    """What stands in for methods of `nn.Module`."""
+    """Replacements for methods of `nn.Module`."""
 
     call: Any
     set: Any
     get: Any
 
 
-def _make_module_patches(watcher: TraceHandler, thread: int) -> _ModulePatches:
+def _make_module_patches(handler: TraceHandler, thread: int) -> _ModulePatches:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_CALL(module, *args, **kwargs)
-        return watcher.on_module(module, args, kwargs)
+        return handler.on_module(module, args, kwargs)
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
         ORIGINAL_SET(module, name, value)
         if threading.get_ident() == thread:
-            watcher.on_set(module, name, value)
+            handler.on_set(module, name, value)
 
     def get_attribute(module: nn.Module, name: str) -> Any:
         if name not in _MACHINERY and threading.get_ident() == thread:
-            watcher.on_get(module, name)  # also where there is none: its absence may decide a branch
+            handler.on_get(module, name)  # also a missing attribute: its absence may decide a branch
         return object.__getattribute__(module, name)
 
     return _ModulePatches(call, set_attribute, get_attribute)
 
 
 class _TorchPatches(NamedTuple):
-    """What stands in for functions of torch in Python."""
+    """Replacements for Python functions of torch."""
 
     parameter: Any
     apply: Any
@@ -159,36 +159,36 @@ class _TorchPatches(NamedTuple):
     saved: Any
 
 
-def _make_torch_patches(watcher: TraceHandler, thread: int) -> _TorchPatches:
+def _make_torch_patches(handler: TraceHandler, thread: int) -> _TorchPatches:
     def parameter(cls: type, data: Any = None, requires_grad: bool = True) -> Any:
         frozen = cls is nn.Parameter and type(data) in (torch.Tensor, nn.Parameter) and requires_grad is False
-        # torch makes parameters too, where it casts or moves a module: those stay, as no result does.
-        torchs = frozen and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
-        if not frozen or torchs or threading.get_ident() != thread:
+        # Parameters that torch makes, where it casts or moves a module, are no results of the glue.
+        by_torch = frozen and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("torch.")
+        if not frozen or by_torch or threading.get_ident() != thread:
             return ORIGINAL_PARAMETER(cls, data, requires_grad)
-        return watcher.on_frozen_parameter(data)
+        return handler.on_frozen_parameter(data)
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_APPLY(cls, *args, **kwargs)
-        return watcher.on_function(cls, args, kwargs)
+        return handler.on_function(cls, args, kwargs)
 
     def script(function: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
             return ORIGINAL_SCRIPT(function, *args, **kwargs)
         target = _script_target(function)
-        return watcher.on_call(target, functools.partial(ORIGINAL_SCRIPT, function), args, kwargs)
+        return handler.on_call(target, functools.partial(ORIGINAL_SCRIPT, function), args, kwargs)
 
     class Reentrant:
-        """Stands in for torch's CheckpointFunction."""
+        """Replaces torch's CheckpointFunction."""
 
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-            with watcher.on_checkpoint("reentrant"):
+            with handler.on_checkpoint("reentrant"):
                 return function(*args)
 
     def saved(*_: Any, **__: Any) -> Iterator[None]:
-        with watcher.on_checkpoint("saved"):
+        with handler.on_checkpoint("saved"):
             yield
 
     return _TorchPatches(parameter, apply, script, Reentrant, saved)
@@ -196,7 +196,7 @@ def _make_torch_patches(watcher: TraceHandler, thread: int) -> _TorchPatches:
 
 def _make_length(thread: int) -> Callable[[Any], int]:
     def length(value: Any) -> int:
-        # The built-in turns every length into a plain number; that of a tensor must stay traced.
+        # The built-in returns a plain number; the length of a tensor must stay traced.
         if isinstance(value, torch.Tensor) and threading.get_ident() == thread:
             return value.shape[0] if value.dim() else ORIGINAL_LEN(value)
         return ORIGINAL_LEN(value)
@@ -211,7 +211,7 @@ def _patch(stack: ExitStack, owner: Any, name: str, replacement: Any) -> None:
 
 
 def _register_builtins() -> None:
-    """Have `torch.compile` know `len` and `range`, if it was loaded, and made its list of builtins, just now."""
+    """Add `len` and `range` to the builtins of `torch.compile`, if it was loaded while they were patched."""
     known: Any = getattr(sys.modules.get("torch._dynamo.trace_rules"), "_builtin_function_ids", None)
     if getattr(known, "function_ids", None) is not None:
         for one in (one for one in (len, range) if id(one) not in known.function_ids):
@@ -220,16 +220,16 @@ def _register_builtins() -> None:
 
 
 def _script_target(function: Any) -> str:
-    """`package.module:name` of a scripted function; its qualified name begins with `__torch__`."""
+    """Return `package.module:name` of a scripted function; its qualified name begins with `__torch__`."""
     module, _, name = str(function.qualified_name).removeprefix("__torch__.").rpartition(".")
     return f"{module}:{name}"
 
 
-def _wrap_call(stack: ExitStack, watcher: TraceHandler, target: str) -> None:
+def _wrap_call(stack: ExitStack, handler: TraceHandler, target: str) -> None:
     owner, name = find_call(target)
     original = owner.__dict__[name]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return watcher.on_call(target, original, args, kwargs)
+        return handler.on_call(target, original, args, kwargs)
 
     _patch(stack, owner, name, wrapper)

@@ -1,12 +1,13 @@
-"""Fingerprints: the part of a model's Python state that its glue may branch on.
+"""Python state: a fingerprint of the part of a model's Python state that its glue may branch on.
 
-`self.training`, configurations, the children of containers, replaced forwards, hooks, and the attributes of modules
-and their classes that the glue was seen to read, written `attribute@module`: flags, numbers, names, functions, what
-is in containers and plain objects. A graph is only valid while the fingerprint is the same. A counter that no forward
-reads does not take part, nor do modules that run whole: their Python decides anew each time. Of these only the rates
-count at which they draw no random numbers, of those that draw, whether their rates are such, `attribute?@module`, and
-the settings of torch's own layers: what is proven of samples that go through one (`Softmax.dim`,
-`Embedding.scale_grad_by_freq`) is proven for these.
+It covers `self.training`, configurations, children of containers, replaced forwards, hooks, and the attributes of
+modules and their classes that the glue reads, written `attribute@module`: flags, numbers, names, functions, contents
+of containers and plain objects. A graph is valid only while the fingerprint is equal. A counter that no forward reads
+does not count, nor does the state of opaque modules, whose Python runs in every call. Exceptions:
+
+- rates of 0 or 1, at which an opaque module uses no random numbers;
+- of opaque modules that use random numbers, whether their rates are 0 or 1, `attribute?@module`;
+- settings of torch's layers (`Softmax.dim`, `Embedding.scale_grad_by_freq`), on which proofs about samples depend.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from gemini.ir.encode import attributes
 from gemini.ir.hook_tables import has_hooks
 from gemini.snapshot.attribute_values import callable_state
 
-_RATE_ONLY = "?"  # of an attribute, only whether it is 0 or 1
+_RATE_ONLY = "?"  # suffix of an attribute of which only counts whether it is 0 or 1
 _PLAIN = (bool, int, float, str, type(None))
 _SETTINGS = (bool, int, str, tuple, type(None))
 _LAYERS = "torch.nn.modules."
 _EVERY = frozenset(vars(nn.Module()))  # attributes that every module has
-_DEEP, _MANY = 3, 256  # how far, and how much of, the contents of an object count
-_LARGE = 1 << 20  # bytes of an array whose contents do
+_MAX_DEPTH, _MAX_ITEMS = 3, 256  # of the contents of an object that count
+_MAX_BYTES = 1 << 20  # of an array whose contents count
 
 
 def glue_modules(model: nn.Module, whole: Iterable[str]) -> list[str]:
-    """The modules that are not inside a leaf or block."""
-    kept = set(whole)
-    return [name for name, _ in model.named_modules() if not _is_inside(name, kept)]
+    """Return the modules that are not inside a leaf or block."""
+    opaque = set(whole)
+    return [name for name, _ in model.named_modules() if not _is_inside(name, opaque)]
 
 
-def _is_inside(name: str, kept: set[str]) -> bool:
-    """Whether a module is one of these or in one."""
+def _is_inside(name: str, opaque: set[str]) -> bool:
+    """Return whether a module is one of these or inside one."""
     parts = name.split(".")
-    return "" in kept or any(".".join(parts[:count]) in kept for count in range(1, len(parts) + 1))
+    return "" in opaque or any(".".join(parts[:count]) in opaque for count in range(1, len(parts) + 1))
 
 
 def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
-    """A value that differs when the Python of these modules may take another way."""
+    """Return a value that differs when the Python of these modules may take another branch."""
     facts: list[Any] = []
     configurations: dict[int, Any] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -91,7 +92,7 @@ def fingerprint(model: nn.Module, names: Iterable[str]) -> tuple[Any, ...]:
 
 
 def branch_reads(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[str]:
-    """The attributes that glue has read, `attribute@module`, as far as they can decide a branch."""
+    """Return the attributes that the glue reads, `attribute@module`, and may branch on."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = set()
     for name, key in touched:
@@ -107,20 +108,20 @@ def branch_reads(touched: Iterable[tuple[str, str]], model: nn.Module) -> list[s
 
 
 def idle_rates(model: nn.Module, quiet: Iterable[str]) -> list[str]:
-    """The rates, `attribute@module`, at which these modules, which run whole and drew nothing, draw nothing.
+    """Return the rates of 0 or 1, `attribute@module`, of these opaque modules, which used no random numbers.
 
-    A dropout of 0 or 1 does not draw; with any other it does, and its graph is another.
+    A dropout of 0 or 1 uses none; with another rate it does, and needs another graph.
     """
     return [f"{key}@{name}" for key, name, value in _numbers_in(model, quiet) if value in (0, 1)]
 
 
 def active_rates(model: nn.Module, drawing: Iterable[str]) -> list[str]:
-    """The rates at which these modules, which run whole, draw: with others they do too, but not with 0 or 1."""
+    """Return the rates of these opaque modules, which use random numbers: with 0 or 1 they would not."""
     return [f"{key}{_RATE_ONLY}@{name}" for key, name, value in _numbers_in(model, drawing) if 0 < value < 1]
 
 
 def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, str, float]]:
-    """All numbers that modules hold, within some of them: attribute, module and value."""
+    """Yield attribute, module and value of all numbers in some modules and their children."""
     modules = dict(model.named_modules(remove_duplicate=False))
     for whole in dict.fromkeys(wholes):
         for name, module in modules.items():
@@ -131,22 +132,22 @@ def _numbers_in(model: nn.Module, wholes: Iterable[str]) -> Iterator[tuple[str, 
 
 
 def layer_settings(model: nn.Module, whole: Iterable[str]) -> list[str]:
-    """The settings, `attribute@module`, of torch's own layers among these modules, which run whole, and inside them.
+    """Return the settings, `attribute@module`, of torch's layers among these opaque modules and inside them.
 
-    Not numbers with a fraction: at another rate, or with another epsilon, a layer treats samples as before.
+    Floats do not count: with another rate or epsilon, a layer treats samples the same.
     """
-    kept = set(whole)
+    opaque = set(whole)
     return [
         f"{key}@{name}"
         for name, module in model.named_modules(remove_duplicate=False)
-        if type(module).__module__.startswith(_LAYERS) and _is_inside(name, kept)
+        if type(module).__module__.startswith(_LAYERS) and _is_inside(name, opaque)
         for key, value in vars(module).items()
         if isinstance(value, _SETTINGS) and key not in _EVERY
     ]
 
 
 def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those reads whose value may become another one though the same object stays in its place."""
+    """Return those reads whose value may change while the attribute is the same object."""
     modules = dict(model.named_modules(remove_duplicate=False))
     found = []
     for name in names:
@@ -160,18 +161,18 @@ def changeable_reads(model: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def read_facts(modules: dict[str, nn.Module], names: Iterable[str]) -> list[tuple[str, tuple[int, ...]]]:
-    """What these reads of modules, by name, would give now."""
+    """Return the current facts of these reads."""
     return [_read_attribute(modules, name) for name in names]
 
 
 def config_facts(config: Any, *, changeable: bool = False) -> tuple[tuple[str, str], ...]:
-    """What a configuration holds; or only what may become other though the same object stays in its place."""
+    """Return the facts of a configuration; with `changeable`, only of values that may change in place."""
     values = vars(config).items()
     return tuple((k, repr(_value_facts(v, [], 1))) for k, v in values if not (changeable and isinstance(v, _PLAIN)))
 
 
 def _attribute(module: nn.Module, key: str) -> Any:
-    """The attribute of a module or of its class; its code is not run."""
+    """Return the attribute of a module or of its class, without running code."""
     own = vars(module)
     return own[key] if key in own else inspect.getattr_static(type(module), key, _GONE)
 
@@ -180,7 +181,7 @@ _GONE = "gone"
 
 
 def _read_attribute(modules: dict[str, nn.Module], name: str) -> tuple[str, tuple[int, ...]]:
-    """What an attribute holds: as text, and by identity where text does not tell."""
+    """Return an attribute as text, and the ids of objects that text does not identify."""
     key, _, owner = name.partition("@")
     if owner not in modules:
         return _GONE, ()
@@ -198,30 +199,32 @@ def _value_facts(value: Any, found: list[int], depth: int) -> Any:
         found.append(id(value) if isinstance(value, nn.Module) else 0)
         return type(value).__name__
     if isinstance(value, np.ndarray):
-        return str(value.dtype), value.shape, crc32(value.tobytes()) if value.nbytes <= _LARGE else 0
+        return str(value.dtype), value.shape, crc32(value.tobytes()) if value.nbytes <= _MAX_BYTES else 0
     if isinstance(value, functools.partial):
         return "partial", [_value_facts(part, found, depth + 1) for part in (value.func, value.args, value.keywords)]
     if callable(value):
         found.append(id(value))
         name = getattr(value, "__module__", ""), getattr(value, "__qualname__", type(value).__qualname__)
-        code = (_code(value.__code__),) if isinstance(value, types.FunctionType) else ()  # of two lambdas on a line
-        around = callable_state(value) if depth <= _DEEP else []
+        code = (
+            (_code(value.__code__),) if isinstance(value, types.FunctionType) else ()
+        )  # two lambdas may have one name
+        around = callable_state(value) if depth <= _MAX_DEPTH else []
         return (*name, *code, *(_value_facts(part, found, depth + 1) for part in around))
     if isinstance(value, (list, tuple, set, frozenset, dict, deque)):
-        if depth > _DEEP or len(value) > _MANY:
+        if depth > _MAX_DEPTH or len(value) > _MAX_ITEMS:
             return type(value).__name__, len(value)
         items: Any = value.items() if isinstance(value, dict) else value
         facts = [_value_facts(part, found, depth + 1) for part in items]
         return type(value).__name__, facts if isinstance(value, (list, tuple, dict, deque)) else sorted(facts, key=repr)
     own = attributes(value)
-    if depth > _DEEP or not own or len(own) > _MANY:
+    if depth > _MAX_DEPTH or not own or len(own) > _MAX_ITEMS:
         return type(value).__name__
     return type(value).__name__, [(key, _value_facts(part, found, depth + 1)) for key, part in own.items()]
 
 
 @functools.lru_cache(maxsize=1024)
 def _code(code: types.CodeType) -> str:
-    """A digest of what code does, the same in every process."""
+    """Return a digest of a code object, the same in every process."""
     constants = [_code(one) if isinstance(one, types.CodeType) else _constant(one) for one in code.co_consts]
     facts = (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
     return hashlib.sha1(repr(facts).encode(), usedforsecurity=False).hexdigest()[:12]
@@ -232,6 +235,6 @@ def _constant(value: Any) -> str:
 
 
 def _forward(replaced: Any) -> int | None:
-    """The identity of a forward set on the instance; the stand-in of a running graph counts as what it replaced."""
+    """Return the id of a forward set on the instance; that of a running graph counts as the one it replaces."""
     replaced = getattr(replaced, "__gemini_stands_for__", replaced)
     return None if replaced is None else id(replaced)

@@ -1,7 +1,7 @@
-"""Draws: which Python functions of a model draw from Python's or NumPy's generator.
+"""Use of random numbers: the functions of a model that use Python's or NumPy's generator.
 
-The tracer only sees that a generator moved between two modules. One more run under a profiler names the
-innermost function that moved it, so that this function, not its whole module, is kept whole.
+The tracer only detects that a generator advanced between two modules. One more run under a profiler finds the
+innermost function that advanced it, so that this function, and not its module, becomes opaque.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _token() -> tuple[Any, ...]:
 
 
 def find_rng_functions(run: Callable[[], Any]) -> tuple[str, ...]:
-    """The interceptable functions that draw during `run()`, as `package.module:name`."""
+    """Return the interceptable functions that use these generators during `run()`, as `package.module:name`."""
     stack: list[tuple[FrameType, tuple[Any, ...]]] = []
     found: dict[str, None] = {}
     blamed = False

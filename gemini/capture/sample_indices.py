@@ -1,4 +1,4 @@
-"""Indices: where a subscript says which samples it is about, and the same subscript for later samples.
+"""Sample indices: subscripts that select samples, and the same subscripts for later samples.
 
 x[i]   x[i, :5]   x[3 * i : 3 * (i + 1)]   of sample i
 """
@@ -13,10 +13,10 @@ from gemini.ir.symint import Expr
 
 
 def is_shifted(one: Any, other: Any, place: tuple[int, int, int], times: int) -> bool:
-    """Whether `other` is about the entries of a dimension `times` micro-batches behind those that `one` is about.
+    """Return whether `other` selects the entries of a dimension `times` micro-batches after those of `one`.
 
-    `place` is the dimension, the rank, and how many entries a micro-batch has: `one` must be about the first. Other
-    parts of the subscripts are not compared.
+    `place` is the dimension, the rank, and the entries per micro-batch: `one` must select in the first micro-batch.
+    Other parts of the subscripts are not compared.
     """
     dim, rank, rows = place
     places = list(_places(one, rank))
@@ -27,7 +27,7 @@ def is_shifted(one: Any, other: Any, place: tuple[int, int, int], times: int) ->
 
 
 def other_parts(subscript: Any, dim: int, rank: int) -> list[Any]:
-    """The other parts of a subscript."""
+    """Return the parts of a subscript that index other dimensions."""
     places = list(_places(subscript, rank))
     return [part for part, place in zip(_parts(subscript), places, strict=True) if place != dim]
 
@@ -39,7 +39,7 @@ def _parts(subscript: Any) -> tuple[Any, ...]:
 
 
 def _places(subscript: Any, rank: int) -> Iterator[int]:
-    """The dimension that each part of a subscript is about; -1 for one about none, or where that is not known."""
+    """Yield the dimension that each part of a subscript indexes; -1 for none or unknown."""
     parts = _parts(subscript)
     counted = [isinstance(part, SliceForm) or _is_number(part) for part in parts]
     plain = [
@@ -49,7 +49,7 @@ def _places(subscript: Any, rank: int) -> Iterator[int]:
     at = 0
     for index, (part, counts) in enumerate(zip(parts, counted, strict=True)):
         if not plain[index] or (isinstance(part, Literal) and part.value is Ellipsis and not all(plain)):
-            yield from [-1] * (len(parts) - index)  # a tensor, a list, a mask: of how many dimensions is not looked at
+            yield from [-1] * (len(parts) - index)  # a tensor, a list, a mask: its dimensions are unknown
             return
         if counts:
             yield at

@@ -1,4 +1,4 @@
-"""Locations: which line of the model's own code is running, and which function of it could be kept whole."""
+"""Source location: the running line of the model's code, and the functions around it that could become opaque."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from typing import Any
 import torch
 from torch import nn
 
-_HERE = os.path.dirname(__file__)
-_OURS = os.path.join(os.path.dirname(_HERE), "")
+_CAPTURE = os.path.dirname(__file__)
+_PACKAGE = os.path.join(os.path.dirname(_CAPTURE), "")
 _TRACERS = (
-    _HERE,
-    os.path.join(_OURS, "ir", ""),
-    os.path.join(_OURS, "snapshot", ""),
-    os.path.join(_OURS, "batch_analysis", "expert_loops.py"),
+    _CAPTURE,
+    os.path.join(_PACKAGE, "ir", ""),
+    os.path.join(_PACKAGE, "snapshot", ""),
+    os.path.join(_PACKAGE, "batch_analysis", "expert_loops.py"),
 )
 _SKIP = (os.path.dirname(torch.__file__), *_TRACERS, os.path.dirname(os.__file__) + "/contextlib.py", "<")
 
 
 def is_model_code(frame: FrameType) -> bool:
-    """Whether a frame belongs to the model's own code."""
+    """Return whether a frame belongs to the model's code."""
     return not frame.f_code.co_filename.startswith(_SKIP)
 
 
 def source_line() -> str:
-    """`file.py:12` of the innermost frame that is neither torch nor the tracer; '' where that asked for the trace."""
+    """Return `file.py:12` of the innermost frame outside torch and the tracer; '' if it is Gemini's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_model_code(frame):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_filename.startswith(_OURS):
+    if frame is None or frame.f_code.co_filename.startswith(_PACKAGE):
         return ""
     return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def _short(filename: str) -> str:
-    """The last two parts of a path: enough to find the file, the same on every machine."""
+    """Return the last two parts of a path: enough to find the file, the same on every machine."""
     return "/".join(filename.split(os.sep)[-2:])
 
 
 def call_candidates(
     module: nn.Module,
-    accepted: Callable[[FrameType], bool] = lambda frame: True,  # noqa: ARG005
+    accepts: Callable[[FrameType], bool] = lambda frame: True,  # noqa: ARG005
 ) -> tuple[str, ...]:
-    """The functions running now below `module.forward`, innermost first, as `package.mod:name`.
+    """Return the running functions below `module.forward`, innermost first, as `package.mod:name`.
 
     Only functions that can be intercepted by name count: globals of the calling module, methods of a class.
     """
@@ -60,12 +60,12 @@ def call_candidates(
         frame = frame.f_back
     if frame is None:
         return ()
-    found = (_find(caller, frames[: index + 1]) for index, caller in enumerate(frames[1:]) if accepted(frames[index]))
+    found = (_find(caller, frames[: index + 1]) for index, caller in enumerate(frames[1:]) if accepts(frames[index]))
     return tuple(dict.fromkeys(target for target in found if target))
 
 
 def name_of_call(callee: FrameType) -> str:
-    """The name under which the function of a frame can be intercepted; '' if there is none."""
+    """Return the name under which the function of a frame can be intercepted; '' if there is none."""
     caller = callee.f_back
     while caller is not None and not is_model_code(caller):
         caller = caller.f_back
@@ -73,7 +73,7 @@ def name_of_call(callee: FrameType) -> str:
 
 
 def _find(caller: FrameType, inner: list[FrameType]) -> str:
-    """The name under which `caller` reaches the function of the outermost frame of `inner`."""
+    """Return the name by which `caller` reaches the function of the outermost frame of `inner`."""
     callee = inner[-1]
     if callee.f_code.co_name.startswith("<"):
         return ""
@@ -98,7 +98,7 @@ def _code(function: Any) -> Any:
 
 
 def _classes(instance: Any) -> list[tuple[dict[str, Any], str]]:
-    """The namespaces of an object's classes, without torch's own and without local ones."""
+    """Return the namespaces of an object's classes, without torch's and local ones."""
     return [
         (dict(vars(cls)), f"{cls.__module__}:{cls.__qualname__}")
         for cls in type(instance).__mro__

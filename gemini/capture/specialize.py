@@ -1,9 +1,9 @@
-"""Variants: the graphs of one model for the different ways a call can go through its Python.
+"""Specialization: the variants of a model's graph for calls that take different branches of its Python.
 
 A graph holds for calls of one signature (structure, plain values, dtypes, all sizes but the batch), one state of
 the model's Python (training flag, attributes, configuration), one gradient and autocast mode, and one outcome of
-every guard. A call that fits no graph captures another; a guard that breaks in mid-run undoes the run first.
-Beyond `limit` variants the model itself runs: always right, never cut.
+every guard. A call that fits no graph captures another; if a guard breaks during a run, the run is undone first.
+Beyond `limit` variants the model itself runs: always correct, never partitioned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GraphVariants:
         self.eager = 0  # calls that ran the model itself
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call by the graph that fits it; capture one if none does; else run the model itself."""
+        """Run a call by the graph that fits it, captured if necessary; beyond `limit`, run the model itself."""
         for attempt in range(2):
             try:
                 return run_with_hooks(self.model, args, kwargs, lambda _, a, k: self._run(a, k))
@@ -73,13 +73,13 @@ class GraphVariants:
         return graph
 
     def _attempt(self, graph: Graph, bound: dict[str, Any]) -> tuple[bool, Any]:
-        """(True, output), or (False, None) with everything as before."""
+        """Return (True, output), or (False, None) with all state restored."""
         before = RunSnapshot(graph, self.model, bound)
         try:
             return True, Execution(graph, self.model, bound).run()
         except (GuardBroken, NodeFailed):
-            # A node that fails does so in the model too, which then raises its own error; or the graph is wrong
-            # for this call, and another variant or the model itself is right.
+            # A failing node fails in the model too, which then raises its own error; or the graph does not hold for
+            # this call, and another variant or the model runs.
             before.restore()
             return False, None
 
@@ -89,7 +89,7 @@ class _NoVariant(Exception):
 
 
 class RunSnapshot:
-    """What a run of a graph may change, cheaply saved."""
+    """The state that a run of a graph may change."""
 
     def __init__(self, graph: Graph, model: nn.Module, bound: dict[str, Any]) -> None:
         self.generators = GeneratorStates()
@@ -98,8 +98,8 @@ class RunSnapshot:
         )
         written = {ref.node for node in graph.nodes for ref in node.mutates}
         inputs = [tensor for _, tensor in tensors(bound)] if written & set(graph.inputs) else []
-        held = [*model.buffers(), *inputs]
-        self.tensors = [(tensor, tensor.detach().clone()) for tensor in held if tensor.device.type != "meta"]
+        tensors_written = [*model.buffers(), *inputs]
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in tensors_written if tensor.device.type != "meta"]
 
     def restore(self) -> None:
         """Undo the run."""

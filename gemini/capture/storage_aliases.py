@@ -1,4 +1,4 @@
-"""Storages: which tensors share memory, and so which nodes must keep their order.
+"""Storage aliases: tensors that share memory, and the order of nodes that follows.
 
 Dataflow alone does not order an in-place write against the readers of other views of the same memory:
 
@@ -18,30 +18,30 @@ import torch
 
 
 class StorageTable:
-    """Maker, last writer and later readers of every piece of memory seen so far."""
+    """Maker, last writer and later readers of every storage."""
 
     def __init__(self) -> None:
         self.maker: dict[int, int] = {}
         self.writer: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
-        self.alive: dict[int, weakref.ref[Any]] = {}  # a piece of memory may be another's later
+        self.alive: dict[int, weakref.ref[Any]] = {}  # an id may be reused
 
     @staticmethod
     def version(tensor: torch.Tensor) -> int:
-        """The count of in-place writes; -1 where torch keeps none (inference tensors)."""
+        """Return the count of in-place writes; -1 where torch has none (inference tensors)."""
         return -1 if tensor.is_inference() else int(tensor._version)
 
     def versions(self, given: list[torch.Tensor]) -> list[int]:
-        """The versions of several tensors."""
+        """Return the versions of several tensors."""
         return [self.version(tensor) for tensor in given]
 
     def made_by(self, node: int, tensor: torch.Tensor) -> int:
-        """The node that first brought the memory of a tensor, which `node` returns."""
+        """Return the node that allocated the storage of a tensor, which `node` returns."""
         memory = self._memory(tensor)
         return self.maker.setdefault(memory, node) if memory else node
 
     def order(self, node: int, given: list[torch.Tensor], written: list[torch.Tensor]) -> set[int]:
-        """The nodes that must precede `node`, which reads `given` and writes `written`."""
+        """Return the nodes that must precede `node`, which reads `given` and writes `written`."""
         after: set[int] = set()
         writes = {self._memory(tensor) for tensor in written}
         for memory in {self._memory(tensor) for tensor in given} - {0}:
@@ -56,10 +56,10 @@ class StorageTable:
         return after
 
     def _memory(self, tensor: torch.Tensor) -> int:
-        """The identity of a tensor's memory; what is known of dead memory with the same identity is forgotten."""
+        """Return the id of a tensor's storage; entries of a freed storage with the same id are removed."""
         try:
             storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):  # sparse and other tensors without memory of their own
+        except (RuntimeError, NotImplementedError):  # sparse and other tensors without a storage
             return 0
         key = int(storage._cdata)
         known = self.alive.get(key)

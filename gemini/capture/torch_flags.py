@@ -1,7 +1,7 @@
-"""Switches of torch that hold for a whole process and change what its ops compute.
+"""Torch flags: process-wide settings of torch that change the results of its ops.
 
-A program may turn them at any time, and a forward may ask for them, so a plan is for calls with the same ones, and each
-call carries those of the controller to its worker.
+User code may set them at any time, and a forward may read them, so a plan holds for calls with equal flags, and each
+call sends those of the controller to its worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gemini.quiet_warnings import muted
 TorchFlags = tuple[Any, ...]
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _GETTERS = (
-    torch._C._get_deterministic_algorithms,  # without the functions in Python around them: every call asks
+    torch._C._get_deterministic_algorithms,  # the C functions: they run in every call
     torch._C._get_deterministic_algorithms_warn_only,
     torch._C._get_float32_matmul_precision,
     torch._C._get_flash_sdp_enabled,
@@ -33,33 +33,33 @@ _GETTERS = (
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
 )
-_OF_BACKWARD = 2  # the last of them
-_filters: tuple[list[Any], tuple[Any, ...]] = [], ()  # of warnings, as last seen, and those of them that count
-_LEAST = 5e-324  # a denormal number, which is none where these are flushed to zero
+_BACKWARD_FLAGS = 2  # the last ones
+_filters: tuple[list[Any], tuple[Any, ...]] = [], ()  # the last warning filters, and those that matter
+_DENORMAL = 5e-324
 
 
 def current_flags() -> TorchFlags:
-    """Those of this process."""
-    return (_NAMES[torch.get_default_dtype()], _LEAST * 1.0 == 0.0, *[switch() for switch in _GETTERS])
+    """Return the flags of this process."""
+    return (_NAMES[torch.get_default_dtype()], _DENORMAL * 1.0 == 0.0, *[getter() for getter in _GETTERS])
 
 
 def error_filters() -> tuple[Any, ...]:
-    """Which warnings are errors: a call that raised none says that others raise none only while this is the same."""
-    global _filters  # noqa: PLW0603 - every op that is recorded asks
+    """Return the warning filters if some make warnings errors: equal filters raise on the same calls."""
+    global _filters  # noqa: PLW0603 - called for every recorded op
     filters = warnings.filters
     if filters != _filters[0]:
         _filters = [*filters], tuple(filters) if any(one[0] == "error" for one in filters) else ()
     return _filters[1]
 
 
-def apply_flags(switches: Any) -> None:
-    """Make them those of this process too."""
-    if switches == current_flags():
+def apply_flags(flags: Any) -> None:
+    """Set the flags of this process."""
+    if flags == current_flags():
         return
-    dtype, flushes, prefer_deterministic, warn_only, precision, flash, efficient, plain, own, *others = switches
+    dtype, flushes, deterministic, warn_only, precision, flash, efficient, plain, own, *others = flags
     *cudnn, mkldnn, anomaly, checks = others
     torch.set_default_dtype(getattr(torch, dtype))
-    torch.use_deterministic_algorithms(prefer_deterministic, warn_only=warn_only)
+    torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.enable_flash_sdp(flash)
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
@@ -73,10 +73,10 @@ def apply_flags(switches: Any) -> None:
 
 
 @contextmanager
-def use_flags(switches: TorchFlags) -> Iterator[None]:
-    """With those of the time of a call, and those of now for its backward."""
+def use_flags(flags: TorchFlags) -> Iterator[None]:
+    """Use the flags of an earlier call, but the current ones for its backward."""
     now = current_flags()
-    wanted = (*switches[:-_OF_BACKWARD], *now[-_OF_BACKWARD:])
+    wanted = (*flags[:-_BACKWARD_FLAGS], *now[-_BACKWARD_FLAGS:])
     if wanted == now:
         yield
         return
@@ -89,7 +89,11 @@ def use_flags(switches: TorchFlags) -> Iterator[None]:
 
 @contextmanager
 def prefer_deterministic(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Prefer deterministic kernels if one of the tensors lives on an accelerator."""
+    """Prefer deterministic kernels if one of the tensors is on an accelerator.
+
+    Atomic additions and the choice of algorithms make two runs differ; the remaining noise is measured
+    (`gemini.capture.verify.graph_check`).
+    """
     if all(tensor.device.type in ("cpu", "meta") for tensor in tensors):
         yield
         return

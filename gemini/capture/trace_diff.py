@@ -77,7 +77,11 @@ def trace(
     if seed is not None:
         seed_all(seed)
     tracer = make(model, leaf_policy)
-    tracer.values, tracer.scaling_reads, tracer.given = [] if keep else None, scaling_reads, random_scalars or {}
+    tracer.values, tracer.scaling_reads, tracer.forced_scalars = (
+        [] if keep else None,
+        scaling_reads,
+        random_scalars or {},
+    )
     tracer.caches = tuple(caches)
     begin = time.perf_counter()
     try:

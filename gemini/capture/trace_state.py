@@ -51,11 +51,11 @@ class TraceState:
 
     def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
         self.model, self.leaf_policy = model, leaf_policy
-        self.origins = ModelIndex(model)
+        self.model_index = ModelIndex(model)
         self.nodes: list[Node] = []
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.known: TensorTable[Ref] = TensorTable()
-        self.kept: list[Any] = []
+        self.alive: list[Any] = []
         self.scope: list[str] = []
         self.active = False
         self.recording = True  # False inside a leaf
@@ -63,7 +63,7 @@ class TraceState:
         self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, where runs are to be compared
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
-        self.encoder = Encoder(self.origin, self.origins.owner, self.array)
+        self.encoder = Encoder(self.origin, self.model_index.owner, self.array)
         self.dynamic: dict[Ref, DynamicShape] = {}  # tensors whose sizes depend on contents
         self.leaf_shapes: TensorTable[DynamicShape] = TensorTable()  # and those inside leaves
         self.storages = StorageTable()
@@ -82,7 +82,7 @@ class TraceState:
         self.escaped.clear()
         self.leaf_shapes.clear()
         self.arrays.clear()
-        self.kept.clear()
+        self.alive.clear()
 
     # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
     def origin(self, tensor: torch.Tensor) -> Ref:
@@ -90,7 +90,7 @@ class TraceState:
         ref = self.known.get(tensor)
         if ref is not None:
             return ref
-        held = self.origins.held(tensor)
+        held = self.model_index.find_tensor(tensor)
         if held is not None:
             return Ref(self.source(*held, tensor))
         made = self.escaped.get(tensor)
@@ -155,7 +155,7 @@ class TraceState:
             from_weights or any(self.from_weights[ref.node] for ref in concretize.content_inputs(node, read))
         )
         if self.scaling_reads is not None:
-            self.scaling_reads.appended(self.from_weights[-1])
+            self.scaling_reads.on_append(self.from_weights[-1])
         if self.values is not None:
             self.values.append([tensor for _, tensor in made])
         for path, tensor in made:
@@ -239,7 +239,7 @@ class TraceState:
             and finite_check_operand(self.nodes, expr, expected) is None
         ):
             self.refuse(BRANCHES_ON_RESULTS)
-        if self.scaling_reads is not None and (calls := self.scaling_reads.calls(self, expr, source_line())):
+        if self.scaling_reads is not None and (calls := self.scaling_reads.find_calls(self, expr, source_line())):
             raise TraceRefused(tuple(self.scope), READS_SAMPLE_COUNTS, source_line(), calls)
         key = (expr, repr(expected))
         if key not in self.guards:

@@ -31,10 +31,8 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
     def __init__(self, model: nn.Module, leaf_policy: LeafPolicy) -> None:
         TorchFunctionMode.__init__(self)
         OpaqueCallRecorder.__init__(self, model, leaf_policy)
-        self.random_scalars: dict[
-            int, torch.Tensor
-        ] = {}  # single numbers that ops have drawn, by node: they may decide a way
-        self.given: dict[int, torch.Tensor] = {}  # those that are to be drawn
+        self.random_scalars: dict[int, torch.Tensor] = {}  # random scalars by node: they may decide a branch
+        self.forced_scalars: dict[int, torch.Tensor] = {}  # random scalars to force, by node
 
     def run(self, bound: dict[str, Any], call: Callable[[], Any]) -> Any:
         """Trace `call()`, which calls the model with the tensors of `bound`."""
@@ -48,15 +46,17 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
                 self.busy = True
                 self.scope = [""]
                 self.result = self.encode(output)
-                self.assignments(self.model, final=True)
+                self.record_writes(self.model, final=True)
             finally:
                 self.active, self.busy = False, False
         return output
 
     def forward_only(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The model's forward, where its hooks already run around the trace."""
+        """Run the model's forward; its hooks run around the trace."""
         if "" in self.leaf_policy.blocks:
-            return self.whole(OpaqueCall("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs)
+            return self.run_opaque(
+                OpaqueCall("block", "model", "", lambda a, k: forward(*a, **k), self.model), args, kwargs
+            )
         return self.open("", lambda: forward(*args, **kwargs))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         if self.busy or not self.active:
             return func(*args, **kwargs)
         if self.leaf is not None:
-            return self.inside(self.leaf, func, args, kwargs)
+            return self.run_inside(self.leaf, func, args, kwargs)
         self.busy = True
         try:
             return self._op(func, args, kwargs)
@@ -76,7 +76,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         short = concretize.short_name(name)
         if short in concretize.SIZES:
             return concretize.read_size(self, short, func, args, kwargs)
-        casts = short == "type" and (len(args) > 1 or kwargs)  # else it only says the type
+        casts = short == "type" and (len(args) > 1 or kwargs)  # without arguments it returns the type
         if (short in concretize.STATIC and not casts) or name.startswith(("torch._C._set_grad", "torch.ops.profiler.")):
             return func(*strip(args), **strip(kwargs))
         if short in concretize.REFUSED or not name:
@@ -85,12 +85,12 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
             return concretize.read_value(self, func, args)
         return self._record(func, name, args, kwargs)
 
-    def _chance(self, output: Any) -> None:
-        """Note a single number that was drawn, or have the one that is to be drawn."""
+    def _record_random_scalar(self, output: Any) -> None:
+        """Record a random scalar, or force the one that is given."""
         if type(output) is torch.Tensor and output.numel() == 1:
-            given = self.given.get(len(self.nodes))
-            if given is not None and given.shape == output.shape and given.dtype == output.dtype:
-                output.data.copy_(given)
+            forced = self.forced_scalars.get(len(self.nodes))
+            if forced is not None and forced.shape == output.shape and forced.dtype == output.dtype:
+                output.data.copy_(forced)
             self.random_scalars[len(self.nodes)] = output.detach().clone()
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         random = torch_rng_fingerprint()
         output = func(*strip(args), **strip(kwargs))
         if random != torch_rng_fingerprint():
-            self._chance(output)
+            self._record_random_scalar(output)
         made = list(tensors(output))
         if not made and output is not None:
             return concretize.record_read(self, name, form_args, form_kwargs, output)
@@ -115,11 +115,11 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
         self.record_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:
-            self._note_parts(given[0])
+            self._guard_parts(given[0])
         return output
 
-    def _note_parts(self, tensor: torch.Tensor) -> None:
-        """How many parts of a tensor there are may depend on contents."""
+    def _guard_parts(self, tensor: torch.Tensor) -> None:
+        """Guard the number of parts of a tensor where it depends on contents."""
         ref = self.origin(tensor)
         for dim in sorted(self.dynamic[ref].dims if ref in self.dynamic else ()):
             self.guard(Expr("size", (ref, dim)), tensor.shape[dim])

@@ -124,9 +124,9 @@ class Execution:
 
     @staticmethod
     def _call_module(node: Node, target: nn.Module, args: Any, kwargs: Any) -> Any:
-        if node.checkpoint:
+        if node.wrapped:
             return torch.utils.checkpoint.checkpoint(
-                lambda *given: target(*given, **kwargs), *args, use_reentrant=node.checkpoint == "reentrant"
+                lambda *given: target(*given, **kwargs), *args, use_reentrant=node.wrapped == "reentrant"
             )
         return target(*args, **kwargs)
 

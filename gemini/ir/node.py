@@ -72,7 +72,7 @@ class Node:
     shares: tuple[int, ...] = ()  # nodes that allocated the memory of its results, if other than itself
     changes: tuple[str, ...] = ()  # modules whose state its run changes: batch statistics, counters, caches
     random: bool = False
-    checkpoint: str = ""  # "" | "reentrant" | "saved": how the original recomputes this node
+    checkpoint: str = ""  # how the original recomputes it: "" | "reentrant" | "saved"; after "own " its forward does
     reason: str = ""  # why a block is a block
     role: str = ""  # in a rolled graph: its role for the whole batch (`gemini.capture.sample_loops`)
 
@@ -90,6 +90,11 @@ class Node:
     def is_source(self) -> bool:
         """Whether it only brings an input or a tensor of the model into the graph."""
         return self.kind in SOURCES
+
+    @property
+    def wrapped(self) -> str:
+        """The kind of checkpoint that whoever calls the node puts around it; "" where its own forward does so."""
+        return "" if self.checkpoint.startswith("own ") else self.checkpoint
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def test_basic_blocks_by_class_class_name_or_scope(blocks):
     graph = capture(model, args, kwargs, basic_blocks=blocks)
     whole = [node for node in graph.nodes if node.kind == "block"]
     assert len(whole) == (1 if "layers" in str(blocks) else 3)
-    assert {node.reason for node in whole} == {"asked for"}
+    assert {node.reason for node in whole} == {"requested"}
     assert differences(graph, model, args, kwargs) == []
 
 
