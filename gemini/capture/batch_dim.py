@@ -154,7 +154,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def find_batch_layout(
-    model: nn.Module, call: ModelCall, settling: Warmup, known: BatchLayout | None = None
+    model: nn.Module, call: ModelCall, warmup: Warmup, known: BatchLayout | None = None
 ) -> BatchLayout | None:
     """Return the layout under which samples are independent; else the first that the model accepts; else None.
 
@@ -169,11 +169,11 @@ def find_batch_layout(
     for plan in candidate_layouts(call.tensors):
         if plan.size == 1:
             return runnable or plan
-        verdict = _independent(model, call, plan, settling)
-        if not verdict and settling.attributes_changed:
-            verdict = _independent(model, call, plan, settling)
+        verdict = _independent(model, call, plan, warmup)
+        if not verdict and warmup.attributes_changed:
+            verdict = _independent(model, call, plan, warmup)
         if verdict is None and plan.size >= 4:  # one sample may be too few, for statistics or a check of the model
-            verdict = _independent(model, call, plan, settling, few=2)
+            verdict = _independent(model, call, plan, warmup, few=2)
         if verdict:
             return plan
         if verdict is not None:
@@ -189,19 +189,19 @@ def _fit_plan(plan: BatchLayout, given: Sequence[torch.Tensor]) -> BatchLayout |
     return None if size is None else replace(plan, size=size)
 
 
-def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, settling: Warmup, few: int = 1) -> bool | None:
+def _independent(model: nn.Module, call: ModelCall, plan: BatchLayout, warmup: Warmup, few: int = 1) -> bool | None:
     """Return whether the results of `few` samples depend on them alone; None where the model rejects the sizes."""
     results = []
-    settling.attributes_changed = False
+    warmup.attributes_changed = False
     for start, length in ((0, 2 * few), (few, few)):
         args, kwargs = call.arguments(plan.take(call.tensors, start, length))
         try:
             with eval_mode(model):
                 results.append([tensor for _, tensor in tensors(model(*args, **kwargs))])
         except Exception:
-            settling.failed()
+            warmup.after_failure()
             return None
-        settling.ran()
+        warmup.after_run()
     pair, single = results
     if len(pair) != len(single):
         return False

@@ -70,7 +70,7 @@ class CaptureDriver:
         self.checked: dict[str, str] = {}
         self.saved = ModelSnapshot(model, watch=True)
         self.warmup = Warmup(model, self.saved)
-        self.settled = self.without_weights
+        self.warmed_up = self.without_weights
         self.subject = CaptureSubject(model, call, self.saved, find_caches(model))
         self.checks = GraphChecker(model, call, self.saved)
 
@@ -142,13 +142,13 @@ class CaptureDriver:
         try:
             first = trace(self.subject, self.call.tensors, self.leaf_policy)
         except TraceRefused:
-            if self.settled or not self.saved.attributes.changed():
+            if self.warmed_up or not self.saved.attributes.changed():
                 raise
         else:
-            if self.settled or not self.saved.attributes.changed():
+            if self.warmed_up or not self.saved.attributes.changed():
                 return first
-        self.settled = True
-        self.warmup.settle(self._first_call)
+        self.warmed_up = True
+        self.warmup.warm_up(self._first_call)
         return trace(self.subject, self.call.tensors, self.leaf_policy)
 
     def _keep_checkpoints(self, first: Trace) -> None:
@@ -352,7 +352,7 @@ class CaptureDriver:
             )
 
     def _blame(self, what: str, graph: Graph, given: Sequence[torch.Tensor], differences: Differences) -> None:
-        """Raise Coarsen for the region that made the difference."""
+        """Raise TraceRefused for the region that causes the difference."""
         line = differences.lines[0]
         again = trace(self.subject, given, self.leaf_policy, self.checks.seeds.get(what), keep=True)
         if differences.forward:

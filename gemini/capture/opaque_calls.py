@@ -151,7 +151,7 @@ class OpaqueCallRecorder(TraceState):
         symbol = symbol_of(cls)
         if symbol is None:
             self.refuse(f"the autograd function {cls.__qualname__} cannot be imported by name")
-        target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.here()}{cls.__name__}"
+        target, stem = f"{symbol.module}:{symbol.qualname}", f"{self.name_prefix()}{cls.__name__}"
         return self.run_opaque(
             OpaqueCall("function", stem, target, lambda a, k: ORIGINAL_APPLY(cls, *a, **k)), args, kwargs
         )
@@ -160,7 +160,7 @@ class OpaqueCallRecorder(TraceState):
         """Record an opaque Python function as one node."""
         if self.leaf is not None or self.busy or not self.active:
             return function(*args, **kwargs)
-        stem = f"{self.here()}{target.rpartition('.')[2].rpartition(':')[2]}"
+        stem = f"{self.name_prefix()}{target.rpartition('.')[2].rpartition(':')[2]}"
         return self.run_opaque(OpaqueCall("call", stem, target, lambda a, k: function(*a, **k)), args, kwargs)
 
     @contextmanager
@@ -224,7 +224,7 @@ class OpaqueCallRecorder(TraceState):
             node.out_spec += f" | {after}"
         node.after = self._predecessors(job)
         seen = [version - (storage_id(one) in leaf.written) for one, version in zip(given, versions, strict=True)]
-        self.effects(node, given, seen)
+        self.record_writes_of(node, given, seen)
         self.last_call[job.target] = node.id
         self._record_result_sizes(leaf, given, [tensor for _, tensor in tensors(output)])
         self.append(node, list(tensors(output)), from_weights=self._depends_on_weights(job, node))
@@ -235,11 +235,11 @@ class OpaqueCallRecorder(TraceState):
 
     def _record_result_sizes(self, leaf: RunningLeaf, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """Record result sizes that may depend on numbers which the leaf's Python read or computed."""
-        sized = [found for tensor in given if (found := self.sized(tensor)) is not None]
+        sized = [found for tensor in given if (found := self.dynamic_shape(tensor)) is not None]
         moving = {one.shape[dim] for one in sized for dim in one.dims}
         fixed = {size for one in given for size in one.shape}
         for tensor in made if moving or leaf.numbers else ():
-            before, shape = self.sized(tensor), tuple(tensor.shape)
+            before, shape = self.dynamic_shape(tensor), tuple(tensor.shape)
             if tensor in self.known:
                 continue
             read = leaf.numbers | (set() if tensor in self.escaped else moving)
@@ -359,7 +359,7 @@ class OpaqueCallRecorder(TraceState):
         """Record which sizes in a leaf depend on contents, and the numbers its Python reads from contents."""
         short = concretize.short_name(name)
         if short in concretize.SIZES:
-            found = self.sized(args[0]) if args else None
+            found = self.dynamic_shape(args[0]) if args else None
             leaf.numbers |= {found.shape[dim] for dim in found.dims} if found is not None else set()
         elif short in concretize.READS or short == "tolist":
             leaf.numbers |= {one for _, one in walk(output) if type(one) is int}

@@ -1,28 +1,28 @@
-"""Rolling: a recording of many samples is that of a few, over and over, where the model's Python loops over samples.
+"""Sample loops: where the model's Python loops over samples, a trace of a batch repeats the trace of a micro-batch.
 
     few      a, b = x.unbind()         y = stack([f(a), f(b)])
     many     a, b, c, d = x.unbind()   y = stack([f(a), f(b), f(c), f(d)])
 
-Walks through both recordings, that of a micro-batch and that of all of them, one behind the other. Every node of the
-latter must be one of these, or the recordings are not alike:
+`match_loop` walks through both traces, that of a micro-batch and that of the whole batch, side by side. Every node of
+the latter must be one of these, or the traces do not match:
 
 | a node of the whole batch is        | which means                                                                  |
 |-------------------------------------|------------------------------------------------------------------------------|
-| that of the micro-batch             | the same function of the same values; sizes are expressions                   |
-| a copy of one, for micro-batch k    | the same function of what copies for k have made, and of what all have alike |
-| the same as an earlier one          | it may be left out (`merging`)                                               |
+| that of the micro-batch             | the same function of the same values; sizes are expressions                  |
+| a copy of one, for micro-batch k    | the same function of results of copies for k, and of shared values           |
+| the same as an earlier one          | a common subexpression (`gemini.capture.cse`)                                |
 
-Literals must agree, but for those which number samples: `x[i]`, `out[i] = y`. Roles say what a node of the micro-batch
-is for the whole batch; what follows from that is for `gemini.batch_analysis` to say.
+Literals must be equal, except sample indices: `x[i]`, `out[i] = y`. The role of a node of the micro-batch describes
+it for the whole batch; `gemini.batch_analysis` draws the consequences.
 
 | role  | for the whole batch                                                              |
 |-------|----------------------------------------------------------------------------------|
 |       | one node                                                                         |
-| parts | one node, that takes its argument apart: a list with entries for every copy      |
-| take  | a copy a micro-batch, which reads that micro-batch's entries of its argument     |
-| each  | a copy a micro-batch                                                             |
-| put   | a copy a micro-batch, which writes to that micro-batch's entries of its argument |
-| join  | one node, of lists that have the copies' entries one after the other             |
+| parts | one node that splits its argument into a list with entries for every copy        |
+| take  | one copy per micro-batch, which reads its entries of the argument                |
+| each  | one copy per micro-batch                                                         |
+| put   | one copy per micro-batch, which writes its entries of the argument               |
+| join  | one node, of lists that concatenate the entries of the copies                    |
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SAME = ("kind", "target", "region", "checkpoint", "random")
 
 
 class LoopMismatch(Exception):
-    """The recordings are not alike; `node` is one of the micro-batch, near the place."""
+    """The traces do not match; `node` is a node of the micro-batch near the mismatch."""
 
     def __init__(self, node: Node, reason: str) -> None:
         super().__init__(reason)
@@ -56,10 +56,10 @@ class LoopMismatch(Exception):
 
 @dataclass
 class LoopMatch:
-    """What every node of a micro-batch is for the whole batch, and which node of its recording that is.
+    """The role of every node of a micro-batch for the whole batch, and its node in the trace of the whole batch.
 
-    Branches on contents go as recorded where all guards of the micro-batch hold in every micro-batch, those that are
-    numbered in `wholes` hold on the whole batch too, and the inputs `pins` have the recorded contents in every one.
+    Branches on contents are the recorded ones if all guards hold in every micro-batch, those in `whole_batch_guards`
+    hold on the whole batch too, and the inputs in `pins` have the recorded contents in every micro-batch.
     """
 
     roles: dict[int, str]
@@ -69,30 +69,30 @@ class LoopMatch:
 
 
 def match_loop(few: Trace, many: Trace, times: int) -> LoopMatch:
-    """Compare the recording of a micro-batch with that of so many; raises Unlike."""
-    rolling = LoopMatcher(few.nodes, many.nodes, times)
-    rolling.walk()
-    if not rolling.matches(few.tracer.result, many.tracer.result, 0):
+    """Match the trace of a micro-batch with that of `times` copies; raises LoopMismatch."""
+    matcher = LoopMatcher(few.nodes, many.nodes, times)
+    matcher.walk()
+    if not matcher.matches(few.tracer.result, many.tracer.result, 0):
         raise LoopMismatch(few.nodes[-1], "the output depends on the batch size")
-    rolling.check_orders()
-    return LoopMatch(rolling.roles(), rolling.images(), *_match_branches(rolling, few, many))
+    matcher.check_orders()
+    return LoopMatch(matcher.roles(), matcher.images(), *_match_branches(matcher, few, many))
 
 
-def _match_branches(rolling: LoopMatcher, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The guards of the micro-batch that the whole batch has too, and the inputs that its other branches depend on."""
+def _match_branches(matcher: LoopMatcher, few: Trace, many: Trace) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the guards that must hold on the whole batch too, and the inputs that its other branches depend on."""
     own = {at: guard for at, guard in enumerate(few.tracer.guards.values()) if guard.data}
-    roles = rolling.roles()
+    roles = matcher.roles()
     inputs = {node.target: node for node in few.nodes if node.kind == "input"}
     wholes: set[int] = set()
     pins: set[int] = set()
     for guard in many.tracer.guards.values():
-        found = next((at for at, one in own.items() if guard.data and rolling.is_same_fact(one, guard)), None)
+        found = next((at for at, one in own.items() if guard.data and matcher.is_same_guard(one, guard)), None)
         if not guard.data:
             continue
         if found is not None:
             refs = list(expr_refs(own[found].expr))
             if all(roles[ref.node] in _APART for ref in refs):
-                continue  # every micro-batch asks for itself
+                continue  # evaluated per micro-batch
             if not any(roles[index] for index in content_causes(few.nodes, refs)):
                 wholes.add(found)
                 continue
@@ -105,24 +105,24 @@ def _match_branches(rolling: LoopMatcher, few: Trace, many: Trace) -> tuple[tupl
 
 @dataclass
 class LoopMatcher:
-    """The comparison of two recordings, as far as it has come."""
+    """The state of the comparison of two traces."""
 
     few: list[Node]
     many: list[Node]
     times: int
-    copies: dict[int, list[int]] = field(default_factory=dict)  # of a node of few, in many, by micro-batch
-    lists: dict[int, int] = field(default_factory=dict)  # nodes that take samples apart: entries a micro-batch
+    copies: dict[int, list[int]] = field(default_factory=dict)  # of a node of `few`, in `many`, by micro-batch
+    lists: dict[int, int] = field(default_factory=dict)  # nodes that split samples: entries per micro-batch
     joins: set[int] = field(default_factory=set)
-    subscripts: set[int] = field(default_factory=set)  # nodes whose literals number samples
-    _repeated: bool = False  # a list in what was compared last
+    subscripts: set[int] = field(default_factory=set)  # nodes whose literals are sample indices
+    _repeated: bool = False  # whether the last comparison had a repeated list
 
     def __post_init__(self) -> None:
         self.first, self.other = representatives(self.few), representatives(self.many)
-        self.like: dict[Any, list[Node]] = {}  # nodes of few that have been met, by what they run and where
+        self.visited: dict[Any, list[Node]] = {}  # visited nodes of `few`, by function and scope
 
     # ── the walk ───────────────────────────────────────────────────────────────────────────────────────────────
     def walk(self) -> None:
-        """Find what every node of the whole batch is."""
+        """Match every node of the whole batch."""
         waiting = [node for node in self.few if self.first[node.id] == node.id]
         at = 0
         for node in self.many:
@@ -147,31 +147,31 @@ class LoopMatcher:
                 )
 
     def _owner(self, node: Node) -> Node:
-        """The node itself, or the first computing one after a source."""
+        """Return the node, or the first computing node after a source."""
         return next((later for later in self.few[node.id :] if not later.is_source), node)
 
     def _is_next(self, one: Node, other: Node) -> bool:
-        """Whether a node of the whole batch is this one of the micro-batch, on all samples."""
-        if not self._runs_the_same(one, other):
+        """Return whether a node of the whole batch is this node of the micro-batch, on all samples."""
+        if not self._has_same_function(one, other):
             return False
         self._repeated = False
         forms = (one.args, one.kwargs, one.mutates), (other.args, other.kwargs, other.mutates)
         if not self.matches(*forms, 0, repeated=one.kind == "op" and not one.mutates):
             return False
         if one.out_spec != other.out_spec:
-            if one.kind != "op" or short_name(one.target) not in PARTS or not self._is_list(one, other):
+            if one.kind != "op" or short_name(one.target) not in PARTS or not self._concatenates(one, other):
                 return False
             self.lists[one.id] = len(one.outputs)
         elif self._repeated:
             self.joins.add(one.id)
-        self._met(one, other)
+        self._add(one, other)
         return True
 
     def _is_copy(self, other: Node) -> bool:
-        """Whether a node of the whole batch is a copy of an earlier one of the micro-batch."""
+        """Return whether a node of the whole batch is a copy of an earlier node of the micro-batch."""
         if other.kind not in _COPIED or other.random or other.changes or other.target == ASSIGN:
             return False
-        found = self.like.get(_place(other), [])
+        found = self.visited.get(_place(other), [])
         for one in sorted(found, key=lambda node: len(self.copies[node.id])):
             number = len(self.copies[one.id])
             if number < self.times and self._is_copy_of(one, other, number):
@@ -180,7 +180,7 @@ class LoopMatcher:
         return False
 
     def _is_copy_of(self, one: Node, other: Node, number: int) -> bool:
-        if not self._runs_the_same(one, other) or one.out_spec != other.out_spec or one.changes:
+        if not self._has_same_function(one, other) or one.out_spec != other.out_spec or one.changes:
             return False
         if _output_shapes(one) != _output_shapes(other) or not self.matches(one.mutates, other.mutates, number):
             return False
@@ -191,15 +191,15 @@ class LoopMatcher:
             self.subscripts.add(one.id)
         return shifted or self.matches((one.args, one.kwargs), (other.args, other.kwargs), number)
 
-    def _runs_the_same(self, one: Node, other: Node) -> bool:
+    def _has_same_function(self, one: Node, other: Node) -> bool:
         return all(getattr(one, name) == getattr(other, name) for name in _SAME)
 
-    def _met(self, one: Node, other: Node) -> None:
+    def _add(self, one: Node, other: Node) -> None:
         self.copies[one.id] = [other.id]
-        self.like.setdefault(_place(one), []).append(one)
+        self.visited.setdefault(_place(one), []).append(one)
 
-    def _is_list(self, one: Node, other: Node) -> bool:
-        """Whether a node returns a list, with the entries of all micro-batches one after the other."""
+    def _concatenates(self, one: Node, other: Node) -> bool:
+        """Return whether a node returns a list that concatenates the entries of all micro-batches."""
         few, many = list(one.outputs.items()), list(other.outputs.items())
         if any(source != "ret" or len(path) != 1 or path[0][0] != "i" for (source, path), _ in (*few, *many)):
             return False
@@ -207,7 +207,7 @@ class LoopMatcher:
         return [(meta.shape, meta.dtype) for _, meta in many] == sizes * self.times
 
     def _is_shifted(self, one: Node, other: Node, number: int) -> bool:
-        """Whether two nodes read, or write, the entries of the first and of another micro-batch."""
+        """Return whether two nodes read or write the entries of the first and of another micro-batch."""
         name = short_name(one.target)
         given, found = _arguments(one), _arguments(other)
         if name not in _SUBSCRIPTS or len(given) != len(found) or not isinstance(given[0], Ref):
@@ -225,7 +225,7 @@ class LoopMatcher:
         return self.matches(few, many, number)
 
     def _batch_of(self, ref: Ref) -> tuple[int, int, int] | None:
-        """The dimension in which a value has more entries on the whole batch, its rank, and the entries."""
+        """Return the dimension in which a value is larger on the whole batch, its rank, and its size there."""
         image = self.image(ref, 0)
         if image is None or len(self.copies[self.first[ref.node]]) > 1:
             return None
@@ -244,7 +244,7 @@ class LoopMatcher:
 
     # ── comparing forms ────────────────────────────────────────────────────────────────────────────────────────
     def image(self, ref: Ref, number: int) -> Ref | None:
-        """The value of the whole batch that a value of the micro-batch is, in so many-th of its copies."""
+        """Return the value of the whole batch for a value of the micro-batch, in its copy `number`."""
         index = self.first[ref.node]
         found = self.copies.get(index)
         if found is None:
@@ -255,12 +255,12 @@ class LoopMatcher:
         return Ref(found[number] if number < len(found) else found[0], ref.source, ref.path)
 
     def matches(self, one: Any, other: Any, number: int, *, repeated: bool = False) -> bool:
-        """Whether a form of the whole batch is one of the micro-batch, in so many-th of its copies.
+        """Return whether a form of the whole batch matches one of the micro-batch, in its copy `number`.
 
-        `repeated`: lists may have the entries of all copies, one after the other.
+        `repeated`: lists may concatenate the entries of all copies.
         """
         if isinstance(one, Ref):
-            return isinstance(other, Ref) and self.image(one, number) == self._named(other)
+            return isinstance(other, Ref) and self.image(one, number) == self._representative(other)
         if type(one) is not type(other):
             return False
         if isinstance(one, (tuple, list)):
@@ -271,29 +271,29 @@ class LoopMatcher:
             if not repeated or one.cls is not other.cls or one.label != other.label:
                 return False
             self._repeated = True
-            return self._is_repeated(one.items, other.items)
+            return self._repeats(one.items, other.items)
         if dataclasses.is_dataclass(one) and not isinstance(one, type):
             parts = [part.name for part in dataclasses.fields(one)]
             return all(self.matches(getattr(one, a), getattr(other, a), number, repeated=repeated) for a in parts)
         return _is_same(one, other)
 
-    def _is_repeated(self, few: tuple[Any, ...], many: tuple[Any, ...]) -> bool:
+    def _repeats(self, few: tuple[Any, ...], many: tuple[Any, ...]) -> bool:
         if len(many) != self.times * len(few):
             return False
         return all(self.matches(few[at % len(few)], part, at // len(few)) for at, part in enumerate(many))
 
-    def is_same_fact(self, one: Guard, other: Guard) -> bool:
-        """Whether a branch of the whole batch is one of the micro-batch, for one of its copies."""
+    def is_same_guard(self, one: Guard, other: Guard) -> bool:
+        """Return whether a guard of the whole batch is one of the micro-batch, for one of its copies."""
         if repr(one.expected) != repr(other.expected):
             return False
         return any(self.matches(one.expr, other.expr, number) for number in range(self.times))
 
-    def _named(self, ref: Ref) -> Ref:
+    def _representative(self, ref: Ref) -> Ref:
         return Ref(self.other[ref.node], ref.source, ref.path)
 
-    # ── what follows ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ────────────────────────────────────────────────────────────────────────────────────────────────
     def roles(self) -> dict[int, str]:
-        """The role of every node of the micro-batch."""
+        """Return the role of every node of the micro-batch."""
         return {node.id: self._role(self.first[node.id]) for node in self.few}
 
     def _role(self, index: int) -> str:
@@ -308,11 +308,11 @@ class LoopMatcher:
         return "put" if self.few[index].mutates else "take"
 
     def images(self) -> dict[int, int]:
-        """The node of the whole batch that a node of the micro-batch is, or its first copy."""
+        """Return, for every node of the micro-batch, its node in the whole batch, or its first copy."""
         return {node.id: self.copies[self.first[node.id]][0] for node in self.few}
 
     def check_orders(self) -> None:
-        """Writes and what looks at the same memory must come in the order of the micro-batch, copies and all."""
+        """Check that writes and reads of the same memory, copies included, keep the order of the micro-batch."""
         self._check_copies()
         touching: dict[int, set[int]] = {}
         for node in self.few:
@@ -330,7 +330,7 @@ class LoopMatcher:
                 self._check_order(node, other, is_put=role == "put")
 
     def _check_copies(self) -> None:
-        """The copies for one micro-batch come in its order."""
+        """Check that the copies for one micro-batch are in its order."""
         for number in range(1, self.times):
             places = [found[number] for _, found in sorted(self.copies.items()) if len(found) > 1]
             if places != sorted(places):

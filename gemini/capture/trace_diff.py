@@ -1,8 +1,7 @@
-"""Traces: one attempt to trace a call, and the comparison of two traces.
+"""Trace comparison: one trace of a call, and the comparison of two traces.
 
-Two traces of one model at different batch sizes must be the same nodes with the same arguments: sizes are
-expressions, so only a value that was baked in can differ. The differing sizes of the results then show where the
-batch dimension of every value is.
+Two traces of one model at different batch sizes must have the same nodes with the same arguments: sizes are
+expressions, so only a constant can differ. The differing result sizes then show the batch dimension of every value.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from gemini.snapshot.rng_snapshot import seed_all
 
 @dataclass
 class CaptureSubject:
-    """What is captured: a model, a call of it, its state before, and its memoized functions."""
+    """The model to capture, a call of it, its state before, and its memoized functions."""
 
     model: nn.Module
     call: ModelCall
@@ -41,14 +40,14 @@ class CaptureSubject:
 
 
 class Trace:
-    """A finished trace with the output it gave."""
+    """A finished trace with its output."""
 
     def __init__(self, tracer: Tracer, output: Any, arguments: tuple[Any, Any], seconds: float) -> None:
         self.tracer, self.output, self.arguments, self.seconds = tracer, output, arguments, seconds
         self.nodes = tracer.nodes
 
     def release(self) -> None:
-        """Let go of all tensors; the nodes remain."""
+        """Release all tensors; the nodes remain."""
         self.output, self.arguments = None, ((), {})
         self.tracer.release()
 
@@ -64,11 +63,11 @@ def trace(
     random_scalars: dict[int, torch.Tensor] | None = None,
     make: Callable[..., Tracer] = Tracer,
 ) -> Trace:
-    """Trace one call, from the saved generators or from a seed; with `keep`, all results stay at hand.
+    """Trace one call, from the saved generators or from a seed; with `keep`, retain all results.
 
-    `random_scalars`: numbers that are drawn, by node, whatever the generators say.
+    `random_scalars`: random numbers to force, by node.
 
-    Raises Coarsen, or the model's own error where it fails without us too.
+    Raises TraceRefused, or the model's own error where it fails without tracing too.
     """
     model, call, saved, caches = subject.model, subject.call, subject.saved, subject.caches
     saved.restore()
@@ -110,7 +109,7 @@ def _run_traced(tracer: Tracer, forward: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_state(model: nn.Module, tracer: Tracer, saved: ModelSnapshot) -> None:
-    """Raise Coarsen for open modules whose Python changed attributes: a graph would not repeat that."""
+    """Raise TraceRefused for open modules whose Python changed attributes, which a graph would not repeat."""
     whole = {node.target for node in tracer.nodes if node.kind in MODULES}
     open_names = set(glue_modules(model, whole))
     for name, changed in saved.attributes.changed().items():
@@ -134,7 +133,7 @@ def _rerun_eagerly(model: nn.Module, call: ModelCall, given: Sequence[torch.Tens
 
 
 def takes_other_branch(a: Trace, b: Trace) -> bool:
-    """Whether contents or random numbers, not sizes, led two traces apart: a guard on data came out differently."""
+    """Return whether contents or random numbers, not sizes, separate two traces: a guard on data differs."""
     outcomes = {str(guard.expr): guard.expected for guard in b.tracer.guards.values() if guard.data}
     return any(
         guard.data and outcomes.get(str(guard.expr), guard.expected) != guard.expected
@@ -143,7 +142,7 @@ def takes_other_branch(a: Trace, b: Trace) -> bool:
 
 
 def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
-    """The first node in which two traces differ, and how."""
+    """Return the first node in which two traces differ, and a description."""
     for one, two in zip(a.nodes, b.nodes, strict=False):
         for field in ("kind", "target", "region", "out_spec", "checkpoint", "mutates", "args", "kwargs"):
             left, right = getattr(one, field), getattr(two, field)
@@ -159,12 +158,12 @@ def first_mismatch(a: Trace, b: Trace) -> tuple[Node, str] | None:
 
 
 def _owner(trace_: Trace, node: Node) -> Node:
-    """The node itself, or the first computing one after a source."""
+    """Return the node, or the first computing node after a source."""
     return next((later for later in trace_.nodes[node.id :] if not later.is_source), node)
 
 
 def _first_difference(left: Any, right: Any) -> str:
-    """Where two fields of a node are not the same, in a few words."""
+    """Return a short description of where two fields of a node differ."""
     for one, two in zip(leaves(left), leaves(right), strict=False):
         if not _same(one, two):
             return f"{_brief(one)} and {_brief(two)}"
@@ -172,8 +171,8 @@ def _first_difference(left: Any, right: Any) -> str:
 
 
 def _brief(leaf: Any) -> str:
-    told = leaf.value if isinstance(leaf, Literal) else leaf.expr if isinstance(leaf, Number) else leaf
-    return f"{told!s:.40}"
+    shown = leaf.value if isinstance(leaf, Literal) else leaf.expr if isinstance(leaf, Number) else leaf
+    return f"{shown!s:.40}"
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The recording: nodes written so far, and the origin of every tensor the model's Python may hold.
+"""Trace state: the nodes recorded so far, and the origin of every tensor that the model's Python may hold.
 
 Tensors are known by identity. What cannot be traced back is refused by raising `TraceRefused`.
 """
@@ -28,17 +28,17 @@ from gemini.snapshot.rng_snapshot import host_rng_fingerprint
 _MAX_OPS = 2000
 
 
-class TraceRefused(BaseException):  # not an error: it must pass through the model's own `except Exception`
-    """A region cannot be followed; `scope` lists the open modules, the innermost becomes a basic block."""
+class TraceRefused(BaseException):  # a BaseException: it must pass through `except Exception` of the model
+    """A region cannot be traced; `scope` lists the open modules, of which the innermost becomes a basic block."""
 
     def __init__(self, scope: tuple[str, ...], reason: str, line: str, calls: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason} ({line})")
         self.scope, self.reason, self.line, self.calls = scope, reason, line, calls
-        self.released = ""  # a function that is better not kept whole, instead
+        self.released = ""  # an opaque function to trace again instead
 
 
 class EscapedTensor:
-    """A tensor made inside a leaf: where, and whether an inner module returned it."""
+    """A tensor made inside a leaf: its scope, and whether an inner module returned it."""
 
     def __init__(self, scope: tuple[str, ...]) -> None:
         self.scope = scope
@@ -59,13 +59,13 @@ class TraceState:
         self.scope: list[str] = []
         self.active = False
         self.recording = True  # False inside a leaf
-        self.from_weights: list[bool] = []  # per node: does it depend on what the model computes from its parameters
-        self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, where runs are to be compared
+        self.from_weights: list[bool] = []  # per node: whether it depends on parameters
+        self.values: list[list[torch.Tensor]] | None = None  # per node its tensors, if runs are compared
         self.inputs: dict[int, Path] = {}
         self.result: Form | None = None
         self.encoder = Encoder(self.origin, self.model_index.owner, self.array)
         self.dynamic: dict[Ref, DynamicShape] = {}  # tensors whose sizes depend on contents
-        self.leaf_shapes: TensorTable[DynamicShape] = TensorTable()  # and those inside leaves
+        self.leaf_shapes: TensorTable[DynamicShape] = TensorTable()  # the same for tensors inside leaves
         self.storages = StorageTable()
         self.last_call: dict[str, int] = {}
         self.names: dict[str, int] = {}
@@ -76,7 +76,7 @@ class TraceState:
         self.scaling_reads: ScalingReadWatcher | None = None
 
     def release(self) -> None:
-        """Let go of all tensors; the nodes remain."""
+        """Release all tensors; the nodes remain."""
         self.values = None
         self.known.clear()
         self.escaped.clear()
@@ -84,9 +84,9 @@ class TraceState:
         self.arrays.clear()
         self.alive.clear()
 
-    # ── where tensors come from ────────────────────────────────────────────────────────────────────────────────
+    # ── origins of tensors ─────────────────────────────────────────────────────────────────────────────────────
     def origin(self, tensor: torch.Tensor) -> Ref:
-        """The node a tensor came from; brings in what the model holds; refuses what is unknown."""
+        """Return the origin of a tensor; adds tensors of the model to the graph; refuses unknown ones."""
         ref = self.known.get(tensor)
         if ref is not None:
             return ref
@@ -97,17 +97,17 @@ class TraceState:
         if made is None:
             self.refuse(f"a tensor of unknown origin, shape {tuple(tensor.shape)}")
         if not made.inner:
-            self.refuse("a tensor made inside a module reaches other code by a side way", made.scope)
+            self.refuse("a tensor made inside a module reaches other code, and not through a result", made.scope)
         return self.register(self.nodes[made.node], "inner", made.inner, tensor)
 
     def array(self, value: Any) -> Ref | None:
-        """The node a NumPy array came from; None for a constant of the model's code."""
+        """Return the origin of a NumPy array; None for a constant of the model's code."""
         if id(value) not in self.arrays and self.arrays:
             raise UnsupportedValueError("a NumPy array computed from the result of a function")
         return self.arrays.get(id(value))
 
     def refuse(self, reason: str, other: tuple[str, ...] | None = None) -> NoReturn:
-        """Give up on the innermost region that holds both the current code and `other`."""
+        """Refuse the innermost region that contains both the current code and `other`."""
         scope = tuple(self.scope)
         if other is not None:
             common = [a for a, b in zip(scope, other, strict=False) if a == b]
@@ -118,21 +118,21 @@ class TraceState:
         raise TraceRefused(scope, reason, source_line(), call_candidates(module))
 
     def encode(self, value: Any) -> Form:
-        """The form of a value; refuses what cannot be written down."""
+        """Return the form of a value; refuses a value without a form."""
         try:
             return self.encoder(value)
         except UnsupportedValueError as error:
-            self.refuse(f"cannot write down {error}")
+            self.refuse(f"cannot record {error}")
 
-    # ── writing nodes ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── nodes ──────────────────────────────────────────────────────────────────────────────────────────────────
     def source(self, kind: str, name: str, tensor: torch.Tensor) -> int:
-        """A node that brings a tensor into the graph."""
+        """Add a node that brings a tensor into the graph; return its id."""
         node = Node(len(self.nodes), kind, name, name, region=Region.current())
         self.append(node, [((), tensor)], from_weights=kind == "parameter")
         return node.id
 
     def start(self, kind: str, stem: str, target: str, args: Form, kwargs: Form) -> Node:
-        """A node for what runs now; `append` puts it into the graph once its result is known."""
+        """Return a node for the current call; `append` adds it to the graph with its result."""
         count = self.names[stem] = self.names.get(stem, 0) + 1
         return Node(
             id=len(self.nodes),
@@ -147,9 +147,9 @@ class TraceState:
         )
 
     def append(self, node: Node, made: list[tuple[Path, torch.Tensor]], from_weights: bool) -> None:
-        """Put a node into the graph with the tensors it returned."""
+        """Add a node to the graph with the tensors it returned."""
         self.nodes.append(node)
-        self._refuse_floods(node)
+        self._refuse_long_loops(node)
         read = (*concretize.data_refs(node.args, self.dynamic), *concretize.data_refs(node.kwargs, self.dynamic))
         self.from_weights.append(
             from_weights or any(self.from_weights[ref.node] for ref in concretize.content_inputs(node, read))
@@ -161,27 +161,27 @@ class TraceState:
         for path, tensor in made:
             self.register(node, "ret", path, tensor)
 
-    def _refuse_floods(self, node: Node) -> None:
-        """Keep whole a part whose Python loop would become thousands of nodes."""
+    def _refuse_long_loops(self, node: Node) -> None:
+        """Refuse a region whose Python loop would become thousands of nodes."""
         if node.kind == "op" and len(node.scope) > 1:
             count = self.op_counts[node.scope] = self.op_counts.get(node.scope, 0) + 1
             if count > _MAX_OPS:
                 self.refuse(f"its Python code runs more than {_MAX_OPS} operations")
 
-    def sized(self, tensor: torch.Tensor) -> DynamicShape | None:
-        """What of a tensor's sizes depends on contents."""
+    def dynamic_shape(self, tensor: torch.Tensor) -> DynamicShape | None:
+        """Return the dynamic shape of a tensor; None where no size depends on contents."""
         ref = self.known.get(tensor)
         return self.leaf_shapes.get(tensor) if ref is None else self.dynamic.get(ref)
 
     def record_sizes(self, name: str, args: Any, kwargs: Any, output: Any, leaf: tuple[Ref, ...] | None = None) -> bool:
-        """Note which sizes of an op's new results depend on contents; whether they come to do so by this op.
+        """Record which sizes of an op's new results depend on contents; return whether this op introduces it.
 
-        `leaf`: what a leaf was given, if the op ran inside one; all of it counts as the cause.
+        `leaf`: the arguments of the leaf that the op ran in, if any; all of them count as the cause.
         """
         counts = False
-        given = [self.sized(tensor) for _, tensor in tensors((args, kwargs))]
+        given = [self.dynamic_shape(tensor) for _, tensor in tensors((args, kwargs))]
         inherited = [cause for one in given if one is not None for cause in one.causes]
-        for found in dynamic_sizes(name, args, kwargs, output, self.sized):
+        for found in dynamic_sizes(name, args, kwargs, output, self.dynamic_shape):
             own = map(self.origin, found.causes) if leaf is None else leaf if found.causes else ()
             causes = tuple(dict.fromkeys((*inherited, *own)))
             counts = counts or bool(found.causes)
@@ -189,12 +189,12 @@ class TraceState:
         return counts
 
     def register(self, node: Node, source: str, path: Path, tensor: torch.Tensor) -> Ref:
-        """From now on `tensor` is known as this result of `node`."""
+        """Register a tensor as this result of `node`."""
         ref = Ref(node.id, source, path)
-        sizes = self.sized(tensor)
+        sizes = self.dynamic_shape(tensor)
         if sizes is not None:
             shape = tuple(tensor.shape)
-            changed = shape != sizes.shape  # in place: by `squeeze_`, say
+            changed = shape != sizes.shape  # in place, by `squeeze_` for example
             self.dynamic[ref] = (
                 DynamicShape(shape, resize_cases(shape, lambda *_: True), sizes.causes) if changed else sizes
             )
@@ -205,32 +205,32 @@ class TraceState:
             node.shares = tuple(sorted((*node.shares, maker)))
         return ref
 
-    def effects(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
-        """Note what a node wrote in place, and which nodes it must follow for that."""
+    def record_writes_of(self, node: Node, given: list[torch.Tensor], before: list[int]) -> None:
+        """Record the tensors that a node wrote in place, and the nodes that must run before it."""
         written = [t for t, old in zip(given, before, strict=True) if self.storages.version(t) != old]
         node.mutates = tuple(self.origin(tensor) for tensor in written)
         node.after = tuple(sorted({*node.after, *self.storages.order(node.id, given, written)}))
 
-    def here(self) -> str:
-        """The innermost open module, as the beginning of a name."""
+    def name_prefix(self) -> str:
+        """Return the innermost open module as the prefix of a name."""
         return f"{self.scope[-1]}." if self.scope and self.scope[-1] else ""
 
     def check_host_rng(self) -> None:
-        """Refuse glue that drew from Python's or NumPy's generator since the last check."""
+        """Refuse glue that used Python's or NumPy's generator since the last check."""
         if self.host_rng != host_rng_fingerprint():
             raise TraceRefused(tuple(self.scope), USES_HOST_RNG, source_line())
 
     # ── guards ─────────────────────────────────────────────────────────────────────────────────────────────────
     def on_compare(self, expr: Expr, outcome: bool) -> None:
-        """A branch of the glue was decided by traced numbers."""
+        """Record a branch on traced numbers."""
         self.guard(expr, outcome)
 
     def on_concretize(self, expr: Expr, value: int | float) -> None:
-        """A traced number became a plain one."""
+        """Record a traced number that became plain."""
         self.guard(expr, value, concrete=True)
 
     def guard(self, expr: Expr, expected: Any, concrete: bool = False) -> None:
-        """Note a fact that the model's Python relied on; refuse facts that need the model's own results."""
+        """Record a guard; refuse one that depends on results of the model's parameters."""
         if not self.active or not self.recording:
             return
         read = list(concretize.expr_data_refs(expr, self.dynamic))
@@ -252,7 +252,7 @@ USES_HOST_RNG = "its Python code draws from Python's or NumPy's generator"
 
 
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    """Shape, dtype, device, gradient flag and place in memory of a tensor."""
+    """Return shape, dtype, device, gradient flag and strides of a tensor."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     spread = tensor.layout == torch.strided and not tensor.is_contiguous()
     strides = tuple(tensor.stride()) if spread else None

@@ -1,8 +1,8 @@
-"""The tracer: runs a model once, for real, and writes down what happened between its leaf modules.
+"""Tracer: runs a model once, on real tensors, and records the operations between its leaf modules.
 
-Nothing is symbolic. Modules and ops run on real tensors; the tracer knows every tensor by identity and every size
-by provenance, so the recorded nodes can be run again on another batch. What it cannot follow it refuses, by
-raising `Coarsen`: the innermost open module (or Python function) then becomes a basic block and tracing restarts.
+Nothing is symbolic. The tracer identifies every tensor by identity and every size by its expression, so that the
+recorded nodes can run on another batch. Regions that it cannot trace it refuses with `TraceRefused`: the innermost
+open module (or Python function) then becomes a basic block and tracing restarts.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class Tracer(TorchFunctionMode, OpaqueCallRecorder):  # type: ignore[misc]
             return concretize.record_read(self, name, form_args, form_kwargs, output)
         if not made and not given:
             return None
-        node = self.start("op", f"{self.here()}{concretize.short_name(name)}", name, form_args, form_kwargs)
+        node = self.start("op", f"{self.name_prefix()}{concretize.short_name(name)}", name, form_args, form_kwargs)
         node.out_spec = structure_of(output)
         node.random = random != torch_rng_fingerprint()
-        self.effects(node, given, before)
+        self.record_writes_of(node, given, before)
         self.record_sizes(name, strip(args), strip(kwargs), output)
         self.append(node, made, from_weights=False)
         if isinstance(output, (tuple, list)) and concretize.short_name(name) in concretize.PARTS:

@@ -1,11 +1,11 @@
-"""Settling: letting a model do what it does once only, on its first calls, before its state is taken as given.
+"""Warm-up: the changes that a model makes to itself on its first calls only.
 
-Lazy layers, caches and hooks that a model installs by itself change attributes on the first call and on no other. What
-changes with every call is put back, and so is a module that initializes its weights from the first batch: that must
-be the user's batch, in the user's run.
+Lazy layers, caches and hooks that a model installs change attributes on the first call and on no other. Attributes
+that change with every call are restored, and so is a module that initializes its weights from the first batch: that
+must be the user's batch, in the user's run.
 
-    run 1   attributes change                    nothing known yet
-    run 2   some of them change again            those are put back; the others have settled
+    run 1   attributes change                    undecided
+    run 2   some of them change again            these are restored; the others remain
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gemini.snapshot.rng_snapshot import GeneratorStates
 
 
 class Warmup:
-    """The state of a model, from the time on that it settled. Call `ran` after every run."""
+    """Separates first-call changes from per-call changes. Call `after_run` after every run."""
 
     def __init__(self, model: nn.Module, saved: ModelSnapshot) -> None:
         self.model, self.saved = model, saved
         self.between: AttributeSnapshot | None = None  # after a first run that changed attributes
-        self.attributes_changed = False  # whether a run since this was last cleared did so
+        self.attributes_changed = False  # whether a run since this flag was cleared did so
         self.written: set[str] = set()
 
-    def ran(self) -> None:
-        """A run is over: put back what it changed, or learn from it."""
+    def after_run(self) -> None:
+        """Restore the changes of a run, or decide which of them remain."""
         if self.between is None and not self.saved.attributes.changed():
             self.saved.restore_tensors()
             return
@@ -48,27 +48,27 @@ class Warmup:
         self.saved.add_new_tensors()
         self.between = None
 
-    def failed(self) -> None:
-        """A run raised: put everything back."""
+    def after_failure(self) -> None:
+        """Restore everything after a run that raised."""
         self.between = None
         self.saved.restore()
 
     def finish(self, run: Callable[[], Any]) -> None:
-        """Run once more if the last run left a question open."""
+        """Run once more if the changes of the last run are undecided."""
         if self.between is not None:
             run()
-            self.ran()
+            self.after_run()
 
-    def settle(self, run: Callable[[], Any]) -> None:
-        """Settle by runs of its own."""
+    def warm_up(self, run: Callable[[], Any]) -> None:
+        """Run the model until its first-call changes are made."""
         self.saved.restore()
         run()
-        self.ran()
+        self.after_run()
         self.finish(run)
 
 
 def materialize(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Let lazy layers find their sizes."""
+    """Run a model with lazy layers once, so that they get their sizes."""
     if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
         generators = GeneratorStates()
         run()
@@ -76,7 +76,7 @@ def materialize(model: nn.Module, run: Callable[[], Any]) -> None:
 
 
 def _changed_parameters(saved: ModelSnapshot) -> set[str]:
-    """The parameters that the last run changed. Buffers do not count: statistics change with every call."""
+    """Return the parameters that the last run changed. Buffers do not count: statistics change with every call."""
     parameters = {name for name, _ in saved.model.named_parameters()}
     return {
         copy.name
@@ -86,7 +86,7 @@ def _changed_parameters(saved: ModelSnapshot) -> set[str]:
 
 
 def _owns_written(model: nn.Module, name: str, written: set[str]) -> bool:
-    """Whether one of these parameters hangs on a module itself."""
+    """Return whether a module owns one of these parameters."""
     prefix = f"{name}." if name else ""
     return any(f"{prefix}{key}" in written for key in model.get_submodule(name)._parameters)
 
@@ -94,10 +94,10 @@ def _owns_written(model: nn.Module, name: str, written: set[str]) -> bool:
 def _registered_again(
     model: nn.Module, changed: dict[str, list[str]], before: AttributeSnapshot
 ) -> dict[str, list[str]]:
-    """Where a run has registered a parameter that the model had already, under one more name.
+    """Return the attributes under which a run has registered an existing parameter again.
 
-    Dropout on weights does so in evaluation, where dropout returns what it is given; in training it could not set that
-    attribute any more.
+    Dropout on weights does so in evaluation mode, where dropout returns its input; in training mode it could then not
+    set that attribute.
     """
     known = {id(tensor) for slots in before.slots.values() for held in slots for tensor in held.values()}
     found: dict[str, list[str]] = {}

@@ -65,9 +65,9 @@ class CallGuard:
                 if not self._is_in_state(validity):
                     return Mismatch("model", f"{_CHANGED}: {self._change(validity):.300}")
         if learner := self._learning.begun(self._watch, state):
-            return Mismatch("model", f"{_CHANGED}: {learner.lstrip('.')} wants a gradient and is no parameter")
-        foresight = early_guards(self.graph)
-        broken = foresight.find_broken(model, bound) if foresight.guards else None
+            return Mismatch("model", f"{_CHANGED}: {learner.lstrip('.')} requires a gradient and is no parameter")
+        early = early_guards(self.graph)
+        broken = early.find_broken(model, bound) if early.guards else None
         if broken is not None:
             return Mismatch(
                 f"guard {broken.line} {broken.expr}", f"the model takes another way here: no longer {broken}"

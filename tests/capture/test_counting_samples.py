@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.sample_dims import find_batch_dims
+from gemini.planner.microbatch_split import find_batch_dims
 
 
 class Words(nn.Module):

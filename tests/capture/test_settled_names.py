@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.sample_dims import find_batch_dims
+from gemini.planner.microbatch_split import find_batch_dims
 
 
 class DroppedWeights(nn.Module):

@@ -1,9 +1,9 @@
-"""Gradients: one backward, and what is kept of it.
+"""Gradient records: the gradients of one backward, as tensors or digests.
 
-Gradients are handed over one by one, as the backward makes them, and let go at once: comparing two runs must not hold
-two sets of gradients. A *digest* of a gradient is 4096 random projections of it. Equal gradients have equal
-digests, to the bit; others have others, but for chance. Where digests differ, one set is kept and the other compared
-with it as it comes.
+Gradients are passed to a sink one by one, as the backward computes them, and released: comparing two runs must not hold
+two sets of gradients. A *digest* of a gradient is 4096 random projections of it. Equal gradients have equal digests,
+to the bit; different ones have different digests with near certainty. Where digests differ, one set is retained and
+the other compared with it, gradient by gradient.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import nn
 from gemini.capture.module_hooks import without_tensor_hooks
 
 Grads = dict[str, torch.Tensor | None]
-Sink = Callable[[str, torch.Tensor], Any]  # what to keep of a gradient
+Sink = Callable[[str, torch.Tensor], Any]  # returns the part of a gradient to retain
 
 _WIDTH = 4096
-_TABLE = 65_521  # a prime: no size of a model divides by it
-_BACKWARD = torch.autograd.backward  # while a model is captured, it may not call this itself
+_TABLE = 65_521  # a prime, which divides no usual size
+_BACKWARD = torch.autograd.backward  # capture replaces the attribute to refuse nested training
 
 
 def objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A scalar that every differentiable output takes part in, with fixed weights."""
+    """Return a scalar that depends on every differentiable output, with fixed weights."""
     total: torch.Tensor | None = None
     for tensor in outputs:
         if not tensor.requires_grad:
@@ -40,7 +40,7 @@ def objective(outputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _weights(value: torch.Tensor) -> torch.Tensor:
-    """Fixed numbers between 0.5 and 1.5, one an element; the table is repeated to save time."""
+    """Return fixed numbers between 0.5 and 1.5 per element; the table is repeated to save time."""
     table = _table(value.device, torch.float32).to(value.dtype)
     return table.repeat(-(-value.numel() // _TABLE))[: value.numel()].view(value.shape)
 
@@ -52,7 +52,7 @@ def _table(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
 
 
 def backward(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], keep: Sink) -> Grads:
-    """The gradients of all parameters and inputs, as `keep` makes them; None where there is none."""
+    """Return the gradients of all parameters and inputs, as returned by `keep`; None where there is none."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     named.update({f"input {i}": t for i, t in enumerate(inputs) if t.requires_grad and t.is_leaf})
     total = objective(outputs)
@@ -74,7 +74,7 @@ def backward(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence
 
 def _taker(found: Grads, name: str, keep: Sink) -> Callable[[torch.Tensor], torch.Tensor]:
     def take(grad: torch.Tensor) -> torch.Tensor:
-        """Keep what is wanted and leave a stand-in that takes no memory."""
+        """Pass a gradient to the sink and return a placeholder without memory."""
         found[name] = keep(name, grad)
         if grad.layout != torch.strided:
             return torch.zeros_like(grad)
@@ -84,8 +84,8 @@ def _taker(found: Grads, name: str, keep: Sink) -> Callable[[torch.Tensor], torc
 
 
 def _by_backward(total: torch.Tensor, named: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Re-entrant checkpoints only work with `backward()`; the user's gradients are put aside meanwhile."""
-    held = {name: leaf.grad for name, leaf in named.items()}
+    """Yield the gradients by `backward()`, which re-entrant checkpoints need; restore the user's gradients."""
+    saved = {name: leaf.grad for name, leaf in named.items()}
     for leaf in named.values():
         leaf.grad = None
     try:
@@ -95,11 +95,11 @@ def _by_backward(total: torch.Tensor, named: dict[str, torch.Tensor]) -> Iterato
                 yield name, leaf.grad
     finally:
         for name, leaf in named.items():
-            leaf.grad = held[name]
+            leaf.grad = saved[name]
 
 
 def autograd_nodes(outputs: Sequence[torch.Tensor]) -> list[Any]:
-    """The nodes of torch's own graph behind some tensors, each once, in a fixed order."""
+    """Return the nodes of the autograd graph of some tensors, each once, in a fixed order."""
     waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen = dict.fromkeys(waiting)
     while waiting:
@@ -111,9 +111,9 @@ def autograd_nodes(outputs: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def autograd_graph_text(model: nn.Module, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> str:
-    """Torch's own graph behind the outputs as text: which functions, with which settings, lead to which parameters.
+    """Return the autograd graph of the outputs as text: functions, their settings, and the parameters.
 
-    Two runs with equal values and equal ways back have equal gradients.
+    Two runs with equal values and equal texts have equal gradients.
     """
     names = {id(p): name for name, p in model.named_parameters()}
     names.update({id(tensor): f"input {index}" for index, tensor in enumerate(inputs)})
@@ -128,10 +128,10 @@ def autograd_graph_text(model: nn.Module, outputs: Sequence[torch.Tensor], input
 
 
 def _settings(node: Any) -> str:
-    """What a function of torch's graph remembers beside tensors: dimensions, rates, the context of a custom one."""
+    """Return the non-tensor state of an autograd node: dimensions, rates, the context of a custom function."""
     own = [value for value in getattr(node, "__dict__", {}).values() if isinstance(value, _PLAIN)]
     kind = type(node)
-    if kind not in _SETTINGS:  # what is a tensor also has a raw form
+    if kind not in _SETTINGS:  # saved tensors also have a raw attribute
         _SETTINGS[kind] = [
             name for name in dir(kind) if name.startswith("_saved_") and not hasattr(kind, f"_raw{name}")
         ]
@@ -143,12 +143,12 @@ _SETTINGS: dict[type, list[str]] = {}
 
 
 def keep_gradient(_: str, grad: torch.Tensor) -> torch.Tensor:
-    """Keep a gradient as it is."""
+    """Retain a gradient."""
     return grad.detach()
 
 
 def digest(_: str, grad: torch.Tensor) -> torch.Tensor:
-    """The sums of a tensor along one dimension with random weights; a small one is its own digest."""
+    """Return the sums of a tensor along one dimension with random weights; a small tensor is its own digest."""
     flat = grad.detach()
     flat = flat.to_dense() if flat.layout != torch.strided else flat
     flat = (torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat).reshape(-1)

@@ -1,7 +1,7 @@
-"""Observations: everything one training step of a model shows, and the comparison of two of them.
+"""Step observations: the results of one training step, and the comparison of two of them.
 
-The outputs, the gradients of all parameters and inputs of a fixed random combination of the outputs, what it wrote
-of the model's tensors, and the inputs afterwards. Two runs from the same generator states must agree in all of these.
+The outputs, the gradients of all parameters and inputs of a fixed random combination of the outputs, the tensors of
+the model that it wrote, and the inputs afterwards. Two runs from the same generator states must agree in all of these.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _TOLERANCE = {"float64": 1e-9, "float32": 1e-5, "complex64": 1e-5, "complex128":
 
 @dataclass
 class StepObservation:
-    """What one step showed; `grads` is None where only the forward ran."""
+    """The results of one step; `grads` is None where only the forward ran."""
 
     structure: str
     outputs: list[torch.Tensor]
     buffers: dict[str, torch.Tensor]
     inputs: list[torch.Tensor]
-    given: dict[str, str] = field(default_factory=dict)  # what else there is in the arguments afterwards, by path
+    given: dict[str, str] = field(default_factory=dict)  # the non-tensor arguments afterwards, by path
     grads: Grads | None = None
     autograd_text: str = ""
     finite: bool = True
@@ -61,9 +61,9 @@ def observe(
     keep: Sink = keep_gradient,
     saved: ModelSnapshot | None = None,
 ) -> StepObservation:
-    """Run one step. The caller sets the generators before and restores the model after.
+    """Run one step and observe it. The caller sets the generators before and restores the model after.
 
-    `keep` says what of each gradient; `saved` tells which of the model's tensors runs write (else all buffers count).
+    `keep` retains a part of each gradient; `saved` lists the tensors that runs write (default: all buffers).
     """
     args, kwargs = call.arguments(given)
     return observe_finished(model, run(args, kwargs), (args, kwargs), gradients=gradients, keep=keep, saved=saved)
@@ -78,17 +78,15 @@ def observe_finished(
     keep: Sink = keep_gradient,
     saved: ModelSnapshot | None = None,
 ) -> StepObservation:
-    """What a step that just ran shows."""
+    """Return the observation of a step that has run."""
     given = [tensor for _, tensor in tensors(arguments)]
     made = [tensor for _, tensor in tensors(output)]
     if saved is None:
         state = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     else:
         state = {copy.name: contents(copy.tensor) for copy in saved.written()} | _attributes(saved)
-    seen = StepObservation(
-        structure_of(output), [tensor.detach().clone() for tensor in made], state, [tensor.detach() for tensor in given],
-        _plain_parts(arguments),
-    )  # fmt: skip
+    outputs, inputs = [tensor.detach().clone() for tensor in made], [tensor.detach() for tensor in given]
+    seen = StepObservation(structure_of(output), outputs, state, inputs, _plain_parts(arguments))
     seen.finite = all(bool(torch.isfinite(t).all()) for t in made if _is_real(t))
     if gradients:
         seen.grads = backward(model, made, given, keep)
@@ -98,17 +96,17 @@ def observe_finished(
 
 
 def _plain_parts(arguments: Any) -> dict[str, str]:
-    """What is no tensor in arguments: a model may count calls in a dictionary, or append names to a list."""
+    """Return the non-tensor arguments: a model may count calls in a dictionary, or append names to a list."""
     found = {}
     for path, leaf in walk(arguments):
         if not isinstance(leaf, torch.Tensor):
-            where = ".".join(str(step[1]) for step in path[1:])  # the first tells those with names from the others
+            where = ".".join(str(step[1]) for step in path[1:])  # without the step into args or kwargs
             found[where] = repr(to_plain(leaf)) if isinstance(leaf, LITERALS) else type(leaf).__name__
     return found
 
 
 def argument_difference(expected: StepObservation, found: StepObservation) -> str:
-    """How two runs leave other plain values in the arguments; '' if they do not."""
+    """Return the first difference of the non-tensor arguments after two runs; '' if there is none."""
     for where in dict.fromkeys([*expected.given, *found.given]):
         one, two = expected.given.get(where, "nothing"), found.given.get(where, "nothing")
         if one != two:
@@ -117,7 +115,7 @@ def argument_difference(expected: StepObservation, found: StepObservation) -> st
 
 
 def _attributes(saved: ModelSnapshot) -> dict[str, torch.Tensor]:
-    """The tensors in attributes that are others now."""
+    """Return the tensors in attributes that have changed."""
     found = {}
     for name, keys in saved.attributes.changed().items():
         own = vars(saved.model.get_submodule(name))
@@ -126,7 +124,7 @@ def _attributes(saved: ModelSnapshot) -> dict[str, torch.Tensor]:
 
 
 def contents(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a small tensor, a digest of a large one."""
+    """Return a copy of a small tensor, a digest of a large one."""
     return tensor.detach().clone() if tensor.numel() <= _SMALL else digest("", tensor)
 
 
@@ -135,7 +133,7 @@ def _is_real(tensor: torch.Tensor) -> bool:
 
 
 def compare(expected: StepObservation, found: StepObservation) -> Differences:
-    """Where `found` differs from `expected`."""
+    """Return where `found` differs from `expected`."""
     differences = Differences()
     if expected.structure != found.structure:
         differences.lines.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")
@@ -164,7 +162,7 @@ def _pairs(what: str, expected: dict[Any, Any], found: dict[Any, Any]) -> list[t
 
 
 def tensor_difference(expected: torch.Tensor | None, found: torch.Tensor | None) -> str:
-    """How two tensors differ; '' if they are equal up to rounding."""
+    """Return how two tensors differ; '' if they are equal up to rounding."""
     if expected is None or found is None:
         return "" if expected is found else f"{'missing' if found is None else 'unexpected'}"
     if expected.layout != torch.strided or found.layout != torch.strided:
@@ -185,20 +183,20 @@ def tensor_difference(expected: torch.Tensor | None, found: torch.Tensor | None)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in a plain layout."""
+    """Return the values of a tensor in strided layout."""
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
 def tolerance(tensor: torch.Tensor) -> float:
-    """The rounding that a dtype allows for, relative to the largest element."""
+    """Return the accepted rounding of a dtype, relative to the largest element."""
     return _TOLERANCE.get(str(tensor.dtype).removeprefix("torch."), 2e-2)
 
 
 def scale_of(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude."""
     if not tensor.numel():
         return 0.0
-    largest = float(tensor.abs().max())  # the usual case first: to pick what is finite takes several times as long
+    largest = float(tensor.abs().max())  # the common case first: selecting finite elements is several times slower
     if math.isfinite(largest):
         return largest
     finite = tensor[torch.isfinite(tensor)]
@@ -206,5 +204,5 @@ def scale_of(tensor: torch.Tensor) -> float:
 
 
 def distance(expected: torch.Tensor, found: torch.Tensor) -> float:
-    """The largest difference of two elements."""
+    """Return the largest difference of two elements."""
     return float((expected - found).abs().nan_to_num().max()) if expected.numel() else 0.0
