@@ -1,4 +1,4 @@
-"""Here: a thread may have everything run in this process for a while, whatever is managed."""
+"""Local mode: a thread runs everything in this process for a while, managed models included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class LocalMode(threading.local):
-    """Whether it has."""
+    """Whether local mode is on, per thread."""
 
     is_set: bool = False
 

@@ -27,7 +27,7 @@ Run = Callable[[list[torch.Tensor], bool], list[Any]]  # of inputs; whether what
 
 
 @dataclass
-class Wanted:
+class GradientRequest:
     """What is asked for: gradients of some inputs and parameters; `given` are the results that have a gradient."""
 
     inputs: list[int]
@@ -35,22 +35,26 @@ class Wanted:
     given: list[int]
 
 
-def gradients_here(
-    run: Run, inputs: Sequence[torch.Tensor], wanted: Wanted, gradients: Sequence[torch.Tensor], create_graph: bool
+def compute_gradients(
+    run: Run,
+    inputs: Sequence[torch.Tensor],
+    wanted: GradientRequest,
+    gradients: Sequence[torch.Tensor],
+    create_graph: bool,
 ) -> list[Any]:
     """The gradients that are wanted, inputs first; None where one took no part."""
-    how, tensors = _gradients_of(run, len(inputs), wanted), [*inputs, *gradients]
+    how, tensors = _derivative(run, len(inputs), wanted), [*inputs, *gradients]
     if create_graph:
-        return list(Again.apply(how, len(tensors), *tensors, *wanted.parameters))
+        return list(RerunFunction.apply(how, len(tensors), *tensors, *wanted.parameters))
     with torch.enable_grad():
         return how(_leaves(tensors), False)
 
 
-def _gradients_of(run: Run, count: int, wanted: Wanted) -> Run:
+def _derivative(run: Run, count: int, wanted: GradientRequest) -> Run:
     def how(tensors: list[torch.Tensor], create_graph: bool) -> list[Any]:
         inputs, gradients = tensors[:count], tensors[count:]
         leaves = [inputs[at] for at in wanted.inputs] + wanted.parameters
-        with trained(wanted.parameters), without_tensor_hooks(wanted.parameters):
+        with unfrozen(wanted.parameters), without_tensor_hooks(wanted.parameters):
             results = run(inputs, True)
             pairs = [(results[at], g) for at, g in zip(wanted.given, gradients, strict=True)]
             pairs = [(result, g) for result, g in pairs if result is not None and result.requires_grad]
@@ -65,7 +69,7 @@ def _gradients_of(run: Run, count: int, wanted: Wanted) -> Run:
 
 
 @contextmanager
-def trained(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+def unfrozen(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Inside, none of these is frozen: they were not when the call was made."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     for parameter in frozen:
@@ -81,7 +85,7 @@ def _leaves(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().requires_grad_() if tensor.requires_grad else tensor for tensor in tensors]
 
 
-class Again(torch.autograd.Function):  # type: ignore[misc]
+class RerunFunction(torch.autograd.Function):  # type: ignore[misc]
     """A run as a function of its inputs and of parameters."""
 
     @staticmethod
@@ -100,8 +104,8 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
         places = [at for at in range(len(tensors)) if needed[at]]
         inputs = [at for at in places if at < ctx.count]
         given = [at for at, gradient in enumerate(gradients) if gradient is not None]
-        wanted = Wanted(inputs, [tensors[at] for at in places if at >= ctx.count], given)
-        found = gradients_here(
+        wanted = GradientRequest(inputs, [tensors[at] for at in places if at >= ctx.count], given)
+        found = compute_gradients(
             ctx.run, tensors[: ctx.count], wanted, [gradients[at] for at in given], torch.is_grad_enabled()
         )
         result: list[Any] = [None] * len(tensors)
@@ -112,7 +116,7 @@ class Again(torch.autograd.Function):  # type: ignore[misc]
 
 # ── deferred steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass
-class Switch:
+class GradientSwitch:
     """Whether gradients end at the stand-ins."""
 
     is_closed: bool = False
@@ -125,7 +129,7 @@ class Rerun:
     parameters: list[torch.Tensor]
     inputs: list[torch.Tensor]
     operands: dict[int, torch.Tensor]
-    switch: Switch
+    switch: GradientSwitch
     values: dict[int, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -133,7 +137,7 @@ class Rerun:
         parameters: list[torch.Tensor], inputs: list[torch.Tensor], operands: dict[int, torch.Tensor], connect: bool
     ) -> Rerun:
         """Stand-ins; connected to the program's graph, or not."""
-        switch = Switch()
+        switch = GradientSwitch()
 
         def stand_in(one: torch.Tensor) -> torch.Tensor:
             if not one.requires_grad:
@@ -166,7 +170,7 @@ class StandIn(torch.autograd.Function):  # type: ignore[misc]
     """The same contents; gradients go on, unless the switch is closed."""
 
     @staticmethod
-    def forward(ctx: Any, switch: Switch, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, switch: GradientSwitch, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor."""
         ctx.set_materialize_grads(False)
         ctx.switch = switch

@@ -36,7 +36,9 @@ _KEPT = 20  # files of earlier runs
 _EVERY = 2.0  # seconds between two writings, after the first calls
 _SHARE = 0.25  # and of the time since the first: the longer a run, the less a writing adds to what is known of it
 _FIRST = (1, 2, 4, 8, 16, 32, 64)
-_RENEWED = 16  # calls after which plans are told as they are then, and every time that there are four times as many
+_RENEWED = (
+    16  # calls after which plans are on_record as they are then, and every time that there are four times as many
+)
 _TIMED = 15  # steps whose times are known
 
 
@@ -51,27 +53,27 @@ class ModelJournal:
     reasons: dict[str, int] = field(default_factory=dict)  # why a call took a slower path, and how often
     traces: list[str] = field(default_factory=list)
     last_ms: list[float] = field(default_factory=list)  # what the last steps by that plan took
-    told: ClassVar[Any] = None  # what to call then; a story of a journal has one
-    _tell_plan: ClassVar[Any] = None  # a weak reference to what tells of the plan as it is now
+    on_record: ClassVar[Any] = None  # what to call then; a model of a journal has one
+    _describe_plan: ClassVar[Any] = None  # a weak reference to what tells of the plan as it is now
 
-    def took(self, path: str, reason: str = "") -> None:
+    def record(self, path: str, reason: str = "") -> None:
         """A call has taken a path; `reason` says why not a faster one."""
         self.steps[path] = self.steps.get(path, 0) + 1
         if reason:
             self.reasons[reason] = self.reasons.get(reason, 0) + 1
-        if self.told is not None:
-            self.told()
+        if self.on_record is not None:
+            self.on_record()
 
-    def renew_by(self, tell_plan: Callable[[], str]) -> None:
-        """Have the plan told by a method, which tells more the more steps have run, when the story is written."""
-        vars(self)["_tell_plan"] = weakref.WeakMethod(tell_plan)
+    def describe_plan_by(self, describe_plan: Callable[[], str]) -> None:
+        """Have the plan on_record by a method, which tells more the more steps have run, when the model is written."""
+        vars(self)["_describe_plan"] = weakref.WeakMethod(describe_plan)
 
-    def renew(self) -> None:
+    def refresh_plan(self) -> None:
         """Tell of the plan as it is now."""
-        tell_plan = self._tell_plan and self._tell_plan()
-        self.plan = (tell_plan and tell_plan()) or self.plan
+        describe_plan = self._describe_plan and self._describe_plan()
+        self.plan = (describe_plan and describe_plan()) or self.plan
 
-    def timed(self, step_ms: float) -> None:
+    def record_time(self, step_ms: float) -> None:
         """A step by the plan took so long."""
         self.last_ms.append(step_ms)
         del self.last_ms[:-_TIMED]
@@ -93,39 +95,39 @@ class ModelJournal:
 
 
 class RunJournal:
-    """The stories of a process. Written at its end."""
+    """The models of a process. Written at its end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.owner = folder, os.getpid()
-        self.stories: list[ModelJournal] = []
+        self.models: list[ModelJournal] = []
         self.quiet = False
         self._calls, self._began, self._due = 0, time.monotonic(), 0.0  # when it is written next
-        self._renewed = _RENEWED  # how many calls there are when plans are told anew
+        self._renewed = _RENEWED  # how many calls there are when plans are on_record anew
         atexit.register(self._end)
 
-    def story(self, model: str, workers: int) -> ModelJournal:
-        """A new story."""
+    def add_model(self, model: str, workers: int) -> ModelJournal:
+        """A new model."""
         made = ModelJournal(model, workers)
-        vars(made)["told"] = self._told
-        self.stories.append(made)
+        vars(made)["on_record"] = self._on_record
+        self.models.append(made)
         return made
 
-    def stays(self, model: str, reason: str) -> None:
+    def record_local(self, model: str, reason: str) -> None:
         """A model is left in the program's own process, and its calls are not counted."""
-        self.stories.append(ModelJournal(model, 0, reasons={reason: 1}))
+        self.models.append(ModelJournal(model, 0, reasons={reason: 1}))
 
     def write(self) -> Path:
         """Write it as it is now."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"explain-{self.owner}.json"
-        told = {"format": FORMAT, "time": time.time(), "models": [asdict(story) for story in self.stories]}
-        write_whole(path, json.dumps(told, indent=1) + "\n")
+        on_record = {"format": FORMAT, "time": time.time(), "models": [asdict(model) for model in self.models]}
+        write_whole(path, json.dumps(on_record, indent=1) + "\n")
         for old in _files(self.folder)[_KEPT:]:
             with contextlib.suppress(OSError):
                 old.unlink()
         return path
 
-    def _told(self) -> None:
+    def _on_record(self) -> None:
         """A call has taken a path: write it all down if that was not done for a while."""
         now = time.monotonic()
         self._calls += 1
@@ -137,10 +139,10 @@ class RunJournal:
             self._due = now + max(_EVERY, _SHARE * (now - self._began), 200 * cost)  # a slow disk: half a percent
 
     def _end(self, *, renews: bool = True) -> None:
-        if os.getpid() == self.owner and any(story.steps or story.reasons for story in self.stories):
+        if os.getpid() == self.owner and any(model.steps or model.reasons for model in self.models):
             try:
-                for story in self.stories if renews else ():
-                    story.renew()
+                for model in self.models if renews else ():
+                    model.refresh_plan()
                 self.write()
             except (ArtifactError, OSError) as error:  # a full disk is no reason to end with an error
                 self._complain(error)
@@ -158,7 +160,7 @@ _journals: dict[tuple[int, Path], RunJournal] = {}
 
 
 def _before_exit(leave: Callable[[int], Any]) -> Callable[[int], Any]:
-    """`os._exit`, which nothing else precedes: what was told so far is written first."""
+    """`os._exit`, which nothing else precedes: what was on_record so far is written first."""
 
     def _exit(status: int) -> Any:
         with contextlib.suppress(Exception):
@@ -187,7 +189,7 @@ def record_idle_run(folder: Path) -> None:
     Otherwise `gemini explain` would report an earlier run as the last one.
     """
     journal = _journals.get((os.getpid(), folder))
-    if not (journal and journal.stories) and _files(folder):
+    if not (journal and journal.models) and _files(folder):
         with contextlib.suppress(ArtifactError, OSError):
             (journal or RunJournal(folder)).write()
 
@@ -199,10 +201,10 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_newest(folder: Path) -> list[ModelJournal]:
-    """The stories of the last run that ended; raises ArtifactError."""
+    """The models of the last run that ended; raises ArtifactError."""
     for path in _files(folder) if folder.is_dir() else ():
         try:
-            return [_story(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
+            return [_read_entry(entry) for entry in json.loads(path.read_text(encoding="utf-8"))["models"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(f"cannot read {path}: {error}\n    → run the program again") from error
     raise ArtifactError(
@@ -211,6 +213,6 @@ def read_newest(folder: Path) -> list[ModelJournal]:
     )
 
 
-def _story(entry: dict[str, Any]) -> ModelJournal:
-    told = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
-    return ModelJournal(**told, last_ms=entry.get("last_ms", []))
+def _read_entry(entry: dict[str, Any]) -> ModelJournal:
+    on_record = {name: entry[name] for name in ("model", "workers", "plan", "steps", "reasons", "traces")}
+    return ModelJournal(**on_record, last_ms=entry.get("last_ms", []))

@@ -13,17 +13,17 @@ from gemini.config.gemini_config import GeminiConfig
 from gemini.config.host_address import is_address
 from gemini.errors import ConfigError, Fault
 from gemini.log import tell
+from gemini.planner.config_planner import Planner
 from gemini.runtime.devices.host_memory import MB, available_memory, format_bytes
 from gemini.runtime.devices.worker_devices import assign_devices, model_device
 from gemini.runtime.interception import dispatch
 from gemini.runtime.interception.managed_model import ManagedModel
-from gemini.runtime.pipelined.call_signature import Planner
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.runtime.run_journal import get_journal
 
 _EMPTY = 155 * MB  # what a worker on the CPU has to itself at its start
-_crews: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[tuple[int, tuple[str, ...], float, str], WorkerPool] = weakref.WeakValueDictionary()
 
 
 def start(
@@ -39,24 +39,24 @@ def start(
     None where it stays in this process. Without `announce` nothing is said of what goes well; a model that `survives`
     goes on in this process when a worker is lost, where others raise.
     """
-    known = dispatch.find(model)
+    known = dispatch.find_managed(model)
     if known is not None:
         return known
     count = config.worker_count
     if count < 2 and not _names_hosts(config):
-        _say(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
+        _log(config, f"{type(model).__name__} runs in this process: the configuration asks for {count} worker")
         return None
     if sys.platform != "linux":
-        _say(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
+        _log(config, f"{type(model).__name__} runs in this process: workers need Linux, this is {sys.platform}")
         return None
-    pool = _crew(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
+    pool = _get_pool(assign_devices(model, config, count), config.watchdog, str(model_device(model)))
     managed = ManagedModel(model, pool, config.quiet, config.accum_degree or 1, config.strict)
     managed.announces, managed.record.survives = announce, survives and not config.strict
     managed.record.folder = Path(config.run_folder).resolve() / "failures"
     if planner is not None and len({worker.device.name for worker in pool.workers}) == 1:
         folder = Path(config.run_folder).resolve()
-        story = get_journal(folder, config.quiet).story(managed.name, count)
-        managed.pipelined = PipelinedModel(managed, planner, story, folder / "traces" if config.trace else None)
+        journal = get_journal(folder, config.quiet).add_model(managed.name, count)
+        managed.pipelined = PipelinedModel(managed, planner, journal, folder / "traces" if config.trace else None)
     dispatch.manage(model, managed)
     return managed
 
@@ -66,15 +66,15 @@ def _names_hosts(config: GeminiConfig) -> bool:
     return any(is_address(name) for stage in mapping.values() for name in stage.values())
 
 
-def _crew(devices: list[str], watchdog: float, home: str) -> WorkerPool:
+def _get_pool(devices: list[str], watchdog: float, home: str) -> WorkerPool:
     """The pool of this process; a forked process makes its own. It lives as long as a model uses it."""
     local = [name for name in devices if not is_address(name)]
     key = os.getpid(), tuple(devices), watchdog, home if len(local) < len(devices) else ""
-    found = _crews.get(key)
+    found = _pools.get(key)
     if found is None or found.loss:
         _check_room(len(local))
         threads = max(1, len(os.sched_getaffinity(0)) // max(1, len(local)))
-        found = _crews[key] = WorkerPool(len(devices), threads, watchdog, devices, home)
+        found = _pools[key] = WorkerPool(len(devices), threads, watchdog, devices, home)
     return found
 
 
@@ -90,6 +90,6 @@ def _check_room(count: int) -> None:
         raise ConfigError([Fault(text, f"ask for {most} or fewer (pipeline_degree, sharding_size, workers)")])
 
 
-def _say(config: GeminiConfig, text: str) -> None:
+def _log(config: GeminiConfig, text: str) -> None:
     if not config.quiet:
         tell(f"gemini: {text}")

@@ -21,7 +21,15 @@ from gemini.capture.module_hooks import without_tensor_hooks
 from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import decode
 from gemini.runtime.call_outcome import Eager
-from gemini.runtime.deferred import DeferredTensor, OutputSpec, PendingCall, StepResult, StepRunner, defer, placed
+from gemini.runtime.deferred import (
+    DeferredTensor,
+    OutputSpec,
+    PendingCall,
+    StepResult,
+    StepRunner,
+    defer,
+    materialize_arguments,
+)
 from gemini.runtime.deferred.contract import flatten_output
 
 MODES = ("eager", "overlapped", "outputs", "nothing", "failing")
@@ -68,7 +76,7 @@ class Session:
         """A call of the model."""
         if self.mode is None:
             return self.net(*args, **kwargs)
-        return defer(self.runner(args, kwargs), ModelCall(*placed(args, kwargs)))
+        return defer(self.runner(args, kwargs), ModelCall(*materialize_arguments(args, kwargs)))
 
     def runner(self, args: Any, kwargs: Any) -> Runner:
         def facts(one: torch.Tensor) -> Any:
@@ -142,7 +150,7 @@ def overlapped(  # noqa: PLR0917
         for number, one in tape.operands.items()
     }, tape.ops)  # fmt: skip
     with torch.enable_grad():
-        replay_tape(inner, tape.needed_for(root, *pending.alive()), values)
+        replay_tape(inner, tape.ops_needed_for(root, *pending.alive()), values)
     if isinstance(values[root], FailedValue):
         raise values[root].error
     operands = {number: one for number, one in inner.operands.items() if one.requires_grad}

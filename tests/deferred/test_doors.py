@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gemini.runtime.deferred import Applied, DeferredTensor, PendingCall, pending_queue
+from gemini.runtime.deferred import AppliedFunction, DeferredTensor, PendingCall, pending_queue
 from gemini.runtime.deferred.tape_recorder import record
 from tests.deferred import models
 from tests.deferred.programs import PROGRAMS, Clamped
@@ -61,7 +61,7 @@ def test_a_custom_function_on_the_tape_can_be_sent() -> None:
     s = Session(models.plain(), "overlapped")
     out = Clamped.apply(s.model(s.x), 0.1)
     (op,) = out._pending.tape.ops
-    assert op.function == Applied(Clamped)
+    assert op.function == AppliedFunction(Clamped)
     assert pickle.loads(pickle.dumps(op.function)) == op.function
     assert op.function.__name__ == "Clamped.apply"
 
@@ -71,9 +71,9 @@ def test_a_child_process_makes_no_calls_of_its_parent() -> None:
     out = s.model(s.x)
     child = os.fork()
     if not child:
-        os._exit(len(pending_queue.waiting()))
+        os._exit(len(pending_queue.waiting_calls()))
     assert os.waitpid(child, 0)[1] == 0
-    assert len(pending_queue.waiting()) == 1
+    assert len(pending_queue.waiting_calls()) == 1
     out.tolist()
 
 

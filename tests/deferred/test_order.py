@@ -161,9 +161,9 @@ def test_a_call_without_effects_is_forgotten_with_its_outputs() -> None:
     s = Session(models.plain(), "eager")
     out = s.model(s.x)
     loss = F.cross_entropy(out, s.y)
-    assert len(pending_queue.waiting()) == 1
+    assert len(pending_queue.waiting_calls()) == 1
     del out, loss
-    assert not pending_queue.waiting()
+    assert not pending_queue.waiting_calls()
     assert s.runs == []
 
 

@@ -15,7 +15,7 @@ from gemini.batch_analysis.split_result import Splitting
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.pytree import Ref, leaves
 from gemini.pipe.value_routes import CallerSide
-from gemini.runtime.pipelined.step_request import StepRequest, Whole, inputs_of
+from gemini.runtime.pipelined.step_request import StepRequest, WholeTensor, bind_inputs
 from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import Loss
 
@@ -48,14 +48,14 @@ def step_of(  # noqa: PLR0917
     kept = tuple(dict.fromkeys(keep))
     names = {number: ports.get(number, f"#{number}") for number in kept}
     request = StepRequest(
-        inputs_of(piped.routes, piped.model, bound, dims, sizes), tuple(sizes), region,
+        bind_inputs(piped.routes, piped.model, bound, dims, sizes), tuple(sizes), region,
         keep=tuple(ports[number] for number in kept if number in ports), generator=generator,
     )  # fmt: skip
     if of_nodes:
         request.shares = [[of_nodes[node][mid] for node in sorted(of_nodes)] for mid in range(len(sizes))]
     if root is not None:
         inner = tuple(number for number in kept if number not in ports)
-        needed = sorted({at for value in (root, *inner) for at in tape.needed_for(value)})
+        needed = sorted({at for value in (root, *inner) for at in tape.ops_needed_for(value)})
         place = {at: index for index, at in enumerate(needed)}
         ops = tuple(tape.ops[at] for at in needed)
         read = {root, *inner, *(one for op in ops for one in op.reads())}
@@ -69,19 +69,21 @@ def step_of(  # noqa: PLR0917
 
 def _values(
     piped: Piped, bound: dict[str, Any], tape: Tape, splitting: Splitting
-) -> tuple[dict[int, str], dict[int, Whole]]:
+) -> tuple[dict[int, str], dict[int, WholeTensor]]:
     """The outputs of stages by number, and all other values that the tape begins with: arguments that the model
     returns as they are, tensors that it holds, operands."""
     caller = CallerSide(piped.routes, piped.model, bound)
     ports: dict[int, str] = {}
-    operands: dict[int, Whole] = {}
+    operands: dict[int, WholeTensor] = {}
     for number, ref in enumerate(_outputs(piped, tape)):
         port = piped.routes.results.get(ref)
         if port is not None:
             ports[number] = port.name
         else:
-            operands[number] = Whole(caller.read(ref), _layout(splitting, number))
-    operands.update({number: Whole(tensor, _layout(splitting, number)) for number, tensor in tape.operands.items()})
+            operands[number] = WholeTensor(caller.read(ref), _layout(splitting, number))
+    operands.update(
+        {number: WholeTensor(tensor, _layout(splitting, number)) for number, tensor in tape.operands.items()}
+    )
     return ports, operands
 
 

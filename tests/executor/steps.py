@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from gemini import pipe_model
 from gemini.batch_analysis.loss_tape import Op
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import bind
 from gemini.ir.pytree import Literal, MappingForm, Ref, leaves
 from gemini.ir.pytree import SequenceForm as Listed
 from gemini.partition import Options
-from gemini.pipe import Piped, pipe_model
+from gemini.pipe import Piped
 from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pipelined.step_executor import Executor
-from gemini.runtime.pipelined.step_request import ExecutedStep, StepRequest, Whole, inputs_of
+from gemini.runtime.pipelined.step_request import ExecutedStep, StepRequest, WholeTensor, bind_inputs
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.step.worker_program import Loss, StepProgram
 
@@ -36,7 +37,7 @@ class Script:
 
     body: Callable[..., Any]
     ops: list[Op] = field(default_factory=list)
-    operands: dict[int, Whole] = field(default_factory=dict)
+    operands: dict[int, WholeTensor] = field(default_factory=dict)
     shares: dict[int, str] = field(default_factory=dict)
 
     def record(self, count: int) -> Val:
@@ -46,7 +47,7 @@ class Script:
         return root
 
     def _operand(self, tensor: torch.Tensor, dim: int | None = 0) -> Val:
-        self.operands[self._next] = Whole(tensor, dim)
+        self.operands[self._next] = WholeTensor(tensor, dim)
         return self._new()
 
     def _new(self) -> Val:
@@ -131,7 +132,7 @@ class Bench:
             ports = dict(enumerate(self.results))
             loss = Loss(tuple(script.ops), ports, tuple(script.operands), root, more.pop("keep_values", ()))
             op_shares = {at: [size / sum(sizes) for size in sizes] for at in script.shares}
-        inputs = inputs_of(self.piped.routes, self.model, bound, found, sizes)
+        inputs = bind_inputs(self.piped.routes, self.model, bound, found, sizes)
         return StepRequest(
             inputs, tuple(sizes), Region.current(), loss, script.operands if script else {}, op_shares=op_shares, **more
         )

@@ -61,7 +61,7 @@ def test_no_loss_makes_workers_wait_for_each_other(seed: int) -> None:
             found = analyse(graph, costs, made, options)
         except ScheduleError:
             continue
-        program = program_of(piped, found.plan, draws=tuple(("some",) if one else () for one in drawing))
+        program = program_of(piped, found.plan, rng_patterns=tuple(("some",) if one else () for one in drawing))
         for names in losses:
             ports = dict(enumerate(names))
             lowered = lower(program, Loss((), ports, (), root=0, keep=tuple(ports)))  # raises where nobody can go on

@@ -9,7 +9,7 @@ from torch import nn
 from gemini.ir.call_binding import bind
 from gemini.planner.plan_request import PlanRequest
 from gemini.planner.step_planner import plan_step
-from gemini.runtime.pipelined.step_request import Whole, inputs_of
+from gemini.runtime.pipelined.step_request import WholeTensor, bind_inputs
 from gemini.runtime.pool.worker_handle import InternalFault
 from gemini.step.worker_program import program_of
 
@@ -18,10 +18,10 @@ def test_samples_that_nobody_would_see_are_refused() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(6, 4)
     piped = plan_step(model, (x,), {}, PlanRequest(2, 3, cache=False)).build()
     bound, dims = bind(model, (x,), {}), {id(x): 0}
-    (found,) = inputs_of(piped.routes, piped.model, bound, dims, (2, 2, 2)).values()
-    assert isinstance(found, Whole)
+    (found,) = bind_inputs(piped.routes, piped.model, bound, dims, (2, 2, 2)).values()
+    assert isinstance(found, WholeTensor)
     with pytest.raises(InternalFault, match="6 entries for 5 samples"):
-        inputs_of(piped.routes, piped.model, bound, dims, (2, 2, 1))
+        bind_inputs(piped.routes, piped.model, bound, dims, (2, 2, 1))
 
 
 def test_a_backward_is_added_when_all_forwards_of_its_micro_batch_are_through() -> None:

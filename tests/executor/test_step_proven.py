@@ -103,5 +103,5 @@ def test_equal_to_one_device(pool: WorkerPool, loss, given: bool) -> None:
     for number in keep:
         kind = splitting.outputs[number]
         if isinstance(kind, Shard):
-            torch.testing.assert_close(result.outputs[names[number]].joined(kind), outputs[number].detach())
-    torch.testing.assert_close(result.outputs[names[root]].summed(), value.detach())
+            torch.testing.assert_close(result.outputs[names[number]].join(kind), outputs[number].detach())
+    torch.testing.assert_close(result.outputs[names[root]].sum(), value.detach())

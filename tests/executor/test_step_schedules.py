@@ -82,7 +82,7 @@ def test_chimera_has_the_same_weights_in_both_directions(made, pool: WorkerPool)
     executor = bench.executor(program_of(pipes[2], library("chimera", 2, 4)))
     result = executor.run(bench.request((ids,), (1,) * 8, script, keep=tuple(bench.results)))
     for name, want in zip(bench.results, model(ids), strict=True):
-        torch.testing.assert_close(result.outputs[name].concatenated(0), want.detach())
+        torch.testing.assert_close(result.outputs[name].concatenate(0), want.detach())
 
 
 @pytest.mark.parametrize(("shape", "workers", "split"), [
@@ -127,7 +127,7 @@ def test_evaluation_is_pipelined_too(made, pool: WorkerPool, only: bool) -> None
         for _ in range(3):
             result = executor.run(bench.request((ids,), (2, 2, 2, 2), keep=tuple(bench.results)))
             for name, want in zip(bench.results, wanted, strict=True):
-                torch.testing.assert_close(result.outputs[name].concatenated(0), want)
+                torch.testing.assert_close(result.outputs[name].concatenate(0), want)
 
 
 @pytest.mark.parametrize("shape", ["alphafold"])

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from steps import Bench, Script, compare, cut, eager
 from torch import nn
 
+from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.rng_analysis import record_stage_rng
-from gemini.planner.sample_dims import find_batch_dims
 from gemini.random_numbers.rng_state import get_state
 from gemini.runtime.pool.worker_pool import WorkerPool
 from gemini.schedule.library import library
@@ -48,7 +48,7 @@ def test_random_numbers_are_those_of_one_device(pool: WorkerPool, schedule: str,
     assert batch is not None
     draws, _ = record_stage_rng(piped, (x,), {}, batch)
     bench = Bench(piped, pool)
-    executor = bench.executor(program_of(piped, library(schedule, 2, 3), draws=draws, recompute=recompute))
+    executor = bench.executor(program_of(piped, library(schedule, 2, 3), rng_patterns=draws, recompute=recompute))
     for seed in range(2):
         torch.manual_seed(seed)
         start = get_state()
@@ -100,8 +100,8 @@ def test_values_of_the_loss_can_be_fetched(pool: WorkerPool) -> None:
     script = Script(body)
     result = executor.run(bench.request((x,), (3, 2, 1), script, keep_values=(2,), keep=tuple(bench.results)))
     logits = model(x)
-    torch.testing.assert_close(result.outputs[bench.results[0]].concatenated(0), logits)
-    torch.testing.assert_close(result.outputs["#2"].concatenated(0), F.cross_entropy(logits, y, reduction="none"))
+    torch.testing.assert_close(result.outputs[bench.results[0]].concatenate(0), logits)
+    torch.testing.assert_close(result.outputs["#2"].concatenate(0), F.cross_entropy(logits, y, reduction="none"))
 
 
 def test_autocast(pool: WorkerPool) -> None:

@@ -49,11 +49,11 @@ def test_it_is_planned_again(tmp_path):
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     found = train(GeminiCompiler().compiler(model, config))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 6
-    assert not any("was changed" in reason for reason in managed.pipelined.story.reasons)
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 6
+    assert not any("was changed" in reason for reason in managed.pipelined.journal.reasons)
 
 
 class Attending(nn.Module):

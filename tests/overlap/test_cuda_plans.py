@@ -51,7 +51,7 @@ def _trained(config: GeminiConfig | None) -> tuple[list[float], nn.Module, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, model, dispatch.find(model)
+    return losses, model, dispatch.find_managed(model)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "composed", "auto"])
@@ -66,6 +66,6 @@ def test_workers_that_share_a_gpu(schedule: str, tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-4)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    assert managed.pipelined.story.steps.get(CallPath.OVERLAPPED, 0) >= STEPS - 3
+    assert managed.pipelined.journal.steps.get(CallPath.OVERLAPPED, 0) >= STEPS - 3
     kinds = {path.suffix for path in tmp_path.rglob("step*")}
     assert {".json", ".png"} <= kinds

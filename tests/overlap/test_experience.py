@@ -87,7 +87,7 @@ def compiled(folder: Path) -> tuple[nn.Module, ManagedModel]:
         mode="pipeline", pipeline_degree=2, accum_degree=2, schedule="1f1b", quiet=True, run_folder=str(folder)
     )
     GeminiCompiler().compiler(model, config)
-    found = dispatch.find(model)
+    found = dispatch.find_managed(model)
     assert found is not None
     return model, found
 
@@ -112,7 +112,7 @@ def training_kind(managed: ManagedModel) -> CallKind | None:
     """The one whose plan users are told of."""
     assert managed.pipelined is not None
     known = managed.pipelined.plans
-    return next((kind for kinds in known.kinds.values() for kind in kinds if kind.plan is known.told), None)
+    return next((kind for kinds in known.kinds.values() for kind in kinds if kind.plan is known.reported), None)
 
 
 def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
@@ -141,10 +141,10 @@ def test_work_goes_to_the_worker_that_waits_and_nothing_else_changes(
     assert kind is not None
     assert kind.changes >= 1
     assert len(seen) >= 2, seen
-    assert here.pipelined.story.steps.keys() <= {"overlapped", "dispatched"}
+    assert here.pipelined.journal.steps.keys() <= {"overlapped", "dispatched"}
     assert here.pipelined.steps >= 10
     assert not kind.failures
-    assert here.pipelined.plans.told is kind.plan
+    assert here.pipelined.plans.reported is kind.plan
     # A later run begins with what this one has learned.
     again, there = compiled(tmp_path)
     try:

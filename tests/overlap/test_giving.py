@@ -15,7 +15,7 @@ from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook
 from gemini.ir.interpreter import GuardBroken
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.deferred import pending_call
-from gemini.runtime.pipelined.broadcast import Chorus
+from gemini.runtime.pipelined.broadcast import Broadcast
 from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage
 
@@ -154,16 +154,16 @@ def all_learning() -> Net:
 
 def once(monkeypatch: pytest.MonkeyPatch, ahead: list[Any], what: Callable[[], None]) -> None:
     """Do something when the replies to the first step have come for which parameters have gradients ahead."""
-    done, ask = [], Chorus.ask
+    done, ask = [], Broadcast.ask
 
-    def asked(self: Chorus, *given: Any) -> Any:
+    def asked(self: Broadcast, *given: Any) -> Any:
         replies = ask(self, *given)
         if ahead and not done:
             done.append(True)
             what()
         return replies
 
-    monkeypatch.setattr(Chorus, "ask", asked)
+    monkeypatch.setattr(Broadcast, "ask", asked)
 
 
 def test_parameters_have_gradients_ahead(pool: WorkerPool, ahead: list[Any]) -> None:

@@ -58,7 +58,7 @@ def test_they_run(name, tmp_path):
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     found = train(GeminiCompiler().compiler(model, config), HOOKS[name])
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] == 5  # before and after
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] == 5  # before and after

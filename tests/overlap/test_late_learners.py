@@ -70,7 +70,7 @@ def test_it_is_trained(tmp_path, begin):
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     found = train(GeminiCompiler().compiler(model, config), begin)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2  # up to then
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2  # up to then

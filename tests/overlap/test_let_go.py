@@ -45,7 +45,7 @@ def test_models_trained_one_after_the_other_do_not_pile_up(tmp_path: Path) -> No
     before, held = shared(), []
     for _ in range(3):
         model = trained(tmp_path)
-        managed = dispatch.find(model)
+        managed = dispatch.find_managed(model)
         assert managed is not None
         assert managed.pipelined is not None
         assert managed.pipelined.steps
@@ -58,10 +58,10 @@ def test_models_trained_one_after_the_other_do_not_pile_up(tmp_path: Path) -> No
 
 def test_copies_and_files_have_nothing_of_it(tmp_path: Path) -> None:
     model = trained(tmp_path)
-    assert dispatch.find(model) is not None
-    assert dispatch.find(copy.copy(model)) is None
+    assert dispatch.find_managed(model) is not None
+    assert dispatch.find_managed(copy.copy(model)) is None
     for made in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert dispatch.find(made) is None
+        assert dispatch.find_managed(made) is None
         torch.testing.assert_close(made.state_dict(), model.state_dict())
     body = io.BytesIO()
     torch.save(model, body)
@@ -74,4 +74,4 @@ def test_a_module_without_such_a_table_is_managed_too(tmp_path: Path, monkeypatc
     monkeypatch.delitem(vars(model), "_load_state_dict_post_hooks")
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, quiet=True, run_folder=str(tmp_path))
     GeminiCompiler().compiler(model, config)
-    assert dispatch.find(model) is not None
+    assert dispatch.find_managed(model) is not None

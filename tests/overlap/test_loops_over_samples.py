@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.planner.microbatch_capture import prove_micro_batch
+from gemini.planner.microbatch_split import find_batch_dims
 from gemini.planner.plan_request import PlanRequest
-from gemini.planner.sample_dims import find_batch_dims
 from gemini.planner.step_plan import UnplannableError
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool

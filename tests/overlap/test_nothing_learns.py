@@ -61,10 +61,10 @@ def test_weights_of_the_loss_learn(tmp_path, path):
     config = GeminiConfig(mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path))
     found = train(GeminiCompiler().compiler(model, config))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[path] >= 6
+    assert managed.pipelined.journal.steps[path] >= 6
 
 
 class Half(nn.Module):
@@ -106,7 +106,7 @@ def test_a_loss_may_follow_a_stage_without_a_backward(tmp_path, reads_both):
     )
     found = train_half(GeminiCompiler().compiler(model, config), reads_both)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 3
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 3

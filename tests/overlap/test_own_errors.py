@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gemini import GeminiConfig
-from gemini.compiler import planner_for
+from gemini.planner.config_planner import planner_for
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.session import start
 
@@ -40,7 +40,7 @@ def test_a_call_that_raises_is_not_told_as_a_failure_of_planning(tmp_path: Path,
         else:
             with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
                 step(model, width)
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2
     assert not managed.demotions
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gemini.planner.sample_dims import find_batch_dims
+from gemini.planner.microbatch_split import find_batch_dims
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.pool.worker_pool import WorkerPool
 from tests.overlap.test_programs_overlapped import manage

@@ -14,7 +14,7 @@ from gemini import GeminiCompiler, GeminiConfig
 from gemini.random_numbers.rng_state import get_state
 from gemini.runtime.call_outcome import CallPath
 from gemini.runtime.interception import dispatch
-from gemini.runtime.pipelined.step_generators import follow, states_for
+from gemini.runtime.pipelined.step_generators import apply_rng_state, rng_states_for
 from tests.runtime.mirror import Mirror
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -34,28 +34,28 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_state_is_that_of_the_device_too(managed: Any) -> None:
-    assert states_for(plan(("draw",)), managed) == get_state() + b"41"
+    assert rng_states_for(plan(("draw",)), managed) == get_state() + b"41"
 
 
 def test_the_program_follows_both_generators(managed: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         ahead = bytes(torch.Generator().manual_seed(9).get_state().numpy())
-        follow(plan(("draw",)), managed, ahead + b"77")
+        apply_rng_state(plan(("draw",)), managed, ahead + b"77")
         assert get_state() == ahead
     assert Mirror.generator == b"77"
 
 
 def test_without_draws_nothing_moves(managed: Any) -> None:
     before = get_state()
-    assert states_for(plan((), is_random=False), managed) == b""
-    follow(plan(()), managed, b"")
+    assert rng_states_for(plan((), is_random=False), managed) == b""
+    apply_rng_state(plan(()), managed, b"")
     assert get_state() == before
     assert Mirror.generator == b"41"
 
 
 def test_workers_that_draw_their_own_have_other_states(managed: Any) -> None:
     with torch.random.fork_rng(devices=[]):
-        one, two = states_for(plan((), ()), managed)
+        one, two = rng_states_for(plan((), ()), managed)
     assert one != two
 
 
@@ -82,7 +82,7 @@ def _trained(config: GeminiConfig | None) -> tuple[list[float], torch.Tensor, An
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, torch.cuda.get_rng_state(), dispatch.find(model)
+    return losses, torch.cuda.get_rng_state(), dispatch.find_managed(model)
 
 
 @needs_gpu
@@ -98,5 +98,5 @@ def test_dropout_on_a_gpu(rng: str) -> None:
         assert found == pytest.approx(expected, rel=1e-5)
         assert torch.equal(state, ended)
     else:
-        assert managed.pipelined.story.steps.get(CallPath.OVERLAPPED)
+        assert managed.pipelined.journal.steps.get(CallPath.OVERLAPPED)
         assert found != expected

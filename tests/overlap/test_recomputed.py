@@ -42,7 +42,7 @@ def test_trains_within_a_limit() -> None:
             mode="pipeline", pipeline_degree=2, accum_degree=PIECES, schedule="gpipe", memory_limit=memory, quiet=True
         )
         GeminiCompiler().compiler(model, config)
-        managed = dispatch.find(model)
+        managed = dispatch.find_managed(model)
         assert managed is not None
         assert managed.pipelined is not None
         try:
@@ -50,7 +50,7 @@ def test_trains_within_a_limit() -> None:
         finally:
             managed.pool.stop()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-        story = managed.pipelined.story
+        story = managed.pipelined.journal
         assert story.steps["overlapped"] == 3, str(story)
         assert ("computed again" in story.plan) is (limit is not None), str(story)
         ((kind,),) = managed.pipelined.plans.kinds.values()

@@ -14,19 +14,21 @@ from torch import nn
 from gemini import GeminiCompiler, GeminiConfig
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.interception import dispatch
-from gemini.runtime.pipelined.measured_schedule import Rehearsal, rehearsed
-from gemini.runtime.pipelined.step_request import Event, ExecutedStep, events_of
+from gemini.runtime.pipelined.measured_schedule import ScheduleTimings, predict_from_steps
+from gemini.runtime.pipelined.step_request import ExecutedStep, TraceEvent, decode_events
 from gemini.schedule.block import LETTERS
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan
 from gemini.schedule.simulate import simulate
 
 
-def told(plan: SchedPlan, factor: float, seed: int) -> tuple[list[Event], float]:
+def told(plan: SchedPlan, factor: float, seed: int) -> tuple[list[TraceEvent], float]:
     """A step that takes so many times as long as planned, with some noise; and 3 ms around it."""
     ran = simulate(plan, jitter=0.02, seed=seed)
     events = [
-        Event(plan.device(b)[0], LETTERS[b.btype], b.stage or 0, b.mid, *(float(at) * factor / 1e3 for at in times))
+        TraceEvent(
+            plan.device(b)[0], LETTERS[b.btype], b.stage or 0, b.mid, *(float(at) * factor / 1e3 for at in times)
+        )
         for b, times in ran.times.items()
     ]
     return events, float(ran.makespan) * factor + 3.0
@@ -37,7 +39,7 @@ def test_steps_that_ran_tell_what_the_next_takes(name: str) -> None:
     """Twice as slow as planned, every time, but for one that was disturbed."""
     plan = library(name, 2, 6)
     steps = [told(plan, factor, seed) for seed, factor in enumerate((2.0, 5.0, 2.0, 2.0))]
-    found = rehearsed(plan, steps)
+    found = predict_from_steps(plan, steps)
     assert found.step_ms == pytest.approx(told(plan, 2.0, 9)[1], rel=0.05)
     for device in range(2):
         expected = [block.action for block in found.schedule.device_blocks(device)]
@@ -48,13 +50,15 @@ def test_steps_that_ran_tell_what_the_next_takes(name: str) -> None:
 def test_waiting_is_no_action() -> None:
     plan = library("1f1b", 2, 4)
     events, ms = told(plan, 1.0, 0)
-    waits = [Event(0, "wait", 0, 0, 0.0, 100.0)]
-    assert rehearsed(plan, [([*waits, *events], ms)]).step_ms == rehearsed(plan, [(events, ms)]).step_ms
+    waits = [TraceEvent(0, "wait", 0, 0, 0.0, 100.0)]
+    assert (
+        predict_from_steps(plan, [([*waits, *events], ms)]).step_ms == predict_from_steps(plan, [(events, ms)]).step_ms
+    )
 
 
 def test_what_workers_tell_is_read_as_they_wrote_it() -> None:
     said = [(1, marshal.dumps([("F", 0, 2, 1.0, 2.0)]))]
-    assert events_of(said) == ExecutedStep(None, told=said).trace == [Event(1, "F", 0, 2, 1.0, 2.0)]
+    assert decode_events(said) == ExecutedStep(None, told=said).trace == [TraceEvent(1, "F", 0, 2, 1.0, 2.0)]
 
 
 def planned(schedule: SchedPlan) -> StepPlan:
@@ -72,7 +76,7 @@ def test_a_plan_is_made_again_once_steps_have_lost_what_planning_takes(slower: f
         (plan.device(b)[0], marshal.dumps([(LETTERS[b.btype], b.stage, b.mid, *(float(at) / 1e3 for at in times))]))
         for b, times in ran.times.items()
     ]
-    rehearsal, found = Rehearsal(), planned(plan)
+    rehearsal, found = ScheduleTimings(), planned(plan)
     lost = (slower - 1) * 4 * 3 / 2  # half of what the slow one takes longer: four micro-batches of three units
     due = []
     for _ in range(40):
@@ -97,7 +101,7 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
         mode="pipeline", pipeline_degree=2, accum_degree=2, quiet=True, run_folder=str(tmp_path), trace=True
     )
     GeminiCompiler().compiler(model, config)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
     expected = []
@@ -106,7 +110,7 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
             model(torch.ones(8 if step not in {5, 7} else 6, 128)).sum().backward()
             for (kind,) in managed.pipelined.plans.kinds.values():
                 assert kind.plan is not None
-                plan = kind.rehearsal.expecting(kind.plan)
+                plan = kind.timings.apply_to(kind.plan)
                 expected.append(plan.step_ms)
                 assert kind.plan.analysis.step_ms == plan.analysis.step_ms == expected[0]
         held = [one for one in gc.get_objects() if type(one) is ExecutedStep and not any(one is old for old in others)]
@@ -114,12 +118,12 @@ def test_a_program_is_told_what_its_steps_let_expect(tmp_path: Path) -> None:
         managed.pool.stop()
     ran = managed.pipelined.steps
     assert ran >= 10
-    assert kind.rehearsal.count == ran - 1  # one had other samples
+    assert kind.timings.count == ran - 1  # one had other samples
     assert len(set(expected)) >= ran - 3  # by the profile first, then by all steps but the first
     assert plan.measured is not None
     assert plan.measured.steps == 8
-    managed.pipelined.story.renew()
-    assert f"({expected[0]:.0f} by the profile alone)" in managed.pipelined.story.plan
-    assert managed.pipelined.plans.told is kind.plan
-    assert len(managed.pipelined.story.traces) >= 2
+    managed.pipelined.journal.refresh_plan()
+    assert f"({expected[0]:.0f} by the profile alone)" in managed.pipelined.journal.plan
+    assert managed.pipelined.plans.reported is kind.plan
+    assert len(managed.pipelined.journal.traces) >= 2
     assert not held  # gradients would be, and outputs in the workers

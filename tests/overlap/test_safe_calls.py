@@ -56,7 +56,7 @@ def test_a_scripted_module_inside_is_no_failure(tmp_path: Path) -> None:
     expected, model = train(made()), made()
     parallel = compiled(model, tmp_path)
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
     ((kind,),) = managed.pipelined.plans.kinds.values()
@@ -74,10 +74,10 @@ def test_a_failure_before_a_call_is_made_leads_to_dispatch(tmp_path: Path, monke
 
     monkeypatch.setattr(pipelined_model, "read_contents", fail)
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert CallPath.OVERLAPPED not in managed.pipelined.story.steps
+    assert CallPath.OVERLAPPED not in managed.pipelined.journal.steps
 
 
 def test_what_the_model_raises_is_raised_once(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_values_of_a_loss_are_read_where_it_ran_though_others_ran_elsewhere(tmp_
     model = Heads()
     expected = read_after_backward(copy.deepcopy(model))
     assert read_after_backward(compiled(model, tmp_path)) == pytest.approx(expected, rel=1e-5)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 4
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 4
 
 
 @pytest.mark.parametrize("changed", [False, True])
@@ -138,7 +138,7 @@ def test_values_that_went_with_their_workers_are_nobody_elses_trouble(tmp_path: 
     (F.cross_entropy(a, torch.arange(8) % 3) + b.square().mean()).backward()
     if changed:
         optimizer.step()
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     managed.pool.stop()
     double = torch.compile(lambda x: x * 2, backend="eager")
@@ -162,10 +162,10 @@ def test_stages_that_cannot_be_sent_fail_for_the_same_reason_each_time(tmp_path:
     model[1].held = Stubborn()
     parallel = compiled(model, tmp_path)
     assert train(parallel) == pytest.approx(expected, rel=1e-6)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    failed = [reason for reason in managed.pipelined.story.reasons if "Error" in reason]
+    failed = [reason for reason in managed.pipelined.journal.reasons if "Error" in reason]
     assert failed
     assert all("it stays where it is" in reason for reason in failed)
 

@@ -12,8 +12,8 @@ import torch
 
 from gemini.capture import torch_flags
 from gemini.ir.call_binding import ModelCall
-from gemini.runtime.deferred.call_context import Surroundings
-from gemini.runtime.pipelined.call_signature import exact_of, short_of
+from gemini.runtime.deferred.call_context import CallContext
+from gemini.runtime.pipelined.call_signature import exact_key, quick_key
 
 
 def turn(*, on: bool) -> None:
@@ -25,10 +25,10 @@ def turn(*, on: bool) -> None:
 
 def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
     work: Any = SimpleNamespace(model=torch.nn.Linear(1, 1), modules=[], has_left=lambda _: False)
-    plain = Surroundings(work)
+    plain = CallContext(work)
     turn(on=True)
     try:
-        turned, now = Surroundings(work), torch_flags.current_flags()
+        turned, now = CallContext(work), torch_flags.current_flags()
         with plain.of_then(0):
             assert torch.get_default_dtype() is torch.float32
             assert not torch.are_deterministic_algorithms_enabled()
@@ -42,7 +42,7 @@ def test_a_step_that_is_put_off_has_those_of_its_call_and_of_its_backward():
         assert not torch.is_anomaly_enabled()
 
 
-@pytest.mark.parametrize("kind_of", [exact_of, short_of])
+@pytest.mark.parametrize("kind_of", [exact_key, quick_key])
 def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[ModelCall], object]):
     call = ModelCall((torch.ones(2),), {})
     before = kind_of(call)
@@ -54,7 +54,7 @@ def test_calls_with_other_switches_are_of_another_kind(kind_of: Callable[[ModelC
     assert kind_of(call) == before
 
 
-@pytest.mark.parametrize("kind_of", [exact_of, short_of])
+@pytest.mark.parametrize("kind_of", [exact_key, quick_key])
 def test_so_are_calls_in_which_other_warnings_are_errors(kind_of: Callable[[ModelCall], object]):
     call = ModelCall((torch.ones(2),), {})
     before = kind_of(call)

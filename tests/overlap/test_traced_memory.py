@@ -25,7 +25,7 @@ def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run_folder=str(tmp_path),
     )  # fmt: skip
     GeminiCompiler().compiler(model, config)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
     try:
@@ -40,5 +40,5 @@ def test_measured_beside_expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert weights < sum(trace.peak_mb) < 4 * weights, trace  # weights and gradients, and what is kept for a while
     assert weights < sum(trace.predicted_mb) < 4 * weights, trace
     assert f"largest worker {max(trace.peak_mb):.0f} MB, {max(trace.predicted_mb):.0f} predicted" in str(trace)
-    for step in managed.pipelined.story.traces:
+    for step in managed.pipelined.journal.traces:
         assert Path(step).is_file()

@@ -120,7 +120,7 @@ class Summed(nn.Module):
 def test_one_line_says_why(pool: WorkerPool, capsys: pytest.CaptureFixture[str]) -> None:
     model = Summed().double()
     story = manage(model, pool)
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     managed.record.quiet = False
     train(model, square, (8,) * 4)

@@ -48,10 +48,10 @@ def test_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2
     assert [text for text in shown if "of the model" in text] == ["a warning of the model"]
     assert len([text for text in shown if "size_average" in text]) == 1
 
@@ -85,8 +85,8 @@ def test_of_torch_they_name_lines_of_the_program(tmp_path: Path, monkeypatch: py
             made = parallel(torch.randn(8, 16))
             loss = F.nll_loss(made, torch.arange(8) % 4) if step < 3 else F.mse_loss(made, torch.zeros(4))
             loss.backward()
-    managed = dispatch.find(model)
+    managed = dispatch.find_managed(model)
     assert managed is not None
     assert managed.pipelined is not None
-    assert managed.pipelined.story.steps[CallPath.OVERLAPPED] >= 2
+    assert managed.pipelined.journal.steps[CallPath.OVERLAPPED] >= 2
     assert shown == [("Implicit dimension ", __file__), ("Using a target size", __file__)]

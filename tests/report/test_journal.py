@@ -16,13 +16,13 @@ from tests.instrument.launching import GEMINI, run, script
 
 def test_tells_paths_and_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = RunJournal(tmp_path)
-    story = journal.story("Net", 2)
+    story = journal.add_model("Net", 2)
     for _ in range(3):
-        story.took("overlapped")
-    story.took("dispatched", "softmax over the batch in head")
+        story.record("overlapped")
+    story.record("dispatched", "softmax over the batch in head")
     story.plan = "2 stages, 12 ms a step expected"
     for step_ms in (90.0, 12.6, 13.4, 13.1):
-        story.timed(step_ms)
+        story.record_time(step_ms)
     journal.write()
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -44,17 +44,17 @@ def test_without_a_run_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_program_that_is_killed_has_told_its_first_steps(tmp_path: Path) -> None:
-    story = RunJournal(tmp_path).story("Net", 2)
-    story.took("dispatched", "the first call")
+    story = RunJournal(tmp_path).add_model("Net", 2)
+    story.record("dispatched", "the first call")
     assert [found.steps for found in journals.read_newest(tmp_path)] == [{"dispatched": 1}]
 
 
 def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
     left: list[int] = []
     leave = journals._before_exit(left.append)
-    story = journals.get_journal(tmp_path).story("Net", 2)
+    story = journals.get_journal(tmp_path).add_model("Net", 2)
     for _ in range(5):
-        story.took("overlapped")
+        story.record("overlapped")
     leave(3)
     assert left == [3]
     assert [found.steps for found in journals.read_newest(tmp_path)] == [{"overlapped": 5}]
@@ -62,7 +62,7 @@ def test_leaving_at_once_writes_it_first(tmp_path: Path) -> None:
 
 def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = RunJournal(tmp_path)
-    journal.stays("Net", "a step of 3 ms is too short to gain from workers")
+    journal.record_local("Net", "a step of 3 ms is too short to gain from workers")
     journal.write()
     assert main(["explain", "--run-folder", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -73,9 +73,9 @@ def test_a_model_without_workers_is_explained_too(tmp_path: Path, capsys: pytest
 
 def test_where_it_cannot_be_written_one_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    story = RunJournal(tmp_path / "file" / "folder").story("Net", 2)
+    story = RunJournal(tmp_path / "file" / "folder").add_model("Net", 2)
     for _ in range(5):
-        story.took("overlapped")
+        story.record("overlapped")
     assert capsys.readouterr().err.count("gemini explain will not know this run") == 1
 
 
@@ -85,7 +85,7 @@ def test_the_last_run_is_reported_also_without_workers(tmp_path: Path, capsys: p
     folder = tmp_path / "run" / ".gemini"
     assert not folder.exists()  # nothing to correct
     earlier = RunJournal(folder)
-    earlier.stays("Net", "too short")
+    earlier.record_local("Net", "too short")
     os.utime(earlier.write(), (0, 0))
     run(GEMINI, idle, tmp_path / "run", fresh=False)
     assert main(["explain", "--run-folder", str(folder)]) == 0

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from gemini.errors import InvalidPlanError
-from gemini.runtime.pipelined.step_trace import Ran, StepTrace, executed
+from gemini.runtime.pipelined.step_trace import ExecutedAction, StepTrace, executed_plan
 from gemini.schedule.export.perfetto import load_trace
 from gemini.schedule.library import library
 from gemini.schedule.schedplan import SchedPlan
 from gemini.schedule.simulate import simulate
 
 
-def ran_slower(plan: SchedPlan) -> list[Ran]:
+def ran_slower(plan: SchedPlan) -> list[ExecutedAction]:
     times = simulate(plan, jitter=0.3, seed=1).times
-    return [Ran(plan.device(block)[0], block.action, *times[block]) for block in times]
+    return [ExecutedAction(plan.device(block)[0], block.action, *times[block]) for block in times]
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb_v"])
 def test_a_step_is_saved_as_it_ran(name: str, tmp_path: Path) -> None:
     plan = library(name, 2, 4)
-    measured = executed(plan, ran_slower(plan))
+    measured = executed_plan(plan, ran_slower(plan))
     assert [[b.action for b in measured.device_blocks(d)] for d in (0, 1)] == [
         [b.action for b in plan.device_blocks(d)] for d in (0, 1)
     ]
@@ -38,14 +38,17 @@ def test_a_step_is_saved_as_it_ran(name: str, tmp_path: Path) -> None:
 def test_other_actions_than_planned_are_refused() -> None:
     plan = library("1f1b", 2, 4)
     with pytest.raises(InvalidPlanError, match="planned but not run: 0F0"):
-        executed(plan, [one for one in ran_slower(plan) if str(one.action) != "0F0"])
+        executed_plan(plan, [one for one in ran_slower(plan) if str(one.action) != "0F0"])
     with pytest.raises(InvalidPlanError, match="not planned: 3F9"):
-        executed(plan, [*ran_slower(plan), Ran(0, library("1f1b", 4, 10).all_blocks()[-1].action.parse("3F9"), 0, 1)])
+        executed_plan(
+            plan,
+            [*ran_slower(plan), ExecutedAction(0, library("1f1b", 4, 10).all_blocks()[-1].action.parse("3F9"), 0, 1)],
+        )
 
 
 def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
     plan = library("1f1b", 2, 4)
-    measured = executed(plan, ran_slower(plan))
+    measured = executed_plan(plan, ran_slower(plan))
     trace = StepTrace(plan, measured, 50.0, 40.0, (10.0, 12.0), (11.0, 11.0))
     assert trace.planned_title == "planned: 40.0 ms"
     assert trace.measured_title == "measured: 50.0 ms (+25.0%)"
@@ -59,6 +62,6 @@ def test_the_picture_says_what_was_planned_and_what_was_measured() -> None:
 
 def test_what_the_profile_said_is_told_beside_what_steps_say() -> None:
     plan = library("1f1b", 2, 4)
-    trace = StepTrace(plan, executed(plan, ran_slower(plan)), 50.0, 40.0, profiled_ms=25.0)
+    trace = StepTrace(plan, executed_plan(plan, ran_slower(plan)), 50.0, 40.0, profiled_ms=25.0)
     assert "40.0 predicted (+25.0%), 25.0 by the profile alone (+100.0%)" in str(trace)
     assert dict(trace.planned_facts)["by the profile alone"] == "25.0 ms"

@@ -255,7 +255,7 @@ def test_a_snapshot_sees_what_has_changed() -> None:
 
 def test_graphs_are_forgotten_also_where_no_other_call_follows(pool: WorkerPool) -> None:
     model, _, found = managed(nn.Sequential(Part(), Part()), pool, torch.randn(4, 16))
-    unit, other = found.units.values()
+    unit, other = found.remote_modules.values()
     assert unit.worker is not other.worker
     made = model(torch.randn(4, 16))
     call = unit.worker.next_number() - 1
@@ -264,8 +264,8 @@ def test_graphs_are_forgotten_also_where_no_other_call_follows(pool: WorkerPool)
         request = Backward(unit.worker.next_number(), call, [], [0], [], [torch.ones(4, 16)])
         return unit.worker.ask(request, "backward")
 
-    found.tell_dropped()
+    found.release_dropped()
     assert isinstance(asked(), Gradients)
     del made
-    found.tell_dropped()
+    found.release_dropped()
     assert isinstance(asked(), Refused)

@@ -93,7 +93,7 @@ def test_workers_of_several_devices_each_have_their_own_tensors() -> None:
         found = managed(model, pool)
         assert largest_difference(expected, train(model, (x,), {})) == 0.0
         assert state_difference(reference, model) == 0.0
-        used = {unit.worker.device.name for unit in found.units.values()}
+        used = {unit.worker.device.name for unit in found.remote_modules.values()}
         assert used == {"cpu", "mirror:0", "mirror:1"}
         assert set(found.shared_parameters.devices.values()) == used
     finally:

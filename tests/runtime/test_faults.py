@@ -231,7 +231,7 @@ def test_an_exception_that_is_dropped_frees_all_it_knew(pool: WorkerPool) -> Non
 
 def test_exceptions_leave_no_memory_behind(pool: WorkerPool) -> None:
     model, managed = started(pool, Net(32))
-    workers = {unit.worker for unit in managed.units.values()}
+    workers = {unit.worker for unit in managed.remote_modules.values()}
     held = lambda: [(sum(line.pool.size for line in w.link.transport.lines), len(w.mailbox.replies)) for w in workers]
     sizes: list[Any] = []
     for _ in range(12):
@@ -337,11 +337,13 @@ def test_the_note_names_worker_module_and_line(pool: WorkerPool, fault: str, lat
     model = nn.ModuleList(Block() for _ in range(2))
     model.forward = lambda x, *a: model[1](model[0](x), *a)  # type: ignore[method-assign]
     _, managed = started(pool, model)
-    assert len(managed.units) == 2
+    assert len(managed.remote_modules) == 2
     with pytest.raises(RuntimeError) as caught:
         model(torch.randn(8, 32), fault, later).sum().backward()
     (add_fault_note,) = [one for one in caught.value.__notes__ if "worker" in one]
-    assert add_fault_note.startswith(f"in worker {managed.units[max(managed.units)].worker.index}, {place} {__file__}:")
+    assert add_fault_note.startswith(
+        f"in worker {managed.remote_modules[max(managed.remote_modules)].worker.index}, {place} {__file__}:"
+    )
     assert line in add_fault_note
     at = int(add_fault_note.partition(f"{__file__}:")[2].partition(",")[0])
     assert line in Path(__file__).read_text().splitlines()[at - 1]

@@ -185,5 +185,5 @@ def test_a_stopped_worker_is_a_hanging_one() -> None:
 
 def test_the_watchdog_knows_how_long_a_unit_takes(pool: WorkerPool) -> None:
     _, managed = started(pool, nn.Sequential(*(Acts("") for _ in range(4))))
-    unit = next(iter(managed.units.values()))
-    assert unit.timeout == pytest.approx(10 * managed.seen[unit.number].ms / 1e3)
+    unit = next(iter(managed.remote_modules.values()))
+    assert unit.timeout == pytest.approx(10 * managed.traces[unit.number].ms / 1e3)

@@ -190,12 +190,12 @@ def test_a_model_that_is_deleted_goes_and_with_the_last_its_workers() -> None:
     models = [pair(pool, quiet=True)[0] for _ in range(2)]
     gone = [weakref.ref(model) for model in models]
     crew_gone = weakref.ref(pool)
-    held = pool.workers[0].link.held
+    held = pool.workers[0].link.shared_numbers
     numbers = len(held)
     del models[0]
     gc.collect()
     assert gone[0]() is None
-    assert len(pool.workers[0].link.held) < numbers
+    assert len(pool.workers[0].link.shared_numbers) < numbers
     models.append(pair(pool, quiet=True)[0])  # identities may be used again
     same(models[-1], copy.deepcopy(models[-1]))
     out = models[0](torch.randn(8, 16))
@@ -249,7 +249,7 @@ def test_strict_raises_where_a_unit_is_refused_for_a_fault_of_ours(leg: str, is_
                 model(x)
         else:
             assert torch.equal(model(x), expected)
-    assert bool(managed.units) != is_ours
+    assert bool(managed.remote_modules) != is_ours
     assert set(managed.refused) == ({"1"} if leg else set())
 
 
@@ -271,7 +271,7 @@ def test_a_model_with_nothing_to_run_elsewhere_says_why(pool: WorkerPool, capsys
     dispatch.manage(model, managed)
     found = [model(x).detach() for _ in range(4)]
     assert [float((one / x).mean().round()) for one in found] == [1.0, 4.0, 9.0, 16.0]
-    assert not managed.units
+    assert not managed.remote_modules
     lines = [line for line in capsys.readouterr().err.splitlines() if "runs in this process" in line]
     assert lines == [f"gemini: Sequential runs in this process: 1: {managed.refused['1']}"]
     assert "attributes of a Counts have changed" in lines[0]

@@ -130,7 +130,7 @@ def test_a_cache_that_units_fill_is_the_programs(pool: WorkerPool) -> None:
         loss.backward()
         results.append([flat(cache), also, out, given.grad, [p.grad for p in one.parameters()]])
     assert equal(*results)
-    assert len(managed.units) == 4
+    assert len(managed.remote_modules) == 4
     assert not managed.refused
     assert all(vars(Layer)[name] is method for name, method in methods.items()), "copies that came from a worker"
 
@@ -305,7 +305,7 @@ def test_tensors_inside_objects_stay_at_home_until_they_are_used(looks: str, poo
     model, x = Chain(), torch.randn(3, 8)
     managed = started(pool, model, x, "")
     local = copy.deepcopy(model)
-    assert not any(unit.needs_all for unit in managed.units.values())
+    assert not any(unit.needs_all for unit in managed.remote_modules.values())
     results, gradients = [], []
     for one in (local, model):
         torch.manual_seed(2)
@@ -317,8 +317,8 @@ def test_tensors_inside_objects_stay_at_home_until_they_are_used(looks: str, poo
         gradients.append([given.grad, *(p.grad for p in one.parameters())])
     assert equal(*results)
     torch.testing.assert_close(*gradients)  # sums in another order
-    assert len(managed.units) == 4
+    assert len(managed.remote_modules) == 4
     assert not managed.refused
     # The first part is given an empty cache, the second one with nothing but its own input.
     users = {"": 0, "shape": 0, "contents": 1, "quietly": 2}[looks]
-    assert sum(unit.needs_all for unit in managed.units.values()) == users
+    assert sum(unit.needs_all for unit in managed.remote_modules.values()) == users

@@ -109,7 +109,7 @@ def compare(make: Callable[[], nn.Module], pool: WorkerPool, change: Change | No
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     mine, theirs = reference.state_dict(), model.state_dict()
     assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-    assert {unit.worker.index for unit in known.units.values()} == {0, 1}
+    assert {unit.worker.index for unit in known.remote_modules.values()} == {0, 1}
     assert not known.refused
     return known
 
@@ -295,9 +295,9 @@ def test_a_program_names_hosts_in_its_device_mapping(host: Host) -> None:
             one.zero_grad()
             F.mse_loss(one(x), x).backward()
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(reference.parameters(), model.parameters(), strict=True))
-    found = dispatch.find(model)
+    found = dispatch.find_managed(model)
     assert found is not None
-    assert {unit.worker.index for unit in found.units.values()} == {0, 1}
+    assert {unit.worker.index for unit in found.remote_modules.values()} == {0, 1}
 
 
 def test_copies_of_a_model_that_is_gone_go_too(pool: WorkerPool) -> None:
@@ -305,7 +305,7 @@ def test_copies_of_a_model_that_is_gone_go_too(pool: WorkerPool) -> None:
     known = managed(model, pool)
     run(model, steps=2)
     far = [worker for worker in pool.workers if worker.is_remote]
-    numbers = set(known.units)
+    numbers = set(known.remote_modules)
     assert any(numbers & set(worker.copies) for worker in far)  # type: ignore[attr-defined]
     del model, known
     assert not any(numbers & set(worker.copies) for worker in far)  # type: ignore[attr-defined]

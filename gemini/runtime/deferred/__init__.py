@@ -6,7 +6,7 @@
     flush(model)                           calls of a model, or of all, are made now
 
 `StepRunner` says how the call can be run and what its output will look like (`OutputSpec.of` an output that was seen).
-`PendingCall` is the call, with copies of what it was given (`inputs`, `region`, `surroundings`), the values that are
+`PendingCall` is the call, with copies of what it was given (`inputs`, `region`, `context`), the values that are
 still wanted (`alive()`), and `tape`, what the program has done with the outputs. `StepResult` is what an overlapped run
 gives back.
 
@@ -27,7 +27,7 @@ and the recorded ops are done with its outputs.
 | repeatable   | the call made again, and gradients from that                    |
 | replay       | the tape on real tensors                                        |
 | rerun        | the step again, in a graph of its own                           |
-| surroundings | modes, buffers and generators of the time of the call           |
+| context | modes, buffers and generators of the time of the call           |
 | node         | the step in the program's graph                                 |
 | backward     | `backward()` and `torch.autograd.grad` from deferred tensors    |
 | queue        | calls that wait, and which must come first                      |
@@ -46,46 +46,52 @@ from torch import nn
 from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
 from gemini.runtime.deferred.contract import OutputSpec, StepResult, StepRunner
-from gemini.runtime.deferred.deferred_tensor import DeferredTensor, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.deferred_tensor import (
+    DeferredTensor,
+    find_deferred,
+    graph_tensor,
+    materialize,
+    replace_deferred,
+)
 from gemini.runtime.deferred.pending_call import PendingCall
-from gemini.runtime.deferred.torch_patches import Applied, open_doors
+from gemini.runtime.deferred.torch_patches import AppliedFunction, install_patches
 
 
 def defer(
-    runner: StepRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, standing: Any = None
+    runner: StepRunner, call: ModelCall, passed: Mapping[int, torch.Tensor] | None = None, model_state: Any = None
 ) -> Any:
-    """Put a call off, whose arguments are real (`placed`); its output, with deferred tensors.
+    """Put a call off, whose arguments are real (`materialize_arguments`); its output, with deferred tensors.
 
     `passed`: what the output holds of arguments, or of the model, as it is, by place; those of `work.passed`.
-    `standing` is the state that the model is in.
+    `model_state` is the state that the model is in.
     """
-    open_doors()
-    pending = PendingCall(runner, call, standing)
+    install_patches()
+    pending = PendingCall(runner, call, model_state)
     pending_queue.add(pending)
     return pending.outputs(passed or {})
 
 
-def placed(args: Any, kwargs: Any) -> tuple[Any, Any]:
+def materialize_arguments(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Arguments with real tensors in the place of deferred ones."""
-    deferred = [*deferred_in((args, kwargs))]
+    deferred = [*find_deferred((args, kwargs))]
     if not deferred:
         return args, kwargs
     for one in deferred:
         if one.requires_grad:  # what has no gradient is in no graph: its contents will do
-            place_of(one)
-    found: tuple[Any, Any] = replaced((args, kwargs), real_of)
+            graph_tensor(one)
+    found: tuple[Any, Any] = replace_deferred((args, kwargs), materialize)
     return found
 
 
 def flush(model: nn.Module | None = None) -> None:
     """Have the calls of a model made, or all: its buffers, and the generator, are as if it had never been put off."""
-    for one in pending_queue.waiting():
+    for one in pending_queue.waiting_calls():
         if model is None or one.runner.model is model:
-            one.settle()
+            one.complete()
 
 
 __all__ = [
-    "Applied",
+    "AppliedFunction",
     "DeferredTensor",
     "OutputSpec",
     "PendingCall",
@@ -93,5 +99,5 @@ __all__ = [
     "StepRunner",
     "defer",
     "flush",
-    "placed",
+    "materialize_arguments",
 ]

@@ -12,46 +12,48 @@ import torch
 from gemini.capture import torch_flags
 from gemini.guards.model_version import MISSING
 from gemini.runtime.deferred.contract import StepRunner
-from gemini.runtime.deferred.deferred_tensor import deferred_in, real_of, replaced
+from gemini.runtime.deferred.deferred_tensor import find_deferred, materialize, replace_deferred
 
 _TRAINING = attrgetter("training")
 
 
-class Surroundings:
+class CallContext:
     """As they were when the call was made."""
 
-    def __init__(self, runner: StepRunner, standing: Any = None) -> None:
-        """`standing` is the state that the model is in, if it has one: it knows the modes of modules."""
-        self.runner, self._standing = runner, standing
-        self.modules = runner.modules or list(runner.model.modules()) if standing is None else []
+    def __init__(self, runner: StepRunner, model_state: Any = None) -> None:
+        """`model_state` is the state that the model is in, if it has one: it knows the modes of modules."""
+        self.runner, self._model_state = runner, model_state
+        self.modules = runner.modules or list(runner.model.modules()) if model_state is None else []
         self.modes = [*map(_TRAINING, self.modules)]
         self.switches = torch_flags.current_flags()
         self.buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.generators: list[torch.Tensor] = []
-        self._memory: set[int] | None = None
+        self._storages: set[int] | None = None
 
     def begin(self) -> None:
         """The call runs now, after all calls before it."""
         if self.runner.draws:
-            self.generators = states()
+            self.generators = rng_states()
         if self.runner.writes:
             self.buffers = [(one, one.detach().clone()) for one in self.runner.model.buffers()]
 
-    def undo(self) -> None:
+    def roll_back(self) -> None:
         """A run has failed half way."""
-        set_states(self.generators)
+        set_rng_states(self.generators)
         for one, then in self.buffers:
             one.data.copy_(then)
 
-    def memory(self) -> set[int]:
+    def storages(self) -> set[int]:
         """Where parameters and buffers are."""
-        if self._memory is None:
+        if self._storages is None:
             model = self.runner.model
-            self._memory = {memory_of(one) for one in (*model.parameters(), *model.buffers(), *self.runner.parameters)}
-        return self._memory
+            self._storages = {
+                storage_id(one) for one in (*model.parameters(), *model.buffers(), *self.runner.parameters)
+            }
+        return self._storages
 
     @contextmanager
-    def modes_of_then(self) -> Iterator[None]:
+    def restore_modes(self) -> Iterator[None]:
         """With the modes that modules had."""
         now = [*map(_TRAINING, self.modules)]
         if now == self.modes:
@@ -64,77 +66,79 @@ class Surroundings:
             _set_modes(self, now)
 
     @contextmanager
-    def of_then(self, number: int) -> Iterator[None]:
+    def restore(self, number: int) -> Iterator[None]:
         """With those modes and switches of torch, and the attributes that the call saw: without what the program has
         put there since, and what is still to be computed: a metric's sums, a list of losses. Whoever looks at the model
         would ask for it, in the midst of computing it. `number` is that of the call, in the order in which calls were
         made.
         """
-        with torch_flags.use_flags(self.switches), self._attributes_of_then(number):
+        with torch_flags.use_flags(self.switches), self._restore_attributes(number):
             yield
 
     @contextmanager
-    def _attributes_of_then(self, number: int) -> Iterator[None]:
-        later = [] if self._standing is None else self._standing.then(self._is_put_off, self.runner.is_call_output)
+    def _restore_attributes(self, number: int) -> Iterator[None]:
+        later = (
+            [] if self._model_state is None else self._model_state.then(self._is_deferred, self.runner.is_call_output)
+        )
         if later is None:
             yield
             return
         now = [space.get(name, MISSING) for space, name, _ in later]
-        then = [_settled(before, number) for _, _, before in later]
-        with self.modes_of_then():
+        then = [_materialize_earlier(before, number) for _, _, before in later]
+        with self.restore_modes():
             try:
                 for (space, name, _), before in zip(later, then, strict=True):
-                    _set(space, name, before)
+                    _set_attribute(space, name, before)
                 yield
             finally:
                 for (space, name, _), value in zip(later, now, strict=True):
-                    _set(space, name, value)
+                    _set_attribute(space, name, value)
 
-    def _is_put_off(self, value: Any) -> bool:
-        return any(True for _ in deferred_in(value)) and not self.runner.is_call_output(value)
+    def _is_deferred(self, value: Any) -> bool:
+        return any(True for _ in find_deferred(value)) and not self.runner.is_call_output(value)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def rewind(self) -> Iterator[None]:
         """As it was then; afterwards, as it is now."""
-        generators = states() if self.runner.draws else []
+        generators = rng_states() if self.runner.draws else []
         buffers = [one.detach().clone() for one, _ in self.buffers]
         try:
-            self.undo()
+            self.roll_back()
             yield
         finally:
-            set_states(generators)
+            set_rng_states(generators)
             for (one, _), now in zip(self.buffers, buffers, strict=True):
                 one.data.copy_(now)
 
 
-def _settled(value: Any, number: int) -> Any:
+def _materialize_earlier(value: Any, number: int) -> Any:
     """With ordinary tensors: those of calls before, the others were not there yet."""
     if isinstance(value, list):
-        return [_settled(one, number) for one in value if not _is_later(one, number)]
+        return [_materialize_earlier(one, number) for one in value if not _is_later(one, number)]
     if isinstance(value, dict):
-        return {key: _settled(one, number) for key, one in value.items() if not _is_later(one, number)}
-    return MISSING if value is MISSING or _is_later(value, number) else replaced(value, real_of)
+        return {key: _materialize_earlier(one, number) for key, one in value.items() if not _is_later(one, number)}
+    return MISSING if value is MISSING or _is_later(value, number) else replace_deferred(value, materialize)
 
 
 def _is_later(value: Any, number: int) -> bool:
     return any(
-        one._real is None and one._pending is not None and one._pending.number >= number for one in deferred_in(value)
+        one._real is None and one._pending is not None and one._pending.number >= number for one in find_deferred(value)
     )
 
 
-def _set(space: dict[str, Any], name: str, value: Any) -> None:
+def _set_attribute(space: dict[str, Any], name: str, value: Any) -> None:
     if value is MISSING:
         space.pop(name, None)
     else:
         space[name] = value
 
 
-def _set_modes(surroundings: Surroundings, modes: list[bool]) -> None:
-    for module, mode in zip(surroundings.modules, modes, strict=True):
+def _set_modes(context: CallContext, modes: list[bool]) -> None:
+    for module, mode in zip(context.modules, modes, strict=True):
         module.training = mode
 
 
-def states() -> list[torch.Tensor]:
+def rng_states() -> list[torch.Tensor]:
     """The states of the generators that a call may draw from."""
     found = [torch.default_generator.get_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -142,7 +146,7 @@ def states() -> list[torch.Tensor]:
     return found
 
 
-def set_states(found: list[torch.Tensor]) -> None:
+def set_rng_states(found: list[torch.Tensor]) -> None:
     """Put the generators in these states, if any are given."""
     if found:
         torch.default_generator.set_state(found[0])
@@ -150,6 +154,6 @@ def set_states(found: list[torch.Tensor]) -> None:
             generator.set_state(state)
 
 
-def memory_of(tensor: torch.Tensor) -> int:
+def storage_id(tensor: torch.Tensor) -> int:
     """What tells the memory of a tensor from that of others."""
     return int(tensor.untyped_storage()._cdata)

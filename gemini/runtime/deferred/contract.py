@@ -126,5 +126,5 @@ class StepRunner(ABC):
         """`run_eager` with the random numbers that the call has already drawn."""
         if self.host_draws is None:
             return self.run_eager(args, kwargs)
-        with self.host_draws.as_then():
+        with self.host_draws.states_of_call():
             return self.run_eager(args, kwargs)

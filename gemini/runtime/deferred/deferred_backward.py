@@ -13,7 +13,14 @@ from typing import Any
 import torch
 
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.deferred_tensor import SPECIAL, DeferredTensor, deferred_in, place_of, real_of, replaced
+from gemini.runtime.deferred.deferred_tensor import (
+    OVERRIDES,
+    DeferredTensor,
+    find_deferred,
+    graph_tensor,
+    materialize,
+    replace_deferred,
+)
 from gemini.runtime.deferred.pending_call import WAITING, PendingCall
 from gemini.runtime.tracebacks import shorten_traceback
 
@@ -27,8 +34,8 @@ def install() -> None:
     if torch.autograd.backward is _backward:
         torch.autograd.backward = backward
         # Not by `__torch_function__`: modes are out of the way there, and ours could not be taken away.
-        torch.Tensor.backward = _method
-        SPECIAL[_grad] = grad
+        torch.Tensor.backward = _backward_method
+        OVERRIDES[_grad] = grad
 
 
 def backward(  # noqa: PLR0917
@@ -41,9 +48,9 @@ def backward(  # noqa: PLR0917
 ) -> None:
     """`torch.autograd.backward`, from deferred tensors too."""
     given = (tensors, grad_tensors, grad_variables, inputs)
-    if any(True for _ in deferred_in(given)):
-        _prepare(tensors, (grad_tensors, grad_variables), inputs, create_graph)
-        tensors, grad_tensors, grad_variables, inputs = replaced(given, real_of)
+    if any(True for _ in find_deferred(given)):
+        _materialize_roots(tensors, (grad_tensors, grad_variables), inputs, create_graph)
+        tensors, grad_tensors, grad_variables, inputs = replace_deferred(given, materialize)
     _backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
 
 
@@ -57,20 +64,20 @@ def grad(
     **kwargs: Any,
 ) -> Any:
     """`torch.autograd.grad` of deferred tensors."""
-    calls = {id(one._pending): one._pending for one in deferred_in(inputs) if one._pending is not None}
-    _prepare(outputs, grad_outputs, inputs, create_graph)
-    outputs, inputs, grad_outputs = replaced((outputs, inputs, grad_outputs), real_of)
+    calls = {id(one._pending): one._pending for one in find_deferred(inputs) if one._pending is not None}
+    _materialize_roots(outputs, grad_outputs, inputs, create_graph)
+    outputs, inputs, grad_outputs = replace_deferred((outputs, inputs, grad_outputs), materialize)
     rerun = [one for one in calls.values() if one.has_graph()]
     if not rerun:
         return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, *args, **kwargs)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     total = list(_grad(outputs, inputs, grad_outputs, True, create_graph, allow_unused=True))
     for pending in rerun:
-        _add_those_through(pending, outputs, inputs, grad_outputs, create_graph, total)
+        _add_gradients_through(pending, outputs, inputs, grad_outputs, create_graph, total)
     return tuple(total)
 
 
-def _add_those_through(  # noqa: PLR0917
+def _add_gradients_through(  # noqa: PLR0917
     pending: PendingCall, outputs: Any, inputs: list[Any], factors: Any, create_graph: bool, total: list[Any]
 ) -> None:
     """Gradients of values of a step that has run already: on through the graph of its rerun, from its root."""
@@ -86,12 +93,17 @@ def _add_those_through(  # noqa: PLR0917
 
 
 @functools.wraps(_of_tensor)
-def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-    pending_queue.tidy()
+def _backward_method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    pending_queue.remove_finished()
     try:
-        if type(self) is DeferredTensor and not args and not kwargs and (pending := _waits_for(self)) is not None:
-            if not pending.run(self._value, is_asked=True):
-                _backward(real_of(self))
+        if (
+            type(self) is DeferredTensor
+            and not args
+            and not kwargs
+            and (pending := _find_waiting_call(self)) is not None
+        ):
+            if not pending.run(self._value, is_plain_backward=True):
+                _backward(materialize(self))
         elif isinstance(self, DeferredTensor):
             _from_deferred(self, *args, **kwargs)
         else:
@@ -101,7 +113,7 @@ def _method(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         raise
 
 
-def _waits_for(loss: DeferredTensor) -> PendingCall | None:
+def _find_waiting_call(loss: DeferredTensor) -> PendingCall | None:
     """The call that waits for this loss, as nearly always; None: it is anything else."""
     pending = loss._pending
     if loss._real is not None or pending is None or pending.state != WAITING:
@@ -119,12 +131,12 @@ def _from_deferred(
     backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
-def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
+def _materialize_roots(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
     """Make what is named real, in the way in which it is needed."""
-    for one in [*deferred_in(inputs)]:
-        place_of(one)
+    for one in [*find_deferred(inputs)]:
+        graph_tensor(one)
     by_call: dict[int, tuple[PendingCall, list[int]]] = {}
-    for one in deferred_in(roots):
+    for one in find_deferred(roots):
         pending = one._pending
         if one._real is None and pending is not None and pending.state == WAITING:
             by_call.setdefault(id(pending), (pending, []))[1].append(one._value)
@@ -133,5 +145,5 @@ def _prepare(roots: Any, factors: Any, inputs: Any, create_graph: bool) -> None:
             pending.resolve()
         else:
             pending.run(values[0])
-    for one in [*deferred_in((roots, factors))]:
-        real_of(one)
+    for one in [*find_deferred((roots, factors))]:
+        materialize(one)

@@ -126,19 +126,19 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
                 return func(*args, **kwargs)
         if func is _IS_LEAF or func == _IS_LEAF:
             return _is_leaf(args[0])
-        if special := SPECIAL.get(func):
+        if special := OVERRIDES.get(func):
             return special(*args, **kwargs)
-        found = list(deferred_in((args, kwargs)))
+        found = list(find_deferred((args, kwargs)))
         if func in _PLACE:
             for one in found:
-                place_of(one, only_looks=func in _LOOKS)
+                graph_tensor(one, read_only=func in _LOOKS)
             return on_real(func, args, kwargs)
-        waiting = _waiting(found)
+        waiting = _pending_calls(found)
         if len(waiting) > 1:  # values of steps that have run, as the sums of a metric, need not hold up the next
             for one in found:
                 if one._real is None and one._pending is not None and one._pending.state != "waiting":
-                    real_of(one)
-            waiting = _waiting(found)
+                    materialize(one)
+            waiting = _pending_calls(found)
         if len(waiting) == 1 and func not in _READS and _may_record(types, func):
             (pending,) = waiting.values()
             assert pending is not None
@@ -151,19 +151,19 @@ class DeferredTensor(torch.Tensor, metaclass=_TensorLikeMeta):  # type: ignore[m
                 one._pending.write(one)
         for one in found:
             # What is made of it here will be differentiated, unless it is only looked at.
-            _real_for_graph(one) if func not in _READS else real_of(one)
+            _real_for_graph(one) if func not in _READS else materialize(one)
         for pending, value in written:
-            pending.show_before_write(value)
+            pending.publish_dependents(value)
         return on_real(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What did not come to `__torch_function__`: on contents; autograd has the deferred object for an input."""
-        args, kwargs = replaced((args, kwargs or {}), _contents)
+        args, kwargs = replace_deferred((args, kwargs or {}), _contents)
         return func(*args, **kwargs)
 
 
-def _waiting(found: list[DeferredTensor]) -> dict[int, PendingCall | None]:
+def _pending_calls(found: list[DeferredTensor]) -> dict[int, PendingCall | None]:
     return {id(one._pending): one._pending for one in found if type(one) is DeferredTensor and one._real is None}
 
 
@@ -171,7 +171,7 @@ def _waiting(found: list[DeferredTensor]) -> dict[int, PendingCall | None]:
 deferred_checks.append(lambda tensor: type(tensor) is DeferredTensor and tensor._real is None)
 
 
-def real_of(tensor: torch.Tensor) -> torch.Tensor:
+def materialize(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor it stands for, for its contents. No method: names of ours would hide those of Tensor."""
     if type(tensor) is DeferredTensor and tensor._real is None:
         assert tensor._pending is not None
@@ -184,14 +184,16 @@ def real_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def _real_for_graph(tensor: DeferredTensor) -> torch.Tensor:
     is_waiting = type(tensor) is DeferredTensor and tensor._pending is not None and tensor._pending.state == "waiting"
-    return place_of(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else real_of(tensor)
+    return (
+        graph_tensor(tensor) if is_waiting and tensor.requires_grad and torch.is_grad_enabled() else materialize(tensor)
+    )
 
 
-def place_of(tensor: torch.Tensor, *, only_looks: bool = False) -> torch.Tensor:
+def graph_tensor(tensor: torch.Tensor, *, read_only: bool = False) -> torch.Tensor:
     """The tensor it stands for, as the one in the graph."""
     if type(tensor) is DeferredTensor and tensor._pending is not None:
-        tensor._pending.join(tensor, only_looks=only_looks)
-    return real_of(tensor)
+        tensor._pending.join(tensor, read_only=read_only)
+    return materialize(tensor)
 
 
 def become(tensor: DeferredTensor, real: torch.Tensor, *, for_good: bool = True) -> torch.Tensor:
@@ -216,15 +218,15 @@ def _contents(tensor: DeferredTensor) -> torch.Tensor:
     """Contents for code below autograd, which has the deferred object itself for an input."""
     tensor._held = True
     with CLEAN():  # here torch has switched off what a call of the model needs
-        real_of(tensor)
+        materialize(tensor)
     if type(tensor) is not DeferredTensor:
         return tensor
-    _route(tensor)
+    _route_gradients(tensor)
     assert tensor._real is not None
     return tensor._real.detach()
 
 
-def _route(tensor: DeferredTensor) -> None:
+def _route_gradients(tensor: DeferredTensor) -> None:
     """Send on the gradients that come to the object, which autograd takes for a leaf."""
     real = tensor._real
     if tensor._routed or real is None or not real.requires_grad:
@@ -241,7 +243,7 @@ def _route(tensor: DeferredTensor) -> None:
 
 
 # Functions with a way of their own to treat deferred tensors: `backward` adds itself.
-SPECIAL: dict[Any, Callable[..., Any]] = {}
+OVERRIDES: dict[Any, Callable[..., Any]] = {}
 
 
 _USUAL = (DeferredTensor, torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -269,7 +271,7 @@ def _writes(func: Any, kwargs: Any) -> bool:
 def _is_leaf(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, DeferredTensor) and tensor._real is None:
         return not tensor.requires_grad
-    return bool(real_of(tensor).is_leaf)
+    return bool(materialize(tensor).is_leaf)
 
 
 def on_real(func: Any, args: Any, kwargs: Any) -> Any:
@@ -277,37 +279,37 @@ def on_real(func: Any, args: Any, kwargs: Any) -> Any:
     objects: dict[int, DeferredTensor] = {}
 
     def real(one: DeferredTensor) -> torch.Tensor:
-        found = real_of(one)
+        found = materialize(one)
         objects[id(found)] = one
         return found
 
-    args, kwargs = replaced((args, kwargs), real)
+    args, kwargs = replace_deferred((args, kwargs), real)
     result = func(*args, **kwargs)
     return objects.get(id(result), result) if isinstance(result, torch.Tensor) else result
 
 
-def deferred_in(value: Any) -> Iterator[DeferredTensor]:
+def find_deferred(value: Any) -> Iterator[DeferredTensor]:
     """All deferred tensors in a nest of sequences and dictionaries."""
     if isinstance(value, DeferredTensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from deferred_in(part)
+            yield from find_deferred(part)
     elif isinstance(value, dict):
         for part in value.values():
-            yield from deferred_in(part)
+            yield from find_deferred(part)
 
 
-def replaced(value: Any, new: Callable[[DeferredTensor], Any]) -> Any:
+def replace_deferred(value: Any, new: Callable[[DeferredTensor], Any]) -> Any:
     """The nest with other objects in the place of its deferred tensors. A sequence or dictionary without any is the
     very object: the program sees what a model that is given it does to it."""
     if isinstance(value, DeferredTensor):
         return new(value)
     if not isinstance(value, (list, tuple)) and type(value) is not dict:
         return value
-    if not any(True for _ in deferred_in(value)):
+    if not any(True for _ in find_deferred(value)):
         return value
     if isinstance(value, dict):
-        return {key: replaced(part, new) for key, part in value.items()}
-    parts = [replaced(part, new) for part in value]
+        return {key: replace_deferred(part, new) for key, part in value.items()}
+    parts = [replace_deferred(part, new) for part in value]
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

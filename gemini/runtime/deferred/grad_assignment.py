@@ -34,7 +34,7 @@ with torch.inference_mode(False), torch.enable_grad():
     torch.autograd.grad(_FREED, _LEAF)
 
 
-def is_unseen(targets: Sequence[torch.Tensor]) -> bool:
+def can_assign(targets: Sequence[torch.Tensor]) -> bool:
     """Whether all are parameters without gradients, and nobody sees how they come by one."""
     return (
         {*map(type, targets)} == {nn.Parameter}
@@ -53,10 +53,10 @@ def _are_bare(seen: list[tuple[Any, Any, Any]]) -> bool:
     return is_usual or all(not hooks and not late and gradient is None for hooks, late, gradient in seen)
 
 
-def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+def assign_gradients(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
     """Gradients, which are nobody else's, to such parameters."""
     if are_dense(found):
-        _set(targets, found)
+        _assign_all(targets, found)
         return
     for target, gradient in zip(targets, found, strict=True):
         if gradient is not None:
@@ -64,7 +64,7 @@ def give(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
             target.grad = gradient if is_as_usual else gradient.contiguous()
 
 
-class Ahead:
+class EarlyGradients:
     """Gradients that parameters have before these are computed: where they will be is known.
 
     Whoever runs a step is waited for, so nobody looks; unless code of the program runs in between.
@@ -76,21 +76,21 @@ class Ahead:
 
     def give(self) -> None:
         """Have parameters have them."""
-        _set(self._targets, self._found)
+        _assign_all(self._targets, self._found)
 
     def is_right(self, found: list[Any]) -> bool:
         """Whether these are the gradients, and nobody can have seen them."""
         is_same = len(found) == len(self._found) and all(map(is_, found, self._found))
         return is_same and self._counted == count_user_code_runs()
 
-    def take_back(self) -> None:
+    def revoke(self) -> None:
         """Parameters are as before, but for what the program has given them itself."""
         for target, gradient in zip(self._targets, self._found, strict=True):
             if target.grad is gradient:
                 target.grad = None
 
 
-def _set(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
+def _assign_all(targets: Sequence[torch.Tensor], found: list[Any]) -> None:
     deque(map(setattr, targets, repeat("grad"), found), 0)
 
 
@@ -102,15 +102,15 @@ def are_dense(found: list[Any]) -> bool:
         return False
 
 
-def spent(root: torch.Tensor, name: str) -> torch.Tensor:
+def make_freed_root(root: torch.Tensor, name: str) -> torch.Tensor:
     """A root in a graph of which backward has been called, made by a node of a name."""
-    function: Any = rename_grad_fn(_Spent, name)
-    with in_graph():
+    function: Any = rename_grad_fn(_FreedRoot, name)
+    with enable_graph():
         made: torch.Tensor = super(torch.autograd.Function, function).apply([root], _FREED)
     return made
 
 
-class _Spent(torch.autograd.Function):  # type: ignore[misc]
+class _FreedRoot(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, contents: list[torch.Tensor], freed: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
         return contents.pop()
@@ -121,7 +121,7 @@ class _Spent(torch.autograd.Function):  # type: ignore[misc]
         return None, gradient
 
 
-def in_graph() -> AbstractContextManager[Any]:
+def enable_graph() -> AbstractContextManager[Any]:
     """Inside, graphs are made, whatever the program's modes are."""
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         return nullcontext()

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from gemini.random_numbers.random_ops import TRAINING_ARGUMENT, may_draw
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.call_context import memory_of
+from gemini.runtime.deferred.call_context import storage_id
 
 DRAWS, WRITES = 1, 2
 _T: Any = torch.Tensor
@@ -29,7 +29,7 @@ _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", 
              "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__", "__idiv__")  # fmt: skip
 
 
-class Watching(TorchFunctionMode):  # type: ignore[misc]
+class HazardMode(TorchFunctionMode):  # type: ignore[misc]
     """Sees what the program does."""
 
     is_ours = True
@@ -41,67 +41,67 @@ class Watching(TorchFunctionMode):  # type: ignore[misc]
             if kind is None:
                 kind = _kinds[func] = _kind(func)
             if kind & DRAWS and _does_draw(func, args, kwargs):
-                before_drawing()
+                run_random_calls()
             if kind & WRITES or "out" in kwargs:
                 _before_writing(args, kwargs)
             _before_reading(args, kwargs)
-        _here.depth += 1
+        _mode.depth += 1
         try:
             return func(*args, **kwargs)
         finally:
-            _here.depth -= 1
+            _mode.depth -= 1
 
 
-class _Here(threading.local):
+class _ModeDepth(threading.local):
     depth = 0  # torch has taken the mode away, to call it, and puts it back afterwards
 
 
-_here = _Here()
-_watching = Watching()
+_mode = _ModeDepth()
+_hazard_mode = HazardMode()
 
 
-def watch_program(begin: bool) -> None:
+def toggle_hazard_mode(begin: bool) -> None:
     """Watch, or do so no more, in this thread."""
-    if _here.depth:
+    if _mode.depth:
         return
     count = torch._C._len_torch_function_stack()
     if not begin and not count:
         return
-    at = [torch._C._get_function_stack_at(index) is _watching for index in range(count)]
+    at = [torch._C._get_function_stack_at(index) is _hazard_mode for index in range(count)]
     if any(at) == begin:
         return
     # Modes of the program are above ours: those that it leaves must be its own.
     modes = [torch._C._pop_torch_function_stack() for _ in range(count)][::-1]
-    for mode in [_watching, *modes] if begin else [mode for mode in modes if mode is not _watching]:
+    for mode in [_hazard_mode, *modes] if begin else [mode for mode in modes if mode is not _hazard_mode]:
         torch._C._push_on_torch_function_stack(mode)
 
 
-def before_drawing() -> None:
+def run_random_calls() -> None:
     """Somebody draws random numbers, or looks at the generator."""
     if not pending_queue.is_busy():
-        for one in pending_queue.waiting():
+        for one in pending_queue.waiting_calls():
             if one.runner.draws:
-                one.settle()
+                one.complete()
 
 
 def _before_writing(args: Any, kwargs: Any) -> None:
-    calls = pending_queue.waiting()
+    calls = pending_queue.waiting_calls()
     if not calls:
         return
-    written = {memory_of(one) for one in _tensors((args, kwargs))}
+    written = {storage_id(one) for one in _tensors((args, kwargs))}
     for one in calls:
-        if written & one.guarded():
-            one.secure()
+        if written & one.protected_storages():
+            one.compute_before_update()
 
 
 def _before_reading(args: Any, kwargs: Any) -> None:
-    calls = [one for one in pending_queue.waiting() if one.runner.writes]
+    calls = [one for one in pending_queue.waiting_calls() if one.runner.writes]
     if not calls:
         return
-    read = {memory_of(one) for one in _tensors((args, kwargs))}
+    read = {storage_id(one) for one in _tensors((args, kwargs))}
     for one in calls:
-        if any(memory_of(buffer) in read for buffer in one.runner.model.buffers()):
-            one.settle()
+        if any(storage_id(buffer) in read for buffer in one.runner.model.buffers()):
+            one.complete()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ _VERSION = attrgetter("_version")
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Copies:
+class InputCopies:
     """Tensors that were used, by identity, with their copies."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Copies:
             with torch.inference_mode(False):
                 copy = tensor.detach().clone()
                 with torch.enable_grad():
-                    pinned = Pinned.apply([copy], tensor) if tensor.requires_grad else copy
+                    pinned = CopiedInput.apply([copy], tensor) if tensor.requires_grad else copy
         self._found[id(tensor)] = tensor, copy, pinned
         return pinned
 
@@ -98,7 +98,7 @@ def _is_connected(tensor: torch.Tensor, pinned: torch.Tensor) -> bool:
     return node is tensor.grad_fn if tensor.grad_fn is not None else getattr(node, "variable", None) is tensor
 
 
-class Pinned(torch.autograd.Function):  # type: ignore[misc]
+class CopiedInput(torch.autograd.Function):  # type: ignore[misc]
     """A copy in the place of a tensor: contents of the copy, gradients to the tensor."""
 
     @staticmethod

@@ -23,17 +23,17 @@ from gemini.batch_analysis.loss_tape import Meta, Op
 from gemini.ir.pytree import Form
 from gemini.random_numbers.random_ops import is_random_op
 from gemini.runtime.deferred.contract import flatten_output
-from gemini.runtime.deferred.recorded_warnings import collecting
+from gemini.runtime.deferred.recorded_warnings import collect_warnings
 
 _MOST = 4096  # remembered ops; programs whose literals change with every step would fill the memory
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout)
-_known: dict[Hashable, Facts | None] = {}
+_known: dict[Hashable, OpMetadata | None] = {}
 _unknown: Any = object()
 _fake: list[FakeTensorMode] = []
 
 
 @dataclass(frozen=True)
-class Facts:
+class OpMetadata:
     """Of an op on tensors of some kind; tensors that it is given go by their place among them."""
 
     form: Form  # of what it returns; Ref.node is the place among `metas`
@@ -49,15 +49,15 @@ class Facts:
     ops: dict[Hashable, Op] = field(default_factory=dict, compare=False)  # written down before, by numbers of values
 
 
-def facts_of(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
+def infer_metadata(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> OpMetadata | None:
     """Facts of the op that `run` runs on given tensors; None where they cannot be known."""
-    found: Facts | None = _known.get(key, _unknown)
+    found: OpMetadata | None = _known.get(key, _unknown)
     if found is _unknown:
         if len(_known) >= _MOST:
             _known.clear()
         try:
-            with _silence():
-                found = _find(run, metas)
+            with _mute_fake_tensor_log():
+                found = _infer(run, metas)
         except Exception:  # whatever it was, the program will see it when the op runs on contents
             found = None
         _known[key] = found
@@ -65,7 +65,7 @@ def facts_of(key: Hashable, run: Callable[[list[torch.Tensor]], Any], metas: lis
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def _mute_fake_tensor_log() -> Iterator[None]:
     """Torch logs what fails on fake tensors; the program will see it when it fails on contents."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
@@ -75,15 +75,15 @@ def _silence() -> Iterator[None]:
         logger.disabled = before
 
 
-def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts | None:
+def _infer(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> OpMetadata | None:
     warned: list[warnings.WarningMessage] = []
     if not _fake:
         _fake.append(FakeTensorMode())
     with torch._C.DisableTorchFunctionSubclass(), _fake[0]:
-        given = [_pretend(meta) for meta in metas]
+        given = [_make_fake(meta) for meta in metas]
         before = [_memory(one) for one in given]
-        with _Watch() as watch:
-            returned = collecting(lambda: run(given), warned)
+        with _WriteRecorder() as watch:
+            returned = collect_warnings(lambda: run(given), warned)
         writes = tuple(at for at, one in enumerate(before) if one in watch.written)
         after = tuple(Meta.of(given[at]) for at in writes)
         form, found = flatten_output(returned)
@@ -91,7 +91,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
             if not writes and not _is_plain(returned):
                 return None
             nodes = tuple(grad_fn_name(given[at]) for at in writes)
-            return Facts(form, (), (), (), writes, after, watch.is_random, (returned,), nodes, warned)
+            return OpMetadata(form, (), (), (), writes, after, watch.is_random, (returned,), nodes, warned)
         if any(one.layout is not torch.strided or one.device.type == "meta" for one in found):
             return None
         places = {id(one): at for at, one in enumerate(given)}
@@ -102,7 +102,7 @@ def _find(run: Callable[[list[torch.Tensor]], Any], metas: list[Meta]) -> Facts 
         same = tuple(places.get(id(one)) for one in found)
         nodes = tuple(map(grad_fn_name, found))
         made = tuple(map(Meta.of, found))
-        return Facts(form, made, same, shares, writes, after, watch.is_random, None, nodes, warned)
+        return OpMetadata(form, made, same, shares, writes, after, watch.is_random, None, nodes, warned)
 
 
 def _is_plain(value: Any) -> bool:
@@ -111,7 +111,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _pretend(meta: Meta) -> torch.Tensor:
+def _make_fake(meta: Meta) -> torch.Tensor:
     if meta.strides is None:
         made = torch.empty(meta.shape, dtype=meta.dtype, device=meta.device)
     else:
@@ -120,10 +120,10 @@ def _pretend(meta: Meta) -> torch.Tensor:
         return made
     # No leaf: those may not be written to.
     with torch.enable_grad():
-        return _Passed.apply(made.requires_grad_())
+        return _NonLeaf.apply(made.requires_grad_())
 
 
-class _Passed(torch.autograd.Function):  # type: ignore[misc]
+class _NonLeaf(torch.autograd.Function):  # type: ignore[misc]
     """A tensor of the same kind that is no leaf, and no view."""
 
     @staticmethod
@@ -141,7 +141,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
+class _WriteRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Sees which memory is written to, and whether random numbers are drawn."""
 
     def __init__(self) -> None:

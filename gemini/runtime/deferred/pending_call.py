@@ -26,32 +26,38 @@ from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall
 from gemini.runtime.call_outcome import Eager, FallbackReason
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.call_context import memory_of
+from gemini.runtime.deferred.call_context import storage_id
 from gemini.runtime.deferred.contract import StepResult, StepRunner
-from gemini.runtime.deferred.deferred_tensor import CLEAN, DeferredTensor, become, real_of
-from gemini.runtime.deferred.grad_assignment import Ahead, are_dense, give, is_unseen, spent
-from gemini.runtime.deferred.repeatable_call import Repeatable
-from gemini.runtime.deferred.step_autograd import Answer
+from gemini.runtime.deferred.deferred_tensor import CLEAN, DeferredTensor, become, materialize
+from gemini.runtime.deferred.grad_assignment import (
+    EarlyGradients,
+    are_dense,
+    assign_gradients,
+    can_assign,
+    make_freed_root,
+)
+from gemini.runtime.deferred.repeatable_call import RepeatableCall
+from gemini.runtime.deferred.step_autograd import StepValue
 from gemini.runtime.deferred.tape_recorder import record
 from gemini.runtime.tracebacks import add_note, call_site
 
 WAITING, RAN, DONE = "waiting", "ran", "done"
 
 
-class PendingCall(Repeatable):
+class PendingCall(RepeatableCall):
     """One call, and what the program has done with its outputs so far."""
 
-    def __init__(self, runner: StepRunner, call: ModelCall, standing: Any = None) -> None:
-        super().__init__(runner, call, standing)
+    def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
+        super().__init__(runner, call, model_state)
         self.state = WAITING
         # Contents of a step that has run. In no graph: the graph knows this call, and would never be freed.
         self._contents: dict[int, torch.Tensor] = {}
         self._failures: dict[int, FailedValue] = {}
         self._result: StepResult | None = None
         self._error: Exception | None = None
-        self._was_tried = self._is_asked = False  # to be run overlapped, and by a plain backward
-        self.is_over = False  # nothing can be differentiated through the root any more
-        self._ahead: Ahead | None = None
+        self._was_tried = self._is_plain_backward = False  # to be run overlapped, and by a plain backward
+        self.is_backward_done = False  # nothing can be differentiated through the root any more
+        self._early_gradients: EarlyGradients | None = None
         self._called_from = call_site()
 
     # ── what the program does ────────────────────────────────────────────────────────────────────────────────────────
@@ -65,12 +71,12 @@ class PendingCall(Repeatable):
         """What a function returns, in a tuple, as deferred tensors; None where it must run on contents."""
         return record(self, function, args, kwargs) if self.state == WAITING and not pending_queue.is_busy() else None
 
-    def guarded(self) -> set[int]:
+    def protected_storages(self) -> set[int]:
         """The memory that nobody may write to before the call is made."""
-        used = {memory_of(one) for one in self.tape.operands.values() if isinstance(one, torch.nn.Parameter)}
-        return self.surroundings.memory() | used
+        used = {storage_id(one) for one in self.tape.operands.values() if isinstance(one, torch.nn.Parameter)}
+        return self.context.storages() | used
 
-    def uses(self, parameters: set[int]) -> bool:
+    def depends_on(self, parameters: set[int]) -> bool:
         """Whether it depends on one of these parameters, by identity."""
         used = (*self.runner.parameters, *self.runner.model.parameters(), *self.tape.operands.values())
         return any(id(one) in parameters for one in used)
@@ -83,10 +89,10 @@ class PendingCall(Repeatable):
             with CLEAN():
                 self.resolve() if root is None else self.run(root)
         if self.state == RAN:
-            self._show(value)
+            self._publish_contents(value)
         self._raise_for(value)
 
-    def join(self, tensor: DeferredTensor, *, only_looks: bool = False) -> None:
+    def join(self, tensor: DeferredTensor, *, read_only: bool = False) -> None:
         """Have a tensor as a part of the graph in which the root is computed.
 
         With parameters of later steps no such graph can be made. Who only looks, or comes when gradients have gone
@@ -98,31 +104,31 @@ class PendingCall(Repeatable):
                 self.run(value)
             else:
                 self.resolve()
-        elif self.state == RAN and self._graph is None and self._is_past(only_looks):
-            self._show(value)
+        elif self.state == RAN and self._graph is None and self._is_past(read_only):
+            self._publish_contents(value)
         elif self.state == RAN and self._graph is None:
-            self._graph = self._again(connect=True)
+            self._graph = self._rerun(connect=True)
             for number in {*self.alive(), value}:
-                self._give(number, self._graph.values[number])
+                self._publish(number, self._graph.values[number])
         self._raise_for(value)
 
-    def _is_past(self, only_looks: bool) -> bool:
-        return (only_looks or self.is_over) and self._copies.changed() is not None
+    def _is_past(self, read_only: bool) -> bool:
+        return (read_only or self.is_backward_done) and self._copies.changed() is not None
 
     def write(self, tensor: DeferredTensor) -> None:
         """A tensor is about to be written to: what shares its memory must be in one graph with it."""
-        if self.state != RAN or self.is_alone(tensor._value) or self.has_graph():
+        if self.state != RAN or self.is_unaliased(tensor._value) or self.has_graph():
             return
-        known = {number: one._real for number, one in self._deferred() if one._real is not None}
+        known = {number: one._real for number, one in self._deferred_tensors() if one._real is not None}
         self.join(tensor)
         assert self._graph is not None
         for number, before in known.items():
             made = self._graph.values[number]
             if not isinstance(made, FailedValue):
                 made.data.copy_(before.data)  # which the program may have written to past autograd
-                self._give(number, made)
+                self._publish(number, made)
 
-    def show_before_write(self, value: int) -> None:
+    def publish_dependents(self, value: int) -> None:
         """A real tensor is about to be written to: have what was made of its contents of now."""
         if self.state != RAN:
             return
@@ -131,33 +137,33 @@ class PendingCall(Repeatable):
             if not made.isdisjoint(op.reads()):
                 made.update(op.results)
         for number in made.intersection(self.alive()) - {value}:
-            self._show(number)
+            self._publish_contents(number)
 
-    def run(self, root: int, is_asked: bool = False) -> bool:
+    def run(self, root: int, is_plain_backward: bool = False) -> bool:
         """Run call, tape and backward from a root together; eagerly where that cannot be done.
 
-        `is_asked`: a plain backward from this root is all that the program wants. Whether that is done, too.
+        `is_plain_backward`: a plain backward from this root is all that the program wants. Whether that is done, too.
         """
         if self.state != WAITING:
             return False
-        with pending_queue.running(self):
+        with pending_queue.run_exclusively(self):
             self._check()
-            self.surroundings.begin()
+            self.context.begin()
             result: StepResult | Eager | None = None
             raised: Exception | None = None
-            self._was_tried, self._is_asked = True, is_asked
+            self._was_tried, self._is_plain_backward = True, is_plain_backward
             try:
-                with self.surroundings.of_then(self.number), ExitStack() as stack:
+                with self.context.restore(self.number), ExitStack() as stack:
                     self.region.enter(stack, Region.current())  # whoever asks now may be in another one
                     result = self.runner.run_pipelined(self, self.tape, root)
             except Exception as error:
-                self.surroundings.undo()
+                self.context.roll_back()
                 raised = error
                 if isinstance(error, GeminiError):
-                    self._tell(error)
+                    self._report_failure(error)
             finally:
                 if not isinstance(result, StepResult):
-                    self._take_back()
+                    self._revoke_early()
             if isinstance(result, StepResult):
                 self.state, self._result, self._ran_for = RAN, result, root
         if not isinstance(result, StepResult):
@@ -166,45 +172,47 @@ class PendingCall(Repeatable):
             self.resolve()
             # Where the program's own code raises here too, nothing of ours has failed.
             if raised is not None and not isinstance(raised, GeminiError) and root not in self._failures:
-                self._tell(raised)
+                self._report_failure(raised)
             return False
-        pending_queue.has_run(self)
+        pending_queue.add_completed(self)
         if any(root in op.reads() for op in self.tape.ops):  # else nothing can ask for it
             self._contents[root] = result.root.clone()  # the graph gets the object itself
         gradients, given = self._gradients(result, root), self.differentiable(root)
-        is_given = result.root.is_cpu and self._ahead is not None and self._ahead.is_right(gradients)
+        is_given = (
+            result.root.is_cpu and self._early_gradients is not None and self._early_gradients.is_right(gradients)
+        )
         if not is_given:
-            self._take_back()
-        is_done = is_given or (is_asked and result.root.is_cpu and self._is_unseen(given))
-        self.is_over = is_done
+            self._revoke_early()
+        is_done = is_given or (is_plain_backward and result.root.is_cpu and self._can_assign(given))
+        self.is_backward_done = is_done
         if is_done:
-            self.arrived(root, is_usual=True)
+            self.record_gradient(root, is_usual=True)
             if not is_given:
-                give(given, gradients)
-            self._ahead = None
-            self._give(root, spent(result.root, self.nodes.get(root, "")))
+                assign_gradients(given, gradients)
+            self._early_gradients = None
+            self._publish(root, make_freed_root(result.root, self.nodes.get(root, "")))
         else:
-            self._give(root, Answer(self, root, result.root, gradients).connect(given))
+            self._publish(root, StepValue(self, root, result.root, gradients).connect(given))
         return is_done
 
-    def foresee(self, root: int, gradients: list[Any]) -> None:
+    def assign_early(self, root: int, gradients: list[Any]) -> None:
         """Where the gradients of parameters will be: where nobody can tell, parameters have them already."""
         given = self.differentiable(root)
-        if self._is_asked and are_dense(gradients) and self._is_unseen(given):
-            self._ahead = Ahead(given, gradients)
-            self._ahead.give()
+        if self._is_plain_backward and are_dense(gradients) and self._can_assign(given):
+            self._early_gradients = EarlyGradients(given, gradients)
+            self._early_gradients.give()
 
-    def _is_unseen(self, given: list[torch.Tensor]) -> bool:
+    def _can_assign(self, given: list[torch.Tensor]) -> bool:
         # A parameter that the loss reads as well is among the given twice.
-        return len(given) == len(self.runner.parameters) and is_unseen(given)
+        return len(given) == len(self.runner.parameters) and can_assign(given)
 
-    def _take_back(self) -> None:
+    def _revoke_early(self) -> None:
         """Something has not gone as it was foreseen."""
-        if self._ahead is not None:
-            self._ahead.take_back()
-            self._ahead = None
+        if self._early_gradients is not None:
+            self._early_gradients.revoke()
+            self._early_gradients = None
 
-    def _tell(self, error: Exception) -> None:
+    def _report_failure(self, error: Exception) -> None:
         """Say that a step has failed; whoever raises then wants nobody to try again."""
         try:
             self.runner.on_failure(error)
@@ -216,14 +224,14 @@ class PendingCall(Repeatable):
         """Make the call eagerly; every value becomes real."""
         if self.state == RAN:
             for value in self.alive():
-                self._show(value)
+                self._publish_contents(value)
         if self.state != WAITING:
             return
         if not self._was_tried:
             self.runner.on_fallback(Eager(FallbackReason.READ_EARLY))
-        with pending_queue.running(self):
+        with pending_queue.run_exclusively(self):
             self._check()
-            self.surroundings.begin()
+            self.context.begin()
             try:
                 values = self._eager(self.inputs)
             except Exception as error:
@@ -233,11 +241,11 @@ class PendingCall(Repeatable):
             self.state = DONE
             replay_tape(self.tape, range(len(self.tape.ops)), values)
         for number in list(self._made):
-            self._give(number, values[number])
+            self._publish(number, values[number])
         self._release()
         self.inputs = []
 
-    def settle(self) -> None:
+    def complete(self) -> None:
         """Have it done, in whatever way."""
         root = self._root(-1)
         if root is not None:
@@ -245,7 +253,7 @@ class PendingCall(Repeatable):
         else:
             self.resolve()
 
-    def finish(self) -> None:
+    def materialize_all(self) -> None:
         """Have every value real, and every deferred tensor an ordinary one: somebody looks who does not ask."""
         self.resolve()
         for ref in self._made.values():
@@ -253,14 +261,14 @@ class PendingCall(Repeatable):
             if type(one) is DeferredTensor and one._real is not None:
                 become(one, one._real)
 
-    def secure(self) -> None:
+    def compute_before_update(self) -> None:
         """Parameters are about to change: have all that can only be computed with those of now."""
         if self.state == WAITING:
             self.resolve()
         elif self.state == RAN:
             for value in self.alive():
                 if not self._can_wait(value):
-                    self._show(value)
+                    self._publish_contents(value)
 
     # ── parts of it ────────────────────────────────────────────────────────────────────────────────────────────────
     def _root(self, value: int) -> int | None:
@@ -268,37 +276,37 @@ class PendingCall(Repeatable):
         if any(dtype == "float16" for _, _, dtype in self.region.autocast):
             return None  # gradients of a loss that is not scaled yet would vanish
         scalars = {one for one in (*self.alive(), value) if one >= 0 and self.tape.metas[one].is_scalar()}
-        found = {one for one in scalars if self.is_own(one)}
+        found = {one for one in scalars if self.is_independent(one)}
         if not found:
             return None
         root = self.runner.roots.get(hash(self.tape.signature()), max(found))
-        return root if root is None or self.is_own(root) else None
+        return root if root is None or self.is_independent(root) else None
 
     def _gradients(self, result: StepResult, root: int) -> list[Any]:
         inputs = [result.inputs.get(at) for at, one in enumerate(self.inputs) if one.requires_grad]
-        operands = [result.operands.get(number) for number in self._learning(root)]
+        operands = [result.operands.get(number) for number in self._trainable_operands(root)]
         found = [*result.parameters, *inputs, *operands]
         # The only references from now on: see Answer.take.
         result.parameters, result.inputs, result.operands = [], {}, {}
         return found
 
-    def _show(self, value: int) -> None:
+    def _publish_contents(self, value: int) -> None:
         """Make a value of a step that has run real."""
         found = self._graph.values[value] if self._graph is not None else self._find(value)
         if found is None:
-            values = self._again(connect=False).values
+            values = self._rerun(connect=False).values
             self._contents.update(
                 (one, values[one].detach()) for one in {*self.alive(), value, *range(self.tape.outputs)}
             )
             found = self._find(value)
-        self._give(value, found)
+        self._publish(value, found)
 
     def _find(self, value: int) -> Any:
         """A value of a step that has run; None where only a rerun can tell."""
         result, tensor = self._result, self.tensor(value)
         assert result is not None
         if tensor is not None and (type(tensor) is not DeferredTensor or tensor._real is not None):
-            return real_of(tensor)
+            return materialize(tensor)
         if value in self.tape.operands:
             return self.tape.operands[value]
         if value in result.kept and value not in self._contents:
@@ -313,7 +321,7 @@ class PendingCall(Repeatable):
             contents = self._contents[value]
             is_differentiable = self.tape.metas[value].requires_grad
             return (
-                Answer(self, value, contents.detach(), None).connect(self.differentiable(value))
+                StepValue(self, value, contents.detach(), None).connect(self.differentiable(value))
                 if is_differentiable
                 else contents
             )
@@ -338,7 +346,7 @@ class PendingCall(Repeatable):
             return False
         return all(self._can_wait(one) for one in self.tape.ops[at].reads())
 
-    def _give(self, value: int, real: Any) -> None:
+    def _publish(self, value: int, real: Any) -> None:
         """A value is known: what the program has of it becomes real."""
         if isinstance(real, FailedValue):
             self._failures[value] = real

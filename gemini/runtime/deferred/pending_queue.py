@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gemini.runtime.deferred.call_context import set_states, states
+from gemini.runtime.deferred.call_context import rng_states, set_rng_states
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending_call import PendingCall
@@ -28,7 +28,7 @@ _LEAK = (
 )
 
 
-class _State(threading.local):
+class _QueueState(threading.local):
     def __init__(self) -> None:
         self.busy = 0
         self.entries: list[Callable[[], PendingCall | None]] = []  # in the order of the calls
@@ -36,7 +36,7 @@ class _State(threading.local):
         self.generators: list[torch.Tensor] = []  # as the next call that draws must find them
 
 
-_state = _State()
+_state = _QueueState()
 listeners: list[Callable[[bool], None]] = []  # told when calls begin to wait, and when none does any more
 os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
 
@@ -44,25 +44,25 @@ os.register_at_fork(after_in_child=_state.__init__)  # type: ignore[misc]
 def add(pending: PendingCall) -> None:
     """A call has been put off."""
     runner = pending.runner
-    if runner.draws and not any(one.runner.draws for one in waiting()):
-        _state.generators = states()
+    if runner.draws and not any(one.runner.draws for one in waiting_calls()):
+        _state.generators = rng_states()
     has_effects = runner.draws or runner.writes
-    _state.entries.append((lambda: pending) if has_effects else weakref.ref(pending, tidy))
-    _tell(True)
+    _state.entries.append((lambda: pending) if has_effects else weakref.ref(pending, remove_finished))
+    _notify(True)
 
 
-def waiting() -> list[PendingCall]:
+def waiting_calls() -> list[PendingCall]:
     """The calls that are still to be made, in order."""
     found = [one() for one in _state.entries]
     return [one for one in found if one is not None and one.state == "waiting"]
 
 
-def has_run(pending: PendingCall) -> None:
+def add_completed(pending: PendingCall) -> None:
     """A call has been made whose values are not all here."""
     _state.ran.add(pending)
 
 
-def ran() -> list[PendingCall]:
+def completed_calls() -> list[PendingCall]:
     """The calls that have been made and whose values are not all here."""
     return list(_state.ran)
 
@@ -72,51 +72,51 @@ def is_busy() -> bool:
     return _state.busy > 0
 
 
-def let_pass(draws: bool, writes: bool, until: PendingCall | None = None) -> None:
+def run_earlier_calls(draws: bool, writes: bool, until: PendingCall | None = None) -> None:
     """Make the calls before this one, or before one that is made at once, if it can be told which came first."""
-    for other in () if is_busy() else waiting():
+    for other in () if is_busy() else waiting_calls():
         if other is until:
             break
         if (other.runner.draws and draws) or other.runner.writes or writes:
-            other.settle()
+            other.complete()
 
 
 @contextmanager
-def running(pending: PendingCall) -> Iterator[None]:
+def run_exclusively(pending: PendingCall) -> Iterator[None]:
     """A call is made, or made again: those before it come first, where it matters."""
     is_first = pending.state == "waiting"
     runner = pending.runner
     if is_first:
-        let_pass(runner.draws, runner.writes, pending)
+        run_earlier_calls(runner.draws, runner.writes, pending)
     if is_first and runner.draws:
-        _check(pending)
+        _check_generators(pending)
     _state.busy += 1
-    _tell(False)
+    _notify(False)
     try:
         yield
     finally:
         _state.busy -= 1
         if is_first and runner.draws:
-            _state.generators = states()
-        tidy()
+            _state.generators = rng_states()
+        remove_finished()
 
 
-def _check(pending: PendingCall) -> None:
+def _check_generators(pending: PendingCall) -> None:
     """The generators must be as the call before has left them."""
-    found = states()
+    found = rng_states()
     if not _state.generators:  # the call was put off in another thread
         return
     if len(found) != len(_state.generators) or not all(map(torch.equal, found, _state.generators)):
         warnings.warn(_LEAK.format(type(pending.runner.model).__name__), stacklevel=2)
-        set_states(_state.generators)
+        set_rng_states(_state.generators)
 
 
-def _tell(are_waiting: bool) -> None:
+def _notify(are_waiting: bool) -> None:
     for listener in listeners:
         listener(are_waiting)
 
 
-def tidy(_: object = None) -> None:
+def remove_finished(_: object = None) -> None:
     """Forget calls that have been made or dropped."""
     kept = []
     for entry in _state.entries:
@@ -124,4 +124,4 @@ def tidy(_: object = None) -> None:
         if one is not None and one.state == "waiting":
             kept.append(entry)
     _state.entries = kept
-    _tell(bool(kept) and not is_busy())
+    _notify(bool(kept) and not is_busy())

@@ -18,11 +18,11 @@ from gemini.quiet_warnings import unmarked
 from gemini.runtime.pool.worker_output import replay_output
 from gemini.runtime.protocol import Warned
 
-_OURS = str(Path(__file__).parents[2])
-_WAY = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
+_PACKAGE_FOLDER = str(Path(__file__).parents[2])
+_INTERNAL_MODULES = ("gemini.", "torch.overrides")  # modules on the way from the program's call to ours
 
 
-def collecting(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
+def collect_warnings(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> Any:
     """What `run` returns; its warnings are collected."""
     with unmarked(), warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
@@ -31,20 +31,20 @@ def collecting(run: Callable[[], Any], found: list[warnings.WarningMessage]) -> 
     return made
 
 
-def give_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
+def emit_at_caller(function: Any, found: list[warnings.WarningMessage]) -> None:
     """Give warnings of a function that the program calls, at its call."""
     for one in found:
-        if one.filename.startswith(_OURS):
-            _warn_at(_caller(function), one)
+        if one.filename.startswith(_PACKAGE_FOLDER):
+            _warn_at(_find_caller(function), one)
         else:
             replay_output(Warned(one.category, str(one.message), one.filename, one.lineno))
 
 
-def _caller(function: Any) -> FrameType:
+def _find_caller(function: Any) -> FrameType:
     """Who has called the function: nobody of ours, nor the function itself, which was asked first."""
     code = getattr(function, "__code__", None)
     frame = here = sys._getframe(1)
-    while str(frame.f_globals.get("__name__")).startswith(_WAY) or frame.f_code is code:
+    while str(frame.f_globals.get("__name__")).startswith(_INTERNAL_MODULES) or frame.f_code is code:
         if frame.f_back is None:
             return here
         frame = frame.f_back

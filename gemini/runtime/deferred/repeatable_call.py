@@ -19,10 +19,10 @@ from gemini.errors import GeminiError
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall
 from gemini.runtime.deferred import pending_queue
-from gemini.runtime.deferred.call_context import Surroundings
-from gemini.runtime.deferred.call_values import Values
+from gemini.runtime.deferred.call_context import CallContext
+from gemini.runtime.deferred.call_values import CallValues
 from gemini.runtime.deferred.contract import StepRunner, flatten_output
-from gemini.runtime.deferred.deferred_tensor import real_of
+from gemini.runtime.deferred.deferred_tensor import materialize
 from gemini.runtime.rerun import Rerun
 
 if TYPE_CHECKING:
@@ -34,37 +34,37 @@ if TYPE_CHECKING:
 _numbers = itertools.count()  # of calls, in the order in which the program makes them
 
 
-class Repeatable(Values):
+class RepeatableCall(CallValues):
     """One call, with all that it takes to make it again."""
 
-    def __init__(self, runner: StepRunner, call: ModelCall, standing: Any = None) -> None:
+    def __init__(self, runner: StepRunner, call: ModelCall, model_state: Any = None) -> None:
         super().__init__(runner.output_spec)
         self.runner, self.number = runner, next(_numbers)
-        self.standing = standing  # the state that the model was in
+        self.model_state = model_state  # the state that the model was in
         self.region = Region.current()
         self._copies.watch(runner.parameters)
         self.call = call
         self.inputs = [self._copies.of(tensor) for tensor in self.call.tensors]
         self.call.tensors = self.inputs
-        self.surroundings = Surroundings(runner, standing)
+        self.context = CallContext(runner, model_state)
         self._graph: Rerun | None = None  # all values in a graph of their own, from a rerun
         self._ran_for = -1
         self._arrived: set[int] = set()  # values that gradients have come to
 
     def differentiable(self, value: int) -> list[torch.Tensor]:
         """What gradients are given to from a value: parameters, inputs, operands that it is made of."""
-        operands = [self.tape.operands[number] for number in self._learning(value)]
+        operands = [self.tape.operands[number] for number in self._trainable_operands(value)]
         return [*self.runner.parameters, *(one for one in self.inputs if one.requires_grad), *operands]
 
-    def _learning(self, value: int) -> list[int]:
+    def _trainable_operands(self, value: int) -> list[int]:
         """The operands with a gradient that a value is made of; what others come from may be written to since."""
         found = [number for number, one in self.tape.operands.items() if one.requires_grad]
         if not found:
             return found
-        read = {one for at in self.tape.needed_for(value) for one in self.tape.ops[at].reads()}
+        read = {one for at in self.tape.ops_needed_for(value) for one in self.tape.ops[at].reads()}
         return [number for number in found if number in read or number == value]
 
-    def arrived(self, value: int, is_usual: bool) -> None:
+    def record_gradient(self, value: int, is_usual: bool) -> None:
         """A gradient has come to a value of a step that has run: learn for which one it should have been run."""
         self._arrived.add(value)
         if self._arrived != {self._ran_for} or not is_usual:
@@ -74,7 +74,7 @@ class Repeatable(Values):
     def roots(self) -> tuple[torch.Tensor | None, Any]:
         """The root that the step was run for, if the program still has it, and the same in the graph of a rerun."""
         tensor = self.tensor(self._ran_for)
-        return (None if tensor is None else real_of(tensor)), None if self._graph is None else self._graph.values[
+        return (None if tensor is None else materialize(tensor)), None if self._graph is None else self._graph.values[
             self._ran_for
         ]
 
@@ -86,19 +86,19 @@ class Repeatable(Values):
         """Gradients of what is differentiable, from a graph made for it."""
         rerun = self._graph
         if rerun is None or create_graph:
-            rerun = self._again(connect=create_graph)
-        learning = self._learning(value)
+            rerun = self._rerun(connect=create_graph)
+        learning = self._trainable_operands(value)
         try:
             return rerun.differentiate(value, gradient, create_graph, learning)
         except RuntimeError:
             if rerun is not self._graph:
                 raise
         # The program has values of that graph: its own backward has come through there first, and freed it.
-        return self._again(connect=False).differentiate(value, gradient, create_graph, learning)
+        return self._rerun(connect=False).differentiate(value, gradient, create_graph, learning)
 
-    def _again(self, connect: bool) -> Rerun:
+    def _rerun(self, connect: bool) -> Rerun:
         rerun = Rerun.of(self.runner.parameters, self.inputs, self.tape.operands, connect)
-        with pending_queue.running(cast("PendingCall", self)), self.surroundings.again(), torch.enable_grad():
+        with pending_queue.run_exclusively(cast("PendingCall", self)), self.context.rewind(), torch.enable_grad():
             self._check()
             rerun.values = self._eager(rerun.inputs)
             tape = replace(self.tape, operands=rerun.operands)
@@ -108,7 +108,7 @@ class Repeatable(Values):
     def _eager(self, inputs: list[torch.Tensor]) -> dict[int, Any]:
         args, kwargs = self.call.with_tensors(inputs)
         with ExitStack() as stack:
-            stack.enter_context(self.surroundings.of_then(self.number))
+            stack.enter_context(self.context.restore(self.number))
             self.region.enter(stack, Region.current())
             form, found = flatten_output(self.runner.run_again(args, kwargs))
         expected, passed = self.runner.output_spec, self.runner.passed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Groups:
+class AliasGroups:
     """Values by the memory they are in."""
 
     def __init__(self, shared: Iterable[frozenset[int]]) -> None:
@@ -22,7 +22,7 @@ class Groups:
         for one in members:
             self._members[one] = members
 
-    def is_alone(self, value: int) -> bool:
+    def is_unaliased(self, value: int) -> bool:
         """Whether no other value shares its memory."""
         return len(self._members.get(value, ())) <= 1
 

@@ -18,8 +18,8 @@ from gemini.ir.autograd_modes import Region
 from gemini.ir.encode import LITERALS, decode
 from gemini.ir.pytree import Form, Literal, MappingForm, Ref, SequenceForm, SliceForm
 from gemini.runtime.deferred.deferred_tensor import DeferredTensor
-from gemini.runtime.deferred.op_metadata import Facts, facts_of
-from gemini.runtime.deferred.recorded_warnings import give_at_caller
+from gemini.runtime.deferred.op_metadata import OpMetadata, infer_metadata
+from gemini.runtime.deferred.recorded_warnings import emit_at_caller
 
 if TYPE_CHECKING:
     from gemini.runtime.deferred.pending_call import PendingCall
@@ -32,61 +32,63 @@ def _like_ctc_loss(  # noqa: PLR0917
     del targets, input_lengths, target_lengths, blank, zero_infinity
     is_usual = log_probs.dim() == 3 and log_probs.dtype in (torch.float32, torch.float64)
     if not is_usual or reduction not in ("mean", "sum", "none"):
-        raise _Unfit
+        raise _Unrecordable
     return log_probs.sum((0, 2)) if reduction == "none" else log_probs.sum()
 
 
 # What ops return that look into their arguments, or at more than tensors without contents have, is known by others.
-_ALIKE: dict[Any, Callable[..., Any]] = {
+_SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.nn.functional.ctc_loss: _like_ctc_loss,
     torch.Tensor.data.__get__: torch.Tensor.detach,
 }
 
 
-_SINGLE = frozenset((type(None), bool, int, str))  # of which equal ones of one class are the same to torch
+_EXACT_KINDS = frozenset((type(None), bool, int, str))  # of which equal ones of one class are the same to torch
 _MOST = 64  # ops of one kind on other values that are remembered
 
 
-class _Unfit(Exception):
+class _Unrecordable(Exception):
     """Arguments that cannot be written down."""
 
 
 def record(pending: PendingCall, function: Any, args: Any, kwargs: Any) -> tuple[Any] | None:
     """What the function returns, in a tuple; None where it must run on contents. Nothing has happened then."""
-    given = _Given()
+    given = _Arguments()
     try:
-        key = given.take_in((args, kwargs))
+        key = given.collect((args, kwargs))
         region = Region.current()
         metas = [_meta(one) for one in given.tensors]
         kind = (function, key, tuple(metas), region, torch_flags.error_filters())
-        alike = _ALIKE.get(function, function)
-        facts = facts_of(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
-    except (_Unfit, TypeError):
+        alike = _SUBSTITUTES.get(function, function)
+        facts = infer_metadata(kind, lambda fakes: given.call(alike, args, kwargs, fakes), metas)
+    except (_Unrecordable, TypeError):
         return None
     if facts is None or facts.is_random:
         return None
-    found = _recorded(pending, function, region, given, facts, (args, kwargs))
+    found = _record_op(pending, function, region, given, facts, (args, kwargs))
     if found is not None and facts.warned:
-        give_at_caller(function, facts.warned)
+        emit_at_caller(function, facts.warned)
     return found
 
 
-def _recorded(  # noqa: PLR0917
-    pending: PendingCall, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+def _record_op(  # noqa: PLR0917
+    pending: PendingCall, function: Any, region: Region, given: _Arguments, facts: OpMetadata, arguments: Any
 ) -> tuple[Any] | None:
     if facts.writes and not _may_write(pending, given, facts):
         return None
     if facts.plain is not None and not facts.writes:
         return facts.plain
     if facts.metas and all(at is not None for at in facts.same) and not facts.writes:
-        return (_returned(facts, given, {}),)  # nothing but what it was given
+        return (_build_result(facts, given, {}),)  # nothing but what it was given
     real = frozenset(at for at, one in enumerate(given.tensors) if not isinstance(one, DeferredTensor))
     if any(shares & real for shares in facts.shares):
-        return _viewed(function, given, facts, real, arguments)
-    return (_write_down(pending, function, region, given, facts, arguments),)
+        return _view_real(function, given, facts, real, arguments)
+    return (_append_op(pending, function, region, given, facts, arguments),)
 
 
-def _viewed(function: Any, given: _Given, facts: Facts, real: frozenset[int], arguments: Any) -> tuple[Any] | None:
+def _view_real(
+    function: Any, given: _Arguments, facts: OpMetadata, real: frozenset[int], arguments: Any
+) -> tuple[Any] | None:
     """A view of a real tensor by the shape of a deferred one (`y.view_as(logits)`): contents do not matter."""
     if facts.writes or not all(shares and shares <= real for shares in facts.shares):
         return None
@@ -98,11 +100,11 @@ def _empty(meta: Meta) -> torch.Tensor:
     return torch.empty((), dtype=meta.dtype, device=meta.device).expand(meta.shape)
 
 
-def _write_down(  # noqa: PLR0917
-    pending: PendingCall, function: Any, region: Region, given: _Given, facts: Facts, arguments: Any
+def _append_op(  # noqa: PLR0917
+    pending: PendingCall, function: Any, region: Region, given: _Arguments, facts: OpMetadata, arguments: Any
 ) -> Any:
     tape = pending.tape
-    numbers = [pending.number_of(tensor) for tensor in given.tensors]
+    numbers = [pending.value_number(tensor) for tensor in given.tensors]
 
     def add(results: tuple[int, ...], writes: int | None = None) -> None:
         key = (function, *numbers, results, writes)
@@ -120,8 +122,8 @@ def _write_down(  # noqa: PLR0917
         add((number,), numbers[target])
         written = given.tensors[target]
         assert isinstance(written, DeferredTensor)
-        pending.rename(written, number)
-        return _returned(facts, given, {})
+        pending.rebind(written, number)
+        return _build_result(facts, given, {})
     made: dict[int, DeferredTensor] = {}
     results = []
     for at, meta in enumerate(facts.metas):
@@ -133,10 +135,10 @@ def _write_down(  # noqa: PLR0917
         pending.nodes[number] = facts.nodes[at]
         made[at] = pending.make(number, meta)
     add(tuple(results))
-    return _returned(facts, given, made)
+    return _build_result(facts, given, made)
 
 
-def _returned(facts: Facts, given: _Given, made: dict[int, DeferredTensor]) -> Any:
+def _build_result(facts: OpMetadata, given: _Arguments, made: dict[int, DeferredTensor]) -> Any:
     def read(ref: Ref) -> torch.Tensor:
         same = facts.same[ref.node]
         return made[ref.node] if same is None else given.tensors[same]
@@ -144,7 +146,7 @@ def _returned(facts: Facts, given: _Given, made: dict[int, DeferredTensor]) -> A
     return decode(facts.form, read)
 
 
-def _may_write(pending: PendingCall, given: _Given, facts: Facts) -> bool:
+def _may_write(pending: PendingCall, given: _Arguments, facts: OpMetadata) -> bool:
     """Whether one deferred tensor is written to, whose memory is nobody else's, and nothing else is returned."""
     if len(facts.writes) != 1 or any(at != facts.writes[0] for at in facts.same):
         return False
@@ -154,7 +156,7 @@ def _may_write(pending: PendingCall, given: _Given, facts: Facts) -> bool:
     now, before = facts.written[0], pending.tape.metas[target._value]
     is_alike = (now.shape, now.dtype, now.strides) == (before.shape, before.dtype, _meta(target).strides)
     # The object cannot begin to require a gradient: what it says of itself is fixed when it is made.
-    return is_alike and now.requires_grad == before.requires_grad and pending.is_alone(target._value)
+    return is_alike and now.requires_grad == before.requires_grad and pending.is_unaliased(target._value)
 
 
 def _meta(tensor: torch.Tensor) -> Meta:
@@ -164,29 +166,29 @@ def _meta(tensor: torch.Tensor) -> Meta:
     return Meta.of(tensor)
 
 
-class _Given:
+class _Arguments:
     """The tensors among some arguments, and the arguments without them."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
         self._place: dict[int, int] = {}
 
-    def take_in(self, value: Any) -> Any:
+    def collect(self, value: Any) -> Any:
         """Collect the tensors of a nest; what tells it from others of another kind."""
         kind = type(value)
-        if kind in _SINGLE:  # most are
+        if kind in _EXACT_KINDS:  # most are
             return kind, value
         if isinstance(value, torch.Tensor):
             return ("tensor", self._add(value))
         if kind is tuple or kind is list or kind is torch.Size:
-            return (kind, *map(self.take_in, value))
+            return (kind, *map(self.collect, value))
         if kind is dict:
-            return (kind, *((key, self.take_in(part)) for key, part in value.items()))
+            return (kind, *((key, self.collect(part)) for key, part in value.items()))
         if kind is slice:
-            return (kind, *(self.take_in(part) for part in (value.start, value.stop, value.step)))
+            return (kind, *(self.collect(part) for part in (value.start, value.stop, value.step)))
         if kind in LITERALS or isinstance(value, (torch.dtype, torch.memory_format)):
             return literal_type_key(value), value
-        raise _Unfit
+        raise _Unrecordable
 
     def _add(self, tensor: torch.Tensor) -> int:
         at = self._place.get(id(tensor))
@@ -194,7 +196,7 @@ class _Given:
             return at
         real = tensor._real if isinstance(tensor, DeferredTensor) and tensor._real is not None else tensor
         if type(real) not in (torch.Tensor, torch.nn.Parameter, DeferredTensor) or not _is_usual(real):
-            raise _Unfit
+            raise _Unrecordable
         self._place[id(tensor)] = len(self.tensors)
         self.tensors.append(real)
         return len(self.tensors) - 1

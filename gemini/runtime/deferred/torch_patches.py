@@ -23,23 +23,23 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gemini.errors import GeminiError
 from gemini.runtime.deferred import deferred_backward, pending_queue
-from gemini.runtime.deferred.deferred_tensor import DeferredTensor, deferred_in
-from gemini.runtime.deferred.hazard_mode import before_drawing, watch_program
+from gemini.runtime.deferred.deferred_tensor import DeferredTensor, find_deferred
+from gemini.runtime.deferred.hazard_mode import run_random_calls, toggle_hazard_mode
 
 _apply: Any = torch.autograd.Function.__dict__["apply"].__func__
 _SEEDING = ("manual_seed", "seed", "get_rng_state", "set_rng_state")
 _SEEDING_CUDA = ("manual_seed", "manual_seed_all", "seed", "seed_all", "get_rng_state", "get_rng_state_all",
                  "set_rng_state", "set_rng_state_all")  # fmt: skip
-_open: set[str] = set()
+_installed: set[str] = set()
 
 
-def open_doors() -> None:
+def install_patches() -> None:
     """All of them; again, for what has been imported since."""
-    if "ours" not in _open:
-        _open.add("ours")
+    if "ours" not in _installed:
+        _installed.add("ours")
         deferred_backward.install()
-        pending_queue.listeners.append(watch_program)
-        torch.autograd.Function.apply = classmethod(_applied)
+        pending_queue.listeners.append(toggle_hazard_mode)
+        torch.autograd.Function.apply = classmethod(_apply_recorded)
         register_optimizer_step_pre_hook(_before_step)
         for module, names in ((torch, _SEEDING), (torch.random, _SEEDING), (torch.cuda, _SEEDING_CUDA),
                               (torch.cuda.random, _SEEDING_CUDA)):  # fmt: skip
@@ -52,13 +52,13 @@ def open_doors() -> None:
             if hasattr(module, name):
                 setattr(module, name, _before_transform(getattr(module, name)))
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is not None and "compiler" not in _open and hasattr(frames, "_callback_from_stance"):
-        _open.add("compiler")
+    if frames is not None and "compiler" not in _installed and hasattr(frames, "_callback_from_stance"):
+        _installed.add("compiler")
         frames._callback_from_stance = _before_compiled(frames._callback_from_stance)
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedFunction:
     """A custom autograd function, as an op of a tape."""
 
     cls: Any
@@ -73,22 +73,22 @@ class Applied:
         return f"{self.cls.__name__}.apply"
 
 
-def _applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if any(isinstance(one, DeferredTensor) for one in args) or any(True for _ in deferred_in((args, kwargs))):
-        return DeferredTensor.__torch_function__(Applied(cls), (DeferredTensor,), args, kwargs)
+def _apply_recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(one, DeferredTensor) for one in args) or any(True for _ in find_deferred((args, kwargs))):
+        return DeferredTensor.__torch_function__(AppliedFunction(cls), (DeferredTensor,), args, kwargs)
     return _apply(cls, *args, **kwargs)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """A step with a closure changes parameters after that, as often as it calls it."""
-    _secure(optimizer)
+    _compute_before_update(optimizer)
     given = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(given):
         return None
 
     def closure(*inner: Any, **named: Any) -> Any:
         result = given(*inner, **named)
-        _secure(optimizer)
+        _compute_before_update(optimizer)
         return result
 
     if "closure" in kwargs:
@@ -96,20 +96,20 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> An
     return (args[0], closure, *args[2:]), kwargs
 
 
-def _secure(optimizer: torch.optim.Optimizer) -> None:
-    calls = [*pending_queue.waiting(), *pending_queue.ran()]
+def _compute_before_update(optimizer: torch.optim.Optimizer) -> None:
+    calls = [*pending_queue.waiting_calls(), *pending_queue.completed_calls()]
     if not calls:
         return
     changing = {id(one) for group in optimizer.param_groups for one in group["params"]}
     for one in calls:
-        if one.uses(changing):
-            one.secure()
+        if one.depends_on(changing):
+            one.compute_before_update()
 
 
 def _after_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def after(*args: Any, **kwargs: Any) -> Any:
-        before_drawing()
+        run_random_calls()
         return function(*args, **kwargs)
 
     return after
@@ -119,7 +119,7 @@ def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def before(callback: Any) -> Any:
         if callable(callback):  # else the compiler is switched off
-            _finish()
+            _materialize_all()
         return function(callback)
 
     return before
@@ -128,8 +128,8 @@ def _before_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def _before_scripted(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def before(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(True for _ in deferred_in((args, kwargs))):
-            _finish()
+        if any(True for _ in find_deferred((args, kwargs))):
+            _materialize_all()
         return call(function, *args, **kwargs)
 
     return before
@@ -138,14 +138,14 @@ def _before_scripted(call: Callable[..., Any]) -> Callable[..., Any]:
 def _before_transform(enter: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(enter)
     def before(*args: Any, **kwargs: Any) -> Any:
-        _finish()
+        _materialize_all()
         return enter(*args, **kwargs)
 
     return before
 
 
-def _finish() -> None:
+def _materialize_all() -> None:
     """Have all deferred tensors of the program be ordinary ones."""
-    for one in [] if pending_queue.is_busy() else [*pending_queue.waiting(), *pending_queue.ran()]:
+    for one in [] if pending_queue.is_busy() else [*pending_queue.waiting_calls(), *pending_queue.completed_calls()]:
         with suppress(GeminiError):  # whoever comes may need none of it: who reads it is told
-            one.finish()
+            one.materialize_all()

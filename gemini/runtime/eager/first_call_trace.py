@@ -72,7 +72,7 @@ class FirstCallTrace:
         began = time.perf_counter()
         try:
             result = run()
-            work = work_of(module, result)
+            work = estimate_work(module, result)
             for one in self.stack:
                 one.work += work
             return result
@@ -93,7 +93,7 @@ class FirstCallTrace:
         self.root.module = nn.Identity()
 
 
-def work_of(module: nn.Module, result: Any) -> float:
+def estimate_work(module: nn.Module, result: Any) -> float:
     """The work of a module's own parameters in one call: all of them for each row of the result."""
     made = sum(tensor.numel() for _, tensor in tensors(result) if isinstance(tensor, torch.Tensor))
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):

@@ -25,12 +25,12 @@ from gemini.capture.patches import ORIGINAL_CALL
 from gemini.ir.autograd_modes import Region, RegionSwitch
 from gemini.ir.call_binding import ModelCall
 from gemini.malloc import trim_if_large
-from gemini.runtime.eager.split_proof import Proof
+from gemini.runtime.eager.split_proof import SplitProof
 from gemini.runtime.graph_token import make_token
 from gemini.runtime.pool.fault_policy import thread_context
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_handle import InternalFault
-from gemini.runtime.rerun import Wanted, gradients_here, trained
+from gemini.runtime.rerun import GradientRequest, compute_gradients, unfrozen
 from gemini.runtime.transport.serialization import ClassTable, pack, unpack
 
 _threads = ThreadPoolExecutor(64, thread_name_prefix="gemini-micro-batch")
@@ -45,7 +45,7 @@ def run_forward(model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
 class SplitCall:
     """One call of a model in micro-batches."""
 
-    def __init__(self, model: nn.Module, args: Any, kwargs: Any, proof: Proof, degree: int) -> None:
+    def __init__(self, model: nn.Module, args: Any, kwargs: Any, proof: SplitProof, degree: int) -> None:
         self.model, self.proof = model, proof
         self.call = ModelCall(args, kwargs)
         self.region = Region.current()
@@ -59,8 +59,8 @@ class SplitCall:
 
     def run(self) -> Any:
         """The result for the whole batch."""
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        found = WholeCall.apply(self, len(self.inputs), *self.inputs, *trained)
+        unfrozen = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = SplitCallFunction.apply(self, len(self.inputs), *self.inputs, *unfrozen)
         return unpack(self.body, found, _CLASSES)
 
     def forward(self) -> list[torch.Tensor]:
@@ -72,7 +72,7 @@ class SplitCall:
             ]
             for at in range(self.count)
         ]
-        packed = _all(self._forward_one, self.given)
+        packed = _run_all(self._forward_one, self.given)
         self.body, self.made = packed[0][0], [tensors for _, tensors in packed]
         try:
             return [torch.cat([one[at].detach() for one in self.made], d) for at, d in enumerate(self.proof.outputs)]
@@ -100,7 +100,7 @@ class SplitCall:
             [None] * self.count if g is None else g.split(size, dim)
             for g, size, dim in zip(gradients, sizes, dims, strict=True)
         ]
-        sums = Sums(len(parameters))
+        sums = GradientSums(len(parameters))
 
         def one(at: int) -> list[Any]:
             pairs = [
@@ -114,8 +114,8 @@ class SplitCall:
             sums.add(found[len(inputs) :])
             return list(found[: len(inputs)])
 
-        with trained(parameters), without_tensor_hooks(parameters):
-            found = _all(one, range(self.count))
+        with unfrozen(parameters), without_tensor_hooks(parameters):
+            found = _run_all(one, range(self.count))
         whole = [self._whole([row[at] for row in found], index) for at, index in enumerate(inputs)]
         return [*whole, *sums.total]
 
@@ -126,12 +126,12 @@ class SplitCall:
         filled = [torch.zeros_like(self.given[at][index]) if p is None else p for at, p in enumerate(parts)]
         return torch.cat(filled, self.proof.inputs[index])
 
-    def forgetting(self) -> Callable[[], Any]:
+    def release_actions(self) -> Callable[[], Any]:
         """What is to be done when the graph is freed here: those of the micro-batches are not needed any more."""
         return partial(vars(self).update, {"given": [], "made": []})
 
 
-class Sums:
+class GradientSums:
     """Gradients of parameters, summed as they come."""
 
     def __init__(self, count: int) -> None:
@@ -153,7 +153,7 @@ class Sums:
                     self.total[at], self._own[at] = self.total[at] + gradient, True
 
 
-class WholeCall(torch.autograd.Function):  # type: ignore[misc]
+class SplitCallFunction(torch.autograd.Function):  # type: ignore[misc]
     """The node of a split call in the program's autograd graph."""
 
     @staticmethod
@@ -165,7 +165,7 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(found, flags, strict=True) if not flag))
         ctx.split, ctx.count, ctx.parameters = split, count, tensors[count:]
         if any(flags):
-            ctx.save_for_backward(make_token(0, split.forgetting()))
+            ctx.save_for_backward(make_token(0, split.release_actions()))
         return tuple(found)
 
     @staticmethod
@@ -178,7 +178,7 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
         wanted = [at for at in range(ctx.count, len(needed)) if needed[at]]
         parameters = [ctx.parameters[at - ctx.count] for at in wanted]
         if torch.is_grad_enabled():
-            found = _differentiable(split, gradients, inputs, parameters)
+            found = _differentiable_gradients(split, gradients, inputs, parameters)
         else:
             found = split.backward(gradients, inputs, parameters)
         result: list[Any] = [None] * len(needed)
@@ -187,14 +187,16 @@ class WholeCall(torch.autograd.Function):  # type: ignore[misc]
         return (None, None, *result)
 
 
-def _differentiable(split: SplitCall, gradients: Sequence[Any], inputs: list[int], parameters: list[Any]) -> list[Any]:
+def _differentiable_gradients(
+    split: SplitCall, gradients: Sequence[Any], inputs: list[int], parameters: list[Any]
+) -> list[Any]:
     """Gradients that can be differentiated again, from a run of the whole batch."""
     given = [at for at, gradient in enumerate(gradients) if gradient is not None]
-    wanted = Wanted(inputs, parameters, given)
-    return gradients_here(split.run_whole, split.inputs, wanted, [gradients[at] for at in given], create_graph=True)
+    wanted = GradientRequest(inputs, parameters, given)
+    return compute_gradients(split.run_whole, split.inputs, wanted, [gradients[at] for at in given], create_graph=True)
 
 
-def _all(work: Callable[[Any], Any], items: Any) -> list[Any]:
+def _run_all(work: Callable[[Any], Any], items: Any) -> list[Any]:
     """Work on all items at the same time; the first error is raised when all have ended."""
     count = len(items)
 

@@ -19,7 +19,7 @@ _CLEAR_MS = 20.0  # … where that is no matter of noise
 _SMALLEST = 1e-9
 
 
-def choose(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
+def place_modules(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
     """Units with the place of their worker; fewer than two places are used where the model cannot be cut."""
     total = root.inside_work
     units = {key: seen for key, seen in root.inside.items() if key != id(root.module)}
@@ -31,7 +31,7 @@ def choose(root: ModuleTrace, workers: int) -> list[tuple[ModuleTrace, int]]:
         units.pop(id(largest.module))
         for key, inner in largest.inside.items():
             units.setdefault(key, inner)
-    return deal(_kept(units, total), workers)
+    return distribute(_worth_placing(units, total), workers)
 
 
 def can_split(seen: ModuleTrace) -> bool:
@@ -41,37 +41,37 @@ def can_split(seen: ModuleTrace) -> bool:
     return any(True for one in seen.inside.values() for _ in one.module.parameters())
 
 
-def deal(units: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
+def distribute(units: list[ModuleTrace], workers: int) -> list[tuple[ModuleTrace, int]]:
     """Runs of neighbours to workers, so that the largest sum is the least possible."""
-    return _dealt(units, workers, _least(units, workers))
+    return _fill_workers(units, workers, _minimal_load(units, workers))
 
 
 def _is_even(units: list[ModuleTrace], workers: int, total: float) -> bool:
     """Whether no more cuts are needed."""
     if len(units) < workers:
         return False
-    kept = sorted((seen for seen in units if _is_worth_it(seen, total)), key=lambda seen: seen.order)
+    kept = sorted((seen for seen in units if _is_worth_placing(seen, total)), key=lambda seen: seen.order)
     if len(kept) < workers:
         return False
-    if _least(kept, workers) <= _UNEVEN * sum(seen.work for seen in kept) / workers:
+    if _minimal_load(kept, workers) <= _UNEVEN * sum(seen.work for seen in kept) / workers:
         return True
     largest = max((seen.work for seen in kept if can_split(seen)), default=0.0)
     return largest <= total / (_PIECES * workers)
 
 
-def _least(units: list[ModuleTrace], workers: int) -> float:
+def _minimal_load(units: list[ModuleTrace], workers: int) -> float:
     """The least limit at which runs of neighbours fill no more workers than there are."""
     low, high = max((seen.work for seen in units), default=0.0), sum(seen.work for seen in units)
     for _ in range(50):
         middle = (low + high) / 2
-        if _runs(units, middle) <= workers:
+        if _count_runs(units, middle) <= workers:
             high = middle
         else:
             low = middle
     return high
 
 
-def _runs(units: list[ModuleTrace], limit: float) -> int:
+def _count_runs(units: list[ModuleTrace], limit: float) -> int:
     count, load = 1, 0.0
     for seen in units:
         if load + seen.work > limit and load:
@@ -80,7 +80,7 @@ def _runs(units: list[ModuleTrace], limit: float) -> int:
     return count
 
 
-def _dealt(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
+def _fill_workers(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[ModuleTrace, int]]:
     """Fill workers up to the limit; leave at least one unit for each that is still empty."""
     found: list[tuple[ModuleTrace, int]] = []
     place, load = 0, 0.0
@@ -94,12 +94,12 @@ def _dealt(units: list[ModuleTrace], workers: int, limit: float) -> list[tuple[M
     return found
 
 
-def _kept(units: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
+def _worth_placing(units: dict[int, ModuleTrace], total: float) -> list[ModuleTrace]:
     """The units that are worth a message and in no other one, in the order of their calls."""
     inside = {id(part) for seen in units.values() for part in seen.module.modules() if part is not seen.module}
-    kept = [seen for key, seen in units.items() if _is_worth_it(seen, total) and key not in inside]
+    kept = [seen for key, seen in units.items() if _is_worth_placing(seen, total) and key not in inside]
     return sorted(kept, key=lambda seen: seen.order)
 
 
-def _is_worth_it(seen: ModuleTrace, total: float) -> bool:
+def _is_worth_placing(seen: ModuleTrace, total: float) -> bool:
     return seen.work > _TINY * total or any(True for _ in seen.module.parameters())

@@ -25,9 +25,9 @@ from gemini.ir.call_binding import bind, signature_of
 from gemini.runtime.devices.host_memory import format_bytes
 from gemini.runtime.devices.worker_devices import model_device
 from gemini.runtime.eager.first_call_trace import FirstCallTrace, ModuleTrace
-from gemini.runtime.eager.module_placement import choose
+from gemini.runtime.eager.module_placement import place_modules
 from gemini.runtime.eager.remote_module import RemoteModule
-from gemini.runtime.eager.split_proof import Proof, prove
+from gemini.runtime.eager.split_proof import SplitProof, prove_split
 from gemini.runtime.memory.shared_parameters import SharedParameters
 from gemini.runtime.pool.fault_policy import FaultPolicy
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -50,20 +50,20 @@ class PlacedModel:
         self.shared_parameters = SharedParameters(pool, model_device(model))
         pool.preload(sorted({kind for m in model.modules() if not is_user_module(kind := type(m).__module__)}))
         self.guards = CallGuards(model)
-        self.observation: FirstCallTrace | None = None
-        self.units: dict[int, RemoteModule] = {}
-        self.seen: dict[int, ModuleTrace] = {}  # by unit number
+        self.first_call: FirstCallTrace | None = None
+        self.remote_modules: dict[int, RemoteModule] = {}
+        self.traces: dict[int, ModuleTrace] = {}  # by unit number
         self.refused: dict[str, str] = {}  # modules that had to stay here, with the reason
         self.planned = False  # units are chosen, when the second call begins
         self.calls = 0
         self.announces = True  # or only what goes wrong is said
         self._names: dict[int, str] = {}
-        self._proofs: dict[Any, Proof] = {}
+        self._proofs: dict[Any, SplitProof] = {}
 
-    def look(self, model: nn.Module) -> None:
+    def refresh_guards(self, model: nn.Module) -> None:
         """See what its code reads and calls, now that the program has changed it."""
         if self.guards.refresh(model):
-            self._ask_for_classes()
+            self._query_class_attributes()
 
     def plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         """Choose units and install them; by module. Where that fails, everything is where it was."""
@@ -71,7 +71,7 @@ class PlacedModel:
         try:
             return self._plan(model, observation)
         except BaseException as error:
-            self.units.clear()
+            self.remote_modules.clear()
             self.shared_parameters.let_go()
             self.planned = not isinstance(error, WorkerError)  # then the next call raises as well
             raise
@@ -79,8 +79,8 @@ class PlacedModel:
     def _plan(self, model: nn.Module, observation: FirstCallTrace) -> dict[nn.Module, RemoteModule]:
         self._names = {id(module): name for name, module in model.named_modules()}
         self.shared_parameters.take_in([*model.parameters(), *model.buffers()])
-        self._ask_for_classes()
-        chosen = choose(observation.root, len(self.pool.workers))
+        self._query_class_attributes()
+        chosen = place_modules(observation.root, len(self.pool.workers))
         found: dict[nn.Module, RemoteModule] = {}
         for seen, place in chosen:
             found.update(self._install(seen, place))
@@ -94,7 +94,7 @@ class PlacedModel:
             self.say(f"{self.name} runs in {len(used)} workers, {len(found)} modules of it")
         return found
 
-    def _ask_for_classes(self) -> None:
+    def _query_class_attributes(self) -> None:
         """Have a worker say what it has imported, which the program may have changed before."""
         worker = self.pool.workers[0]
         reply = worker.ask(
@@ -103,13 +103,15 @@ class PlacedModel:
         if isinstance(reply, ClassAttributes):
             self.guards.patches.learn(reply.attributes)
 
-    def proof(self, model: nn.Module, args: Any, kwargs: Any) -> Proof:
+    def prove_call(self, model: nn.Module, args: Any, kwargs: Any) -> SplitProof:
         """Whether a call may be split into micro-batches; found out once for calls of one kind."""
         modes = tuple(m.training for m in model.modules())
         facts = (signature_of(bind(model, args, kwargs)), Region.current(), torch_flags.current_flags(), modes)
         if facts not in self._proofs:
             away = any(worker.device.where != self.shared_parameters.outside for worker in self.pool.workers)
-            self._proofs[facts] = Proof("its workers are on another device") if away else prove(model, args, kwargs)
+            self._proofs[facts] = (
+                SplitProof("its workers are on another device") if away else prove_split(model, args, kwargs)
+            )
             reason = self._proofs[facts].reason
             if reason:
                 self.say(f"{self.name} runs a batch as one, not in {self.micro_batches} micro-batches: {reason}")
@@ -123,20 +125,20 @@ class PlacedModel:
             number, name, seen.module, self.pool.workers[place], self.shared_parameters, record=self.record
         )
         unit.timeout = _SLOW * seen.ms / 1e3
-        self.seen[number] = seen
+        self.traces[number] = seen
         reason = unit.install()
         if not reason:
-            self.units[number] = unit
+            self.remote_modules[number] = unit
             self.shared_parameters.units.append(number)
             self.record.plan.append([name, place])
-            self._tell_holding(place)
+            self._record_holdings(place)
             return {seen.module: unit}
         unit.leave()
-        return self._inside(unit, reason)
+        return self._split_further(unit, reason)
 
-    def _tell_holding(self, place: int) -> None:
+    def _record_holdings(self, place: int) -> None:
         """Have a worker know what it has of this model, for the case that it is lost."""
-        units = [unit for unit in self.units.values() if unit.worker.index == place]
+        units = [unit for unit in self.remote_modules.values() if unit.worker.index == place]
         size = sum(one.nbytes for unit in units for one in unit.module.parameters())
         named = ", ".join(unit.name for unit in units[:_NAMED]) + (" …" if len(units) > _NAMED else "")
         held = self.pool.workers[place].holds
@@ -145,31 +147,31 @@ class PlacedModel:
 
     def split(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
         """Units in the place of one that a worker has refused."""
-        self.units.pop(unit.number, None)
+        self.remote_modules.pop(unit.number, None)
         unit.leave()
-        found = self._inside(unit, reason)
-        if not self.units:
+        found = self._split_further(unit, reason)
+        if not self.remote_modules:
             first = reason.partition("\n")[0]
             self.record.say(f"{self.name} runs in this process: {unit.name}: {first:.200}", once="no units")
         return found
 
-    def _inside(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
+    def _split_further(self, unit: RemoteModule, reason: str) -> dict[nn.Module, RemoteModule]:
         self.refused[unit.name] = reason
         if unit.is_our_fault and self.record.strict:
             raise WorkerError(
                 f"{unit.name} cannot run in worker {unit.worker.index}: {reason}\n"
                 "    → without strict=True the modules inside it run there, or it runs in this process"
             )
-        seen = self.seen[unit.number]
+        seen = self.traces[unit.number]
         found: dict[nn.Module, RemoteModule] = {}
         for inner in sorted(seen.inside.values(), key=lambda one: one.order):
             if any(True for _ in inner.module.parameters()):
                 found.update(self._install(inner, unit.worker.index))
         return found
 
-    def tell_dropped(self) -> None:
+    def release_dropped(self) -> None:
         """Let workers forget graphs of calls that are done: while whole steps run, nobody asks their units."""
-        for unit in self.units.values():
+        for unit in self.remote_modules.values():
             if unit.dropped:
                 unit.worker.drop(unit.take_dropped())
 

@@ -34,9 +34,9 @@ from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_failure import describe_out_of_memory
 from gemini.runtime.pool.worker_handle import InternalFault, raise_internal_fault
 from gemini.runtime.protocol import Backward, Forward, Gradients, Outputs, Refused
-from gemini.runtime.rerun import Wanted, gradients_here
+from gemini.runtime.rerun import GradientRequest, compute_gradients
 from gemini.runtime.retained_inputs import retain
-from gemini.runtime.transport.serialization import ONLY_TENSORS, is_given_code_with_parts, pack, unpack
+from gemini.runtime.transport.serialization import ONLY_TENSORS, pack, receives_code_with_parts, unpack
 
 if TYPE_CHECKING:
     from gemini.runtime.eager.remote_module import RemoteModule
@@ -70,7 +70,7 @@ class ModuleCall:
         """The result of the module; raises RefusedError where it must be run here."""
         classes = self.unit.worker.link.classes
         try:
-            if is_given_code_with_parts(*self.arguments):  # type: ignore[misc]
+            if receives_code_with_parts(*self.arguments):  # type: ignore[misc]
                 raise RefusedError("it is given a function that holds modules or tensors")
             self.body, given = pack(self.arguments, classes)
             if self.body != ONLY_TENSORS and not self.unit.needs_all:
@@ -80,13 +80,15 @@ class ModuleCall:
             raise
         except Exception as error:
             raise_internal_fault(error, "its arguments cannot be sent")
-        self.inputs = self._carried(given)
+        self.inputs = self._move_inputs(given)
         outputs = self.forward()
         if True in outputs.differentiable:
-            self.trained = self.unit.trained()
+            self.trained = self.unit.trained_parameters()
             retain(self.inputs)
             made = iter(
-                rename_grad_fn(RemoteCall, outputs.node).apply(self, len(self.inputs), *self.inputs, *self.trained)
+                rename_grad_fn(RemoteCallFunction, outputs.node).apply(
+                    self, len(self.inputs), *self.inputs, *self.trained
+                )
             )
         else:
             made, self.made = iter(self.made), []
@@ -99,7 +101,7 @@ class ModuleCall:
         except Exception as error:
             raise_internal_fault(error, "its result cannot be read")
 
-    def _carried(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _move_inputs(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """The inputs where the worker computes: by ordinary operations, so that gradients come the same way."""
         if not self.away:
             return given
@@ -122,11 +124,11 @@ class ModuleCall:
         try:
             reply = unit.worker.ask(lambda: self._request(dropped), unit.forward_text, timeout=unit.timeout)
         except BaseException:
-            unit.untell(dropped)
+            unit.resend_state(dropped)
             raise
         if isinstance(reply, Refused):
             if reply.reason == PLACEHOLDER_USED and self.absent:
-                return self._again_with_all()
+                return self._retry_with_all_tensors()
             raise (InternalFault if reply.is_fault else RefusedError)(reply.reason)
         if not isinstance(reply, Outputs):
             if generator := getattr(reply, "generator", b""):
@@ -145,11 +147,11 @@ class ModuleCall:
         self.outputs = reply
         return reply
 
-    def _again_with_all(self) -> Outputs:
+    def _retry_with_all_tensors(self) -> Outputs:
         """The unit uses tensors inside objects: it gets them, from now on."""
         self.unit.needs_all, self.absent = True, []
         self.number = self.unit.worker.next_number()
-        self.inputs = self._carried(self.inputs)
+        self.inputs = self._move_inputs(self.inputs)
         return self.forward()
 
     def _raise(self, reply: Any, action: str, gradients: Sequence[Any] = ()) -> NoReturn:
@@ -179,48 +181,50 @@ class ModuleCall:
     def undo(self) -> None:
         """Everything as it was before the call."""
         set_state(self.generator, self.device, self.seeded)
-        _put_back(self.unit.buffers, self.buffers)
+        _restore_buffers(self.unit.buffers, self.buffers)
 
     def backward(self, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
         """Have the worker run its backward; if something of ours fails, from the kept inputs here."""
         unit = self.unit
         if unit.worker.loss:  # the program knows: the call in which it was lost has raised
             unit.record.demote(unit.backward_text, WorkerError(unit.worker.loss))
-            return self.backward_here(gradients, inputs, parameters)
+            return self.backward_local(gradients, inputs, parameters)
         dropped = unit.take_dropped()
         request = Backward(unit.worker.next_number(), self.number, inputs, parameters, dropped, gradients)
         try:
             reply = unit.worker.ask(request, unit.backward_text, timeout=2 * unit.timeout)
             if isinstance(reply, Refused):
-                return self._refused(reply, gradients, inputs, parameters)
+                return self._handle_refusal(reply, gradients, inputs, parameters)
         except WorkerError as error:
             unit.record.save(self, "backward", error, gradients)
             if not unit.record.survives:
                 raise
             unit.record.demote(unit.backward_text, error)
-            return self.backward_here(gradients, inputs, parameters)
+            return self.backward_local(gradients, inputs, parameters)
         except InternalFault as fault:
-            unit.untell(dropped)
+            unit.resend_state(dropped)
             unit.record.demote(unit.backward_text, fault)
-            return self.backward_here(gradients, inputs, parameters)
+            return self.backward_local(gradients, inputs, parameters)
         if not isinstance(reply, Gradients):
             try:
                 self._raise(reply, "backward", gradients)
             except InternalFault as fault:
                 unit.record.demote(unit.backward_text, fault)
-                return self.backward_here(gradients, inputs, parameters)
+                return self.backward_local(gradients, inputs, parameters)
             finally:
                 del reply  # see _raise
         return list(reply.tensors)
 
-    def _refused(self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]) -> list[Any]:
+    def _handle_refusal(
+        self, reply: Refused, gradients: list[Any], inputs: list[int], parameters: list[int]
+    ) -> list[Any]:
         """The gradients of a call whose backward cannot be run from afar; the unit is none any more."""
         if reply.is_fault:
             raise InternalFault(reply.reason)
         self.unit.refused = reply.reason
-        return self.backward_here(gradients, inputs, parameters)
+        return self.backward_local(gradients, inputs, parameters)
 
-    def backward_here(
+    def backward_local(
         self, gradients: list[Any], inputs: list[int], parameters: list[int], create_graph: bool = False
     ) -> list[Any]:
         """The gradients by a run of the module in this process; they can be differentiated with `create_graph`."""
@@ -232,16 +236,16 @@ class ModuleCall:
                 "\n    → write to copies of them"
             )
         given = [at for at, gradient in enumerate(gradients) if gradient is not None]
-        wanted = Wanted(inputs, [self.trained[at] for at in parameters], given)
-        run = partial(self.run_here, self.buffers)  # also when the call is forgotten: these gradients may live longer
-        return gradients_here(run, self.inputs, wanted, [gradients[at] for at in given], create_graph)
+        wanted = GradientRequest(inputs, [self.trained[at] for at in parameters], given)
+        run = partial(self.run_local, self.buffers)  # also when the call is forgotten: these gradients may live longer
+        return compute_gradients(run, self.inputs, wanted, [gradients[at] for at in given], create_graph)
 
-    def forgetting(self) -> tuple[Callable[[], Any], ...]:
+    def release_actions(self) -> tuple[Callable[[], Any], ...]:
         """What is to be done when the graph is freed here: the worker is told with the next message. In any thread."""
         nothing: dict[str, Any] = {"inputs": [], "arguments": None, "buffers": []}
         return partial(self.unit.dropped.append, self.number), partial(vars(self).update, nothing)
 
-    def run_here(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
+    def run_local(self, buffers: list[torch.Tensor], inputs: list[torch.Tensor], __: bool) -> list[torch.Tensor]:
         """The tensors of the result with a graph of this process, from tensors that hold what the inputs do."""
         unit = self.unit
         args, kwargs = unpack(self.body, inputs, unit.worker.link.classes)  # objects as they were before the call
@@ -252,13 +256,13 @@ class ModuleCall:
             with ExitStack() as stack:
                 set_state(self.generator, self.device, self.seeded)
                 self.region.enter(stack, Region.current())
-                _put_back(unit.buffers, buffers)
+                _restore_buffers(unit.buffers, buffers)
                 unit.set_modes(self.modes)
-                result = unit.run_here(args, kwargs)
+                result = unit.run_local(args, kwargs)
         finally:
             set_state(before, self.device, self.seeded)
             unit.set_modes(modes)
-            _put_back(unit.buffers, now)
+            _restore_buffers(unit.buffers, now)
         changes = given.changes()
         _, tensors = given.parcel(result, {} if isinstance(changes, str) else changes)
         return tensors
@@ -268,13 +272,13 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _put_back(buffers: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
+def _restore_buffers(buffers: list[torch.Tensor], contents: list[torch.Tensor]) -> None:
     """Without autograd noticing: what it has saved of them is what they hold afterwards."""
     for buffer, before in zip(buffers, contents, strict=False):
         buffer.data.copy_(before)
 
 
-class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
+class RemoteCallFunction(torch.autograd.Function):  # type: ignore[misc]
     """The node of a call in the program's autograd graph."""
 
     @staticmethod
@@ -287,7 +291,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(tensor for tensor, flag in zip(made, flags, strict=True) if not flag))
         ctx.call, ctx.count = call, count
-        ctx.token = make_token(call.number, *call.forgetting())
+        ctx.token = make_token(call.number, *call.release_actions())
         if has_saved_tensor_hooks():  # the token lives as long as the node; what is saved tells whether it was freed
             ctx.save_for_backward(torch.empty(0, dtype=torch.int64))
         else:
@@ -307,7 +311,7 @@ class RemoteCall(torch.autograd.Function):  # type: ignore[misc]
         inputs = [at for at in range(ctx.count) if needed[at] and at not in absent]
         parameters = [at - ctx.count for at in range(ctx.count, len(needed)) if needed[at]]
         if torch.is_grad_enabled():  # the gradients themselves are to be differentiated: only this process can
-            found = call.backward_here(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
+            found = call.backward_local(_all_outputs(call, gradients), inputs, parameters, create_graph=True)
         else:
             with DeferredSignals():
                 found = call.backward(_all_outputs(call, gradients), inputs, parameters)

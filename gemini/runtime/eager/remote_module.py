@@ -94,7 +94,7 @@ class RemoteModule:
         self.snapshot, self._moves = ModuleState(self.module), self.shared_parameters.relocations
         return ""
 
-    def obstacle(self) -> str:
+    def find_obstacle(self) -> str:
         """Why this call cannot run in the worker, '' if it can. A module that has changed is sent again.
 
         Raises SwappedError where that is a matter of this call alone.
@@ -127,7 +127,7 @@ class RemoteModule:
         """It runs in this process now."""
         self.worker.leave(self)
 
-    def trained(self) -> list[torch.Tensor]:
+    def trained_parameters(self) -> list[torch.Tensor]:
         """The parameters that get gradients."""
         return [parameter for parameter in self.parameters if parameter.requires_grad]
 
@@ -140,7 +140,7 @@ class RemoteModule:
         self._told, self.writes = state, None
         return state
 
-    def untell(self, dropped: list[int]) -> None:
+    def resend_state(self, dropped: list[int]) -> None:
         """The worker may not have been told; it is told again."""
         self._told = None
         self.dropped.extend(dropped)
@@ -160,6 +160,6 @@ class RemoteModule:
                 found.append(self.dropped.popleft())
         return found
 
-    def run_here(self, args: Any, kwargs: Any) -> Any:
+    def run_local(self, args: Any, kwargs: Any) -> Any:
         """Run the module's forward in this process."""
         return self.module.forward(*args, **kwargs)

@@ -21,7 +21,7 @@ from gemini.ir.graph import Graph
 
 
 @dataclass(frozen=True)
-class Proof:
+class SplitProof:
     """That calls of one signature may be split, or why not."""
 
     reason: str = ""
@@ -29,48 +29,48 @@ class Proof:
     outputs: tuple[int, ...] = ()  # of each tensor of the result
 
 
-def prove(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Proof:
+def prove_split(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitProof:
     """Whether calls like this one may be split."""
     from gemini.batch_analysis.graph_analysis import prove_graph
     from gemini.capture import capture
 
-    coupled = [type(m).__name__ for m in model.modules() if _couples(m)]
+    coupled = [type(m).__name__ for m in model.modules() if _couples_samples(m)]
     if coupled:
-        return Proof(f"{coupled[0]} takes statistics over the batch")
+        return SplitProof(f"{coupled[0]} takes statistics over the batch")
     try:
         graph = capture(model, args, kwargs)
     except GeminiError as error:
-        return Proof(f"it cannot be captured: {error!s:.100}")
+        return SplitProof(f"it cannot be captured: {error!s:.100}")
     with torch.random.fork_rng(devices=[]):  # layers are looked at by running them
         forms = prove_graph(graph, args, kwargs)
-    reason = _obstacle(graph) or forms.reason
+    reason = _find_obstacle(graph) or forms.reason
     kinds = [forms.kind(ref) for ref in graph.outputs()]
     reason = reason or next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
     if reason:
-        return Proof(reason)
+        return SplitProof(reason)
     bound = bind(model, args, kwargs)
     dims: dict[int, int] = {}
     for node, path in graph.inputs.items():
         (meta,) = graph.nodes[node].outputs.values()
         if meta.batch_dim is None or meta.batch_factor != 1:
-            return Proof(f"the input {graph.nodes[node].target} does not count samples")
+            return SplitProof(f"the input {graph.nodes[node].target} does not count samples")
         dims[id(follow(bound, path))] = meta.batch_dim
     outputs = [graph.meta(ref) for ref in graph.outputs()]
     if any(meta.batch_dim is None or meta.batch_factor != 1 for meta in outputs) or not all(
         isinstance(kind, Shard) for kind in kinds
     ):
-        return Proof("an output does not count samples")
+        return SplitProof("an output does not count samples")
     given = ModelCall(args, kwargs).tensors
     if any(id(tensor) not in dims for tensor in given):
-        return Proof("an input is not used")
-    return Proof("", tuple(dims[id(tensor)] for tensor in given), tuple(meta.batch_dim or 0 for meta in outputs))
+        return SplitProof("an input is not used")
+    return SplitProof("", tuple(dims[id(tensor)] for tensor in given), tuple(meta.batch_dim or 0 for meta in outputs))
 
 
-def _couples(module: nn.Module) -> bool:
+def _couples_samples(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats)
 
 
-def _obstacle(graph: Graph) -> str:
+def _find_obstacle(graph: Graph) -> str:
     if graph.is_whole:
         return f"it had to be captured whole: {graph.blocks['']}"
     if graph.batch_size is None:

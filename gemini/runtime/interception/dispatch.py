@@ -27,7 +27,7 @@ from gemini.runtime.eager.microbatches import SplitCall, run_forward
 from gemini.runtime.eager.remote_call import ModuleCall, RefusedError
 from gemini.runtime.eager.remote_module import RemoteModule
 from gemini.runtime.interception.managed_model import ManagedModel
-from gemini.runtime.interception.model_registry import keep, kept
+from gemini.runtime.interception.model_registry import find_registered, register
 from gemini.runtime.local_mode import LOCAL_MODE, run_locally
 from gemini.runtime.pipelined.pipelined_model import PipelinedModel
 from gemini.runtime.pool.signals import DeferredSignals
@@ -36,52 +36,52 @@ from gemini.runtime.tracebacks import shorten_traceback
 
 # References both ways would keep a model alive for ever: what is known of the model holds its units.
 _Entry = tuple["weakref.ref[ManagedModel]", "weakref.ref[RemoteModule]"]
-_units: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
+_remote_modules: weakref.WeakKeyDictionary[nn.Module, _Entry] = weakref.WeakKeyDictionary()
 
 
 # Wrappers whose own forward would not come to the model in them: which module is called in their place.
-_stand_ins: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+_wrapped: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 # Asked about modules that are not managed; it may have one managed, and says what to call instead.
-Asked = Callable[[nn.Module], Callable[..., Any] | None]
-_others: Asked | None = None
+Discovery = Callable[[nn.Module], Callable[..., Any] | None]
+_discover: Discovery | None = None
 
 
-class _State(threading.local):
-    observation: FirstCallTrace | None = None
+class _DispatchState(threading.local):
+    first_call: FirstCallTrace | None = None
     model: nn.Module | None = None  # managed, and being called
 
 
-_state = _State()
+_state = _DispatchState()
 
 
 def manage(model: nn.Module, managed: ManagedModel) -> None:
     """Dispatch the calls of a model from now on."""
-    keep(model, managed)
+    register(model, managed)
     with PATCH_LOCK:
         if nn.Module.__call__ is ORIGINAL_CALL:
             nn.Module.__call__ = _call
 
 
-def find(model: nn.Module) -> ManagedModel | None:
+def find_managed(model: nn.Module) -> ManagedModel | None:
     """What is known of a managed model."""
-    return kept(model)
+    return find_registered(model)
 
 
-def model_around(module: nn.Module) -> nn.Module | None:
+def enclosing_model(module: nn.Module) -> nn.Module | None:
     """The managed model that is being called, where a module is a part of it."""
     model = _state.model
     return model if model is not None and any(one is module for one in model.modules()) else None
 
 
-def unwrap(wrapper: nn.Module, name: str) -> None:
+def call_wrapped_module(wrapper: nn.Module, name: str) -> None:
     """Call the module that a wrapper holds under a name in the wrapper's place from now on."""
-    _stand_ins[wrapper] = name
+    _wrapped[wrapper] = name
 
 
-def ask_about_others(ask: Asked | None) -> None:
+def set_discovery(ask: Discovery | None) -> None:
     """Be asked about every module that is called and not managed; None: no more."""
-    global _others  # noqa: PLW0603 - there is one program, and one that looks for its models
-    _others = ask
+    global _discover  # noqa: PLW0603 - there is one program, and one that looks for its models
+    _discover = ask
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -89,18 +89,18 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         torch.compiler.is_compiling() or LOCAL_MODE.is_set
     ):  # torch.compile sees the program's own code, and compiles that
         return ORIGINAL_CALL(module, *args, **kwargs)
-    if _state.observation is not None:
-        return _state.observation.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
-    found = _units.get(module)
+    if _state.first_call is not None:
+        return _state.first_call.call(module, lambda: ORIGINAL_CALL(module, *args, **kwargs))
+    found = _remote_modules.get(module)
     if found is not None:
         managed, unit = found[0](), found[1]()
         if managed is not None and unit is not None:
             if not has_any_hooks(module):
-                return _dispatch(managed, unit, module, args, kwargs)
+                return _call_remote(managed, unit, module, args, kwargs)
             return run_with_hooks(
-                module, args, kwargs, lambda forward, a, k: _dispatch(managed, unit, forward, a, k), has_any_hooks
+                module, args, kwargs, lambda forward, a, k: _call_remote(managed, unit, forward, a, k), has_any_hooks
             )
-    known = kept(module)
+    known = find_registered(module)
     if known is not None and known.pool.is_ours:
         around, _state.model = _state.model, module
         try:
@@ -110,10 +110,10 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             raise
         finally:
             _state.model = around
-    if module in _stand_ins:
-        return module._modules[_stand_ins[module]](*args, **kwargs)
-    if known is None and _others is not None:
-        instead = _others(module)
+    if module in _wrapped:
+        return module._modules[_wrapped[module]](*args, **kwargs)
+    if known is None and _discover is not None:
+        instead = _discover(module)
         if instead is not None:
             return instead(*args, **kwargs)
     return ORIGINAL_CALL(module, *args, **kwargs)
@@ -125,15 +125,15 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
         return _without_workers(model, managed, reason, args, kwargs)
     if managed.pool.loss:
         managed.give_up(managed.pool.loss)
-        return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+        return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
     if not managed.planned:
         if is_running_backward():  # a checkpoint runs again what ran here
             return ORIGINAL_CALL(model, *args, **kwargs)
         if are_computed([*model.parameters()]):  # its own will come back
-            return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
-        if managed.observation is None or managed.observation.waits_for_backward:
+            return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+        if managed.first_call is None or managed.first_call.waits_for_backward:
             return _first_call(model, managed, args, kwargs)
-        _plan(model, managed, managed.observation)
+        _place(model, managed, managed.first_call)
         if reason := managed.guards.patches.check(model):  # by what workers say
             return _without_workers(model, managed, reason, args, kwargs)
     pipelined = managed.pipelined
@@ -142,7 +142,7 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
             model, args, kwargs,
             lambda forward, a, k: _follow(pipelined, pipelined.call(model, forward, a, k), model, forward),
         )  # fmt: skip
-    if pipelined is None and managed.units and managed.micro_batches > 1:
+    if pipelined is None and managed.remote_modules and managed.micro_batches > 1:
         return run_with_hooks(model, args, kwargs, lambda forward, a, k: _run_eager(model, managed, forward, a, k))
     trim_if_large()
     return ORIGINAL_CALL(model, *args, **kwargs)
@@ -150,7 +150,7 @@ def _call_model(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
 
 def _without_workers(model: nn.Module, managed: ManagedModel, reason: str, args: Any, kwargs: Any) -> Any:
     managed.record.say(f"{managed.name} runs in this process while {reason}", once=reason)
-    return _here(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
+    return _run_local(lambda *a, **k: ORIGINAL_CALL(model, *a, **k), args, kwargs)
 
 
 def _follow(pipelined: PipelinedModel, outcome: Outcome, model: nn.Module, forward: Any) -> Any:
@@ -167,7 +167,7 @@ def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any,
     """Run a call by eager dispatch: by micro-batches where that is proven, else the batch as one."""
     if not managed.guards.reads.find_permanent():  # else micro-batches would repeat changes of the script's globals
         with run_locally():
-            proof = managed.proof(model, args, kwargs)
+            proof = managed.prove_call(model, args, kwargs)
         if not proof.reason:
             trim_if_large()
             try:
@@ -178,16 +178,16 @@ def _run_eager(model: nn.Module, managed: ManagedModel, forward: Any, args: Any,
     return run_forward(model, forward, args, kwargs)
 
 
-def _plan(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace) -> None:
+def _place(model: nn.Module, managed: ManagedModel, observation: FirstCallTrace) -> None:
     try:
         with DeferredSignals():
-            _add(managed, managed.plan(model, observation))
+            _register_remote(managed, managed.plan(model, observation))
     except WorkerError as error:
         if not managed.record.survives:
             raise
         managed.give_up(str(error))
     except Exception as error:
-        managed.units.clear()
+        managed.remote_modules.clear()
         managed.record.demote(managed.name, error)
 
 
@@ -195,32 +195,32 @@ def _first_call(model: nn.Module, managed: ManagedModel, args: Any, kwargs: Any)
     """Watch a call. Units begin with the next one, so that whatever backward runs again of this one runs here too."""
     observation = FirstCallTrace(model)
     try:
-        _state.observation = observation
+        _state.first_call = observation
         result = observation.run(lambda: ORIGINAL_CALL(model, *args, **kwargs))
     finally:
-        _state.observation = None
+        _state.first_call = None
     observation.finish()
-    managed.observation = observation
+    managed.first_call = observation
     return result
 
 
-def _add(managed: ManagedModel, units: dict[nn.Module, RemoteModule]) -> None:
+def _register_remote(managed: ManagedModel, units: dict[nn.Module, RemoteModule]) -> None:
     for module, unit in units.items():
-        _units[module] = (weakref.ref(managed), weakref.ref(unit))
+        _remote_modules[module] = (weakref.ref(managed), weakref.ref(unit))
 
 
-def _dispatch(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
+def _call_remote(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any, kwargs: Any) -> Any:
     """A call of a unit. It is a transaction: where something of ours fails it is undone and made here."""
     if not managed.pool.is_ours or active_mode():
-        return _here(forward, args, kwargs)
+        return _run_local(forward, args, kwargs)
     if managed.pool.loss:
         managed.give_up(managed.pool.loss)
-        return _here(forward, args, kwargs)
+        return _run_local(forward, args, kwargs)
     call: ModuleCall | None = None
     try:
         with DeferredSignals():
             try:
-                reason = unit.obstacle()
+                reason = unit.find_obstacle()
             except SwappedParametersError:
                 raise
             except Exception as error:
@@ -230,7 +230,7 @@ def _dispatch(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any
                 managed.calls += 1
                 return call.run()
     except SwappedParametersError:
-        return _here(forward, args, kwargs)
+        return _run_local(forward, args, kwargs)
     except RefusedError as refusal:
         reason = str(refusal)
     except InternalFault as fault:
@@ -245,15 +245,15 @@ def _dispatch(managed: ManagedModel, unit: RemoteModule, forward: Any, args: Any
         if not managed.record.survives:
             raise
         managed.give_up(str(error))
-        return _here(forward, args, kwargs)
+        return _run_local(forward, args, kwargs)
     with DeferredSignals():
-        _units.pop(unit.module, None)
-        _add(managed, managed.split(unit, reason))
+        _remote_modules.pop(unit.module, None)
+        _register_remote(managed, managed.split(unit, reason))
     # What the unit did has been undone: run it again, with the modules inside it as units where they can be.
     return forward(*args, **kwargs) if not isinstance(forward, nn.Module) else ORIGINAL_CALL(forward, *args, **kwargs)
 
 
-def _here(forward: Any, args: Any, kwargs: Any) -> Any:
+def _run_local(forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a unit in this process, with everything inside it."""
     with run_locally():
         return forward(*args, **kwargs)

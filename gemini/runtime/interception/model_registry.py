@@ -22,7 +22,7 @@ _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _tableless: weakref.WeakKeyDictionary[nn.Module, ManagedModel] = weakref.WeakKeyDictionary()  # modules that have none
 
 
-class _Kept:
+class _Registered:
     """What is known of one model, on its table."""
 
     __slots__ = ("managed", "model")
@@ -34,18 +34,18 @@ class _Kept:
         return type(None), ()  # a copy, or a file, has None
 
 
-def keep(model: nn.Module, managed: ManagedModel) -> None:
+def register(model: nn.Module, managed: ManagedModel) -> None:
     """Have a model hold what is known of it."""
     if _models:
         gc.collect()  # models that the program is done with, and the memory of theirs
     _models.add(model)
     try:
-        vars(vars(model)[_TABLE])[_NAME] = _Kept(model, managed)
+        vars(vars(model)[_TABLE])[_NAME] = _Registered(model, managed)
     except (KeyError, TypeError):
         _tableless[model] = managed
 
 
-def kept(model: nn.Module) -> ManagedModel | None:
+def find_registered(model: nn.Module) -> ManagedModel | None:
     """What is known of a model; None where it is not managed."""
     found = getattr(vars(model).get(_TABLE), _NAME, None)
     if found is not None:  # the table may be another's, of which this is a shallow copy

@@ -23,12 +23,12 @@ _LINK = attrgetter("link")
 _SLICE = 2000  # milliseconds between looks at the clock
 
 
-class Chorus:
+class Broadcast:
     """Some workers of a pool, asked together."""
 
     def __init__(self, workers: Sequence[WorkerHandle]) -> None:
         self.workers = list(workers)
-        self._ears: _Ears | None = None
+        self._poller: _Poller | None = None
 
     def ask(
         self,
@@ -51,14 +51,14 @@ class Chorus:
                     worker.last = what
                     worker.mailbox.acquire_reader()
                     reading.append(worker)
-                return self._converse(requests, is_failure, abandon, timeout)
+                return self._exchange(requests, is_failure, abandon, timeout)
             except ChannelClosed:
                 raise self._find_dead() from None
             finally:
                 for worker in reversed(reading):
                     worker.mailbox.release_reader()
 
-    def _converse(
+    def _exchange(
         self, requests: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool], abandon: Callable[[int], Any],
         timeout: float,
     ) -> dict[WorkerHandle, Any]:  # fmt: skip
@@ -67,9 +67,9 @@ class Chorus:
         has_failed = self._send(requests, expected, replies)
         abandoned, leave = False, 0.0
         deadline = time.monotonic() + max(timeout, *(worker.timeout for worker in requests))
-        if self._ears is None or not self._ears.hear(requests):
-            self._ears = _Ears(requests)
-        ears = self._ears
+        if self._poller is None or not self._poller.covers(requests):
+            self._poller = _Poller(requests)
+        poller = self._poller
         while expected:
             if has_pending_signal():  # as long as an operator may let a signal wait
                 leave = leave or time.monotonic() + GRACE
@@ -80,15 +80,15 @@ class Chorus:
                     worker.link.send(request)
                     expected[worker, request.number] = "abandon"
                 deadline = time.monotonic() + max(timeout, *(worker.timeout for worker in requests))
-            heard = self._hear(ears, deadline)
-            for worker, reply in heard:
+            received = self._receive(poller, deadline)
+            for worker, reply in received:
                 kind = expected.pop((worker, reply.number), "")
                 if kind == "step":
                     replies[worker] = reply
                     has_failed = has_failed or is_failure(reply)
                 elif not kind:
                     worker.mailbox.put(reply)
-        return dict.fromkeys(requests) | failures(replies, is_failure) if abandoned else replies
+        return dict.fromkeys(requests) | select_failures(replies, is_failure) if abandoned else replies
 
     def _send(
         self,
@@ -99,8 +99,8 @@ class Chorus:
         """Send all; whether one could not be sent, which is then its reply. Nobody begins before all are ready."""
         with ExitStack() as stack:
             for worker in reversed(requests):
-                worker.link.channel.hold()
-                stack.callback(worker.link.channel.let_go)
+                worker.link.channel.cork()
+                stack.callback(worker.link.channel.uncork)
             return self._write(requests, expected, replies)
 
     def _write(
@@ -121,23 +121,23 @@ class Chorus:
                 return True
         return False
 
-    def _hear(self, ears: _Ears, deadline: float) -> list[tuple[WorkerHandle, Any]]:
-        heard = []
-        for worker in ears.wait():
+    def _receive(self, poller: _Poller, deadline: float) -> list[tuple[WorkerHandle, Any]]:
+        received = []
+        for worker in poller.wait():
             found = worker.link.receive(0)
             while found is not None:
                 if isinstance(found[0], UNSOLICITED):
                     worker.handle_unsolicited(found[0])
                 else:
-                    heard.append((worker, found[0]))
+                    received.append((worker, found[0]))
                 # What has not been read at all is seen when somebody waits again.
                 found = worker.link.receive(0) if worker.link.channel.has_more else None
-        if not heard:
-            self._look_around(ears.workers, deadline)
-        return heard
+        if not received:
+            self._check_alive(poller.workers, deadline)
+        return received
 
-    def _look_around(self, workers: Sequence[WorkerHandle], deadline: float) -> None:
-        """Nothing was heard: is everybody there, and is there still time?"""
+    def _check_alive(self, workers: Sequence[WorkerHandle], deadline: float) -> None:
+        """Nothing was received: is everybody there, and is there still time?"""
         for worker in workers:
             if worker.loss or worker.process.poll() is not None:
                 raise worker.report_death()
@@ -155,7 +155,7 @@ class Chorus:
         return self.workers[0].report_death()
 
 
-class _Ears:
+class _Poller:
     """Wait for whoever says something."""
 
     def __init__(self, workers: Iterable[WorkerHandle]) -> None:
@@ -166,7 +166,7 @@ class _Ears:
         for descriptor in self._of:
             self._poll.register(descriptor, select.POLLIN)
 
-    def hear(self, workers: Iterable[WorkerHandle]) -> bool:
+    def covers(self, workers: Iterable[WorkerHandle]) -> bool:
         """Whether it is these whom it hears."""
         found = list(workers)
         return found == self.workers and all(map(is_, self._links, map(_LINK, found)))
@@ -176,6 +176,6 @@ class _Ears:
         return [self._of[descriptor] for descriptor, _ in self._poll.poll(_SLICE)]
 
 
-def failures(replies: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool]) -> dict[WorkerHandle, Any]:
+def select_failures(replies: dict[WorkerHandle, Any], is_failure: Callable[[Any], bool]) -> dict[WorkerHandle, Any]:
     """The replies that are failures: after one, what others have done is undone, whatever they said."""
     return {worker: reply for worker, reply in replies.items() if is_failure(reply)}

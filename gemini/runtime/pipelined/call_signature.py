@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,11 +18,11 @@ from gemini.ir.def_use import rewrite_refs
 from gemini.ir.graph import Graph
 from gemini.ir.pytree import Ref
 from gemini.runtime.deferred.contract import OutputSpec
-from gemini.runtime.pipelined.measured_schedule import Rehearsal
+from gemini.runtime.pipelined.measured_schedule import ScheduleTimings
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.pipelined.loss_request import Prepared
+    from gemini.runtime.pipelined.loss_request import PreparedLoss
     from gemini.runtime.pipelined.planned_step import PlannedStep
     from gemini.runtime.pipelined.step_executor import Executor
 
@@ -31,21 +31,21 @@ _CHANGES = 2  # times that a plan is made again: each stops a run for seconds
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 
 
-def short_of(call: ModelCall) -> tuple[Any, ...]:
+def quick_key(call: ModelCall) -> tuple[Any, ...]:
     """What calls of one kind have in common while their model is in one state, whatever counts samples in them."""
     tensors = tuple((one.dtype, one.device, one.requires_grad, one.dim(), _layout(one)) for one in call.tensors)
-    return call.plain or repr(call.form), tensors, *_around()
+    return call.plain or repr(call.form), tensors, *_ambient_state()
 
 
-def exact_of(call: ModelCall) -> Hashable | None:
+def exact_key(call: ModelCall) -> Hashable | None:
     """What tells a call from others but for contents: while its model is in one state, so does its kind and its number
     of samples. None where it has more than tensors."""
     if call.like is None:
         return None
-    return call.like, tuple(map(_layout, call.tensors)), *_around()
+    return call.like, tuple(map(_layout, call.tensors)), *_ambient_state()
 
 
-def _around() -> tuple[Any, ...]:
+def _ambient_state() -> tuple[Any, ...]:
     """What a call depends on beside model and arguments: modes, switches, and which warnings are errors."""
     return Region.current(), torch_flags.current_flags(), torch_flags.error_filters()
 
@@ -58,9 +58,9 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*sorted(range(len(strides)), key=lambda at: -strides[at]), *(not stride for stride in strides))
 
 
-def kind_of(roster: ModelContents, call: ModelCall) -> tuple[Any, ...]:
+def kind_key(roster: ModelContents, call: ModelCall) -> tuple[Any, ...]:
     """What calls of one kind have in common, whatever counts samples in them."""
-    _, *rest = short_of(call)
+    _, *rest = quick_key(call)
     modes, trained = tuple(map(_TRAINING, roster.modules)), tuple(map(_TRAINED, roster.parameters))
     return repr(call.form), *rest, modes, roster.identities, trained
 
@@ -82,12 +82,12 @@ class CallKind:
     executor: Executor | None = None
     shares: tuple[int, ...] = ()  # nodes at which the stages in the workers have factors
     failures: int = 0  # steps that failed in the workers
-    prepared: dict[Hashable, Prepared] = field(default_factory=dict)
+    prepared: dict[Hashable, PreparedLoss] = field(default_factory=dict)
     # Whose gradients steps give, whose are wanted, and where among those given these are.
     order: tuple[Sequence[torch.Tensor], list[torch.Tensor], list[int]] | None = None
     variants: list[CallKind] = field(default_factory=list)  # for other ways through branches on random numbers
-    undivided: CallKind | None = None  # for losses that do not split
-    rehearsal: Rehearsal = field(default_factory=Rehearsal)
+    whole_batch: CallKind | None = None  # for losses that do not split
+    timings: ScheduleTimings = field(default_factory=ScheduleTimings)
     planning_ms: float = 0.0
     changes: int = 0  # times that its plan was made again
 
@@ -111,7 +111,7 @@ class CallKind:
         """Go on by another plan for the same graph."""
         self.plan, self.executor, self.order = plan, None, None
         self.prepared.clear()
-        self.rehearsal = Rehearsal()
+        self.timings = ScheduleTimings()
 
     @property
     def is_used(self) -> bool:
@@ -122,12 +122,12 @@ class CallKind:
         """The one of all variants whose way a call, run now, goes."""
         for one in (self, *self.variants):
             if one.plan is not None and (
-                one.plan.branches is None or one.plan.branches.broken(model, bound, samples) is None
+                one.plan.branches is None or one.plan.branches.first_changed(model, bound, samples) is None
             ):
                 return one
         return None
 
-    def see_others(self, others: Sequence[CallKind], samples: int) -> None:
+    def adopt_output_spec(self, others: Sequence[CallKind], samples: int) -> None:
         """Know what is returned from another way that returns the same."""
         if samples in self.output_specs or self.plan is None:
             return
@@ -158,13 +158,6 @@ class KindMatch(NamedTuple):
     def is_valid(self) -> bool:
         """Whether it is so still."""
         return self.kind.plan is self.plan and any(one is self.kind for one in self.among)
-
-
-class Planner(Protocol):
-    """Makes the plan for a call; `changes` are fields of its `PlanRequest` that the runtime sets for this call."""
-
-    def __call__(self, model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
-        """Return the plan for calls like this one."""
 
 
 def have_same_outputs(one: Graph, other: Graph) -> bool:

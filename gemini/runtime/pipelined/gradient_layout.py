@@ -15,7 +15,7 @@ from torch import nn
 from gemini.runtime.transport.borrowed_buffers import BufferGroup
 
 
-class Layout:
+class GradientLayout:
     """Where the gradients of one worker lie in steps of one kind, as it has told."""
 
     def __init__(self, number: int, gradients: list[Any]) -> None:
@@ -25,11 +25,11 @@ class Layout:
         self.row = BufferGroup(header for _, _, header in gradients)
 
 
-class Order:
+class GradientOrder:
     """Whose the gradients of all workers are, one worker after the other: those in their layouts, then loose ones."""
 
     def __init__(
-        self, layouts: Sequence[Layout], loose: Sequence[Sequence[int]], parameters: Mapping[int, nn.Parameter]
+        self, layouts: Sequence[GradientLayout], loose: Sequence[Sequence[int]], parameters: Mapping[int, nn.Parameter]
     ) -> None:
         self.layouts = layouts
         places: dict[int, list[tuple[int, int]]] = {}  # by home: the latest stage that uses it, place
@@ -52,11 +52,11 @@ class Order:
         if not self._sums:
             return tensors
         for found in self._sums:
-            tensors[found[0][1]] = summed([(latest, tensors[at]) for latest, at in found])
+            tensors[found[0][1]] = sum_parts([(latest, tensors[at]) for latest, at in found])
         return [tensors[at] for at in self._first]
 
 
-def summed(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+def sum_parts(parts: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
     """The sum of what several stages or workers gave, from the last to the first; into memory that is ours anyway."""
     parts.sort(key=lambda part: -part[0])
     total = parts[0][1]

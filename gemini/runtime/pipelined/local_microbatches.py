@@ -20,7 +20,7 @@ from gemini.capture.module_hooks import without_hooks
 from gemini.errors import GeminiError
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import decode
-from gemini.planner.microbatch_sizes import micro_batch_sizes
+from gemini.planner.microbatch_split import micro_batch_sizes
 from gemini.planner.step_plan import StepPlan
 from gemini.random_numbers.sliced_rng import SlicedRandomOps
 from gemini.runtime.deferred.contract import flatten_output
@@ -28,7 +28,7 @@ from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.returned_attributes import passthrough_tensors
 
 
-def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
+def run_microbatches(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     """The output of a call, put together from those of its micro-batches, with autograd."""
     call = ModelCall(args, kwargs)
     samples = plan.batch.samples(call.tensors)
@@ -39,7 +39,7 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
     with run_locally(), without_hooks(model):
         for length in sizes:
             given, named = call.arguments(plan.batch.cut(call.tensors, start, length))
-            with draws.piece(start, length):
+            with draws.micro_batch(start, length):
                 found.append(flatten_output(model(*given, **named)))
             start += length
     form, (first, *_) = found[0][0], [tensors for _, tensors in found]
@@ -52,13 +52,13 @@ def in_pieces(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> Any:
         )
     given_back = passthrough_tensors(plan, model, args, kwargs)
     joined = [
-        given_back[at] if at in given_back else _joined(kind, [one[1][at] for one in found], known, sizes)
+        given_back[at] if at in given_back else _join(kind, [one[1][at] for one in found], known, sizes)
         for at, kind in enumerate(kinds)
     ]
     return decode(form, lambda ref: joined[ref.node])
 
 
-def _joined(kind: Kind, parts: list[torch.Tensor], known: Precomputed, sizes: list[int]) -> torch.Tensor:
+def _join(kind: Kind, parts: list[torch.Tensor], known: Precomputed, sizes: list[int]) -> torch.Tensor:
     if isinstance(kind, Shard):
         return kind.join(parts)
     if isinstance(kind, Replicate):

@@ -25,13 +25,13 @@ from gemini.quiet_warnings import muted
 from gemini.runtime.deferred.pending_call import PendingCall
 from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import CallKind
-from gemini.runtime.pipelined.step_request import Output, StepRequest, Whole, inputs_of
+from gemini.runtime.pipelined.step_request import RemoteOutput, StepRequest, WholeTensor, bind_inputs
 from gemini.snapshot.rng_snapshot import preserve_rng_state
 from gemini.step.worker_program import Loss
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedLoss:
     """How steps with one tape run; `reason` says why they cannot."""
 
     reason: str = ""
@@ -41,24 +41,26 @@ class Prepared:
     ops: tuple[int, ...] = ()  # places on the tape of the ops of the loss
 
 
-def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> Prepared:
+def prepare(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], sizes: Sequence[int]) -> PreparedLoss:
     """Look at a tape."""
     from gemini.batch_analysis.loss_analysis import prove
     from gemini.batch_analysis.whole_batch_tail import prove_tail
 
     if plan.single_micro_batch_reason:
-        return _prepared(plan, tape, root, alive, undivided(tape))
+        return _prepare_loss(plan, tape, root, alive, trivial_split(tape))
     with torch.random.fork_rng(devices=[]):
         if plan.tail is None:
             splitting = prove(plan.forms, tape, root, sum(sizes))
         else:
             splitting = prove_tail(plan.forms, plan.tail.nodes, tape, root, sum(sizes))
     if splitting.reason:
-        return Prepared(splitting.reason)
-    return _prepared(plan, tape, root, alive, splitting)
+        return PreparedLoss(splitting.reason)
+    return _prepare_loss(plan, tape, root, alive, splitting)
 
 
-def check_numerically(plan: StepPlan, prepared: Prepared, pending: PendingCall, tape: Tape, root: int) -> Prepared:
+def check_numerically(
+    plan: StepPlan, prepared: PreparedLoss, pending: PendingCall, tape: Tape, root: int
+) -> PreparedLoss:
     """Compare the proof that a step splits with a numeric run, before the first step that relies on it.
 
     Returns `prepared`, or why it cannot be used; leaves model and generators unchanged. Raises SplittingError where
@@ -74,20 +76,20 @@ def check_numerically(plan: StepPlan, prepared: Prepared, pending: PendingCall, 
             reason = check_tail(plan.forms, plan.tail.nodes, prepared.splitting, ModelCall(args, kwargs), given)
         else:
             reason = check_splitting(plan.forms, tape, root, prepared.splitting, args, kwargs, given)
-    return Prepared(f"the numeric check contradicts the proof: {reason}") if reason else prepared
+    return PreparedLoss(f"the numeric check contradicts the proof: {reason}") if reason else prepared
 
 
-def undivided(tape: Tape) -> Splitting:
+def trivial_split(tape: Tape) -> Splitting:
     """One micro-batch: every value of it is that of the batch."""
     return Splitting(operands=dict.fromkeys(tape.operands), outputs=(Replicate(),) * len(tape.metas))
 
 
-def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], splitting: Splitting) -> Prepared:
-    needed = tape.needed_for(root)
+def _prepare_loss(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], splitting: Splitting) -> PreparedLoss:
+    needed = tape.ops_needed_for(root)
     names = port_names(plan)
     read = {root, *(number for at in needed for number in tape.ops[at].reads())}
     made = {number for at in needed for number in tape.ops[at].results}
-    wanted = _wanted(tape, {*range(tape.outputs), *made}, alive, splitting)
+    wanted = _values_to_retain(tape, {*range(tape.outputs), *made}, alive, splitting)
     loss = Loss(
         tuple(tape.ops[at] for at in needed),
         {number: names[number] for number in range(tape.outputs) if names[number]},
@@ -97,30 +99,30 @@ def _prepared(plan: StepPlan, tape: Tape, root: int, alive: Sequence[int], split
         {place: splitting.sizes[at] for place, at in enumerate(needed) if at in splitting.sizes},
     )
     kept = tuple(names[number] for number in wanted if number < tape.outputs)
-    return Prepared("", splitting, loss, kept, tuple(needed))
+    return PreparedLoss("", splitting, loss, kept, tuple(needed))
 
 
-def _wanted(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitting) -> list[int]:
+def _values_to_retain(tape: Tape, there: set[int], alive: Sequence[int], splitting: Splitting) -> list[int]:
     """What must stay in workers so that all that the program can read may be had; those `there` can."""
     found, makers, waiting = {}, tape.makers(), [*alive]
     while waiting:
         number = waiting.pop()
         if number in found:
             continue
-        found[number] = number in there and weighable(splitting, number)
+        found[number] = number in there and is_weighable(splitting, number)
         if not found[number] and number in makers:  # what it is made of will do
             waiting += tape.ops[makers[number]].reads()
     return sorted(number for number, stays in found.items() if stays)
 
 
-def fetchable(splitting: Splitting, number: int) -> bool:
+def is_fetchable(splitting: Splitting, number: int) -> bool:
     """Whether a value can be had from those of the micro-batches."""
     return isinstance(splitting.outputs[number], (Partial, Replicate, Shard))
 
 
-def weighable(splitting: Splitting, number: int) -> bool:
+def is_weighable(splitting: Splitting, number: int) -> bool:
     """The same of a step: means, too, which are put together by shares."""
-    return fetchable(splitting, number) or isinstance(splitting.outputs[number], WeightedPartial)
+    return is_fetchable(splitting, number) or isinstance(splitting.outputs[number], WeightedPartial)
 
 
 def port_names(plan: StepPlan) -> list[str]:
@@ -129,13 +131,13 @@ def port_names(plan: StepPlan) -> list[str]:
     return ["" if nodes[ref.node].is_source else results[ref].name for ref in plan.graph.outputs()]
 
 
-def fetched(splitting: Splitting, number: int, output: Output, weights: Sequence[float] | None = None) -> Any:
+def fetch_value(splitting: Splitting, number: int, output: RemoteOutput, weights: Sequence[float] | None = None) -> Any:
     """A value of the tape from the worker that has it; `weights` are those of a mean."""
-    return output.joined(splitting.outputs[number], weights)
+    return output.join(splitting.outputs[number], weights)
 
 
-def request_of(
-    kind: CallKind, prepared: Prepared, pending: PendingCall, bound: dict[str, Any], sizes: Sequence[int]
+def build_request(
+    kind: CallKind, prepared: PreparedLoss, pending: PendingCall, bound: dict[str, Any], sizes: Sequence[int]
 ) -> tuple[StepRequest, dict[int, list[float]]]:
     """The step as the executor takes it, and the weights of means among the values that stay in workers."""
 
@@ -145,17 +147,17 @@ def request_of(
     piped = plan.build(kind.shares)
     dims = {id(tensor): dim for tensor, dim in zip(pending.inputs, plan.batch.dims, strict=True)}
     foreign = pending.runner.host_draws
-    known = Precomputed(plan.graph, bound, pending.tape, given=None if foreign is None else foreign.results)
+    known = Precomputed(plan.graph, bound, pending.tape, host_results=None if foreign is None else foreign.results)
     with run_locally():  # layers without weights may be among what is known ahead
         nodes, ops = splitting.weights(known, sizes)
         means = _means(prepared, known, sizes)
     operands = {
-        number: Whole(pending.tape.operands[number], _place(splitting.outputs[number]))
+        number: WholeTensor(pending.tape.operands[number], _batch_layout(splitting.outputs[number]))
         for number in prepared.loss.operands
     }
     shares = [[nodes[node][mid] if node in nodes else 1.0 for node in kind.shares] for mid in range(len(sizes))]
     request = StepRequest(
-        inputs_of(piped.routes, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
+        bind_inputs(piped.routes, piped.model, bound, dims, sizes, and_all=plan.tail is not None),
         tuple(sizes),
         pending.region,
         prepared.loss,
@@ -167,7 +169,7 @@ def request_of(
     return request, means
 
 
-def _means(prepared: Prepared, known: PrecomputedValues, sizes: Sequence[int]) -> dict[int, list[float]]:
+def _means(prepared: PreparedLoss, known: PrecomputedValues, sizes: Sequence[int]) -> dict[int, list[float]]:
     """Of the loss before it is divided, or scaled, micro-batches have means: what each counts in this batch."""
     assert prepared.loss is not None
     ports = (number for number, name in prepared.loss.ports.items() if name in prepared.keep)
@@ -180,5 +182,5 @@ def _means(prepared: Prepared, known: PrecomputedValues, sizes: Sequence[int]) -
     return found
 
 
-def _place(kind: Any) -> Shard | SampleIndices | None:
+def _batch_layout(kind: Any) -> Shard | SampleIndices | None:
     return kind if isinstance(kind, (Shard, SampleIndices)) else None

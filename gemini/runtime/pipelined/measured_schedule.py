@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from gemini.planner.replan import imbalance_ms
 from gemini.planner.step_plan import MeasuredSteps
-from gemini.runtime.pipelined.step_request import events_of
+from gemini.runtime.pipelined.step_request import decode_events
 from gemini.schedule.block import LETTERS
 from gemini.schedule.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.pipelined.step_request import Event, ExecutedStep
+    from gemini.runtime.pipelined.step_request import ExecutedStep, TraceEvent
     from gemini.schedule.schedplan import SchedPlan
 
 Spans = dict[tuple[int, str], float]  # ms, by stage and type of action
@@ -33,7 +33,7 @@ _LAST = 8  # steps
 _MUCH = 0.05  # of a step, lost by workers that wait for one that is busy for longer than planned
 
 
-class Rehearsal:
+class ScheduleTimings:
     """The steps of one plan."""
 
     def __init__(self) -> None:
@@ -48,28 +48,28 @@ class Rehearsal:
         self.count, self.last_ms = self.count + 1, step_ms
         if self.count == 1:
             return
-        self._last.append((ran.told, step_ms))
+        self._last.append((ran.worker_traces, step_ms))
         before = self.count - 1
         if len(self._last) == _LAST and not before & (before - 1):
-            found = self.expecting(plan)
+            found = self.apply_to(plan)
             lost = imbalance_ms(found)
             self.is_due = lost > _MUCH * found.step_ms and lost * self.count > planning_ms
 
-    def expecting(self, plan: StepPlan) -> StepPlan:
+    def apply_to(self, plan: StepPlan) -> StepPlan:
         """The plan with what is expected of its next step now."""
         if not self._last:
             return plan
         if self._known is None or self._known[0] != self.count:
-            steps = [(events_of(told), ms) for told, ms in self._last]
-            self._known = self.count, rehearsed(plan.schedule, steps)
+            steps = [(decode_events(told), ms) for told, ms in self._last]
+            self._known = self.count, predict_from_steps(plan.schedule, steps)
         return replace(plan, measured=self._known[1])
 
 
-def rehearsed(plan: SchedPlan, steps: list[tuple[list[Event], float]]) -> MeasuredSteps:
+def predict_from_steps(plan: SchedPlan, steps: list[tuple[list[TraceEvent], float]]) -> MeasuredSteps:
     """The same orders, with actions as long as they were in these steps: what workers did, and the step (ms)."""
-    spans = [spans_of(events) for events, _ in steps]
+    spans = [mean_spans(events) for events, _ in steps]
     rest = statistics.median(ms - float(_run(plan, one).makespan) for one, (_, ms) in zip(spans, steps, strict=True))
-    found = _run(plan, _middle(spans))
+    found = _run(plan, _median_spans(spans))
     return MeasuredSteps(found.executed(), float(found.makespan) + rest, len(steps))
 
 
@@ -79,7 +79,7 @@ def _run(plan: SchedPlan, spans: Spans) -> Simulation:
     return simulate(plan, spans=lambda block: spans.get(((block.stage or 0) % count, block.btype), block.span))
 
 
-def spans_of(events: list[Event]) -> Spans:
+def mean_spans(events: list[TraceEvent]) -> Spans:
     """What actions took in a step: the mean of all micro-batches, whose sum a worker is busy for."""
     took: dict[tuple[int, str], list[float]] = {}
     for event in events:
@@ -88,6 +88,6 @@ def spans_of(events: list[Event]) -> Spans:
     return {key: max(statistics.fmean(found), 1e-6) for key, found in took.items()}
 
 
-def _middle(steps: list[Spans]) -> Spans:
+def _median_spans(steps: list[Spans]) -> Spans:
     """The median of some steps."""
     return {key: statistics.median(one[key] for one in steps if key in one) for key in set().union(*steps)}

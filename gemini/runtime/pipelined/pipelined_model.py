@@ -29,7 +29,8 @@ from gemini.guards.model_version import ModelContents, ModelVersion, read_conten
 from gemini.ir.autograd_modes import Region
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.interpreter import GuardBroken
-from gemini.planner.microbatch_sizes import micro_batch_sizes
+from gemini.planner.config_planner import Planner
+from gemini.planner.microbatch_split import micro_batch_sizes
 from gemini.random_numbers.host_rng import HostRandomResults
 from gemini.runtime.call_outcome import (
     CallPath,
@@ -41,19 +42,19 @@ from gemini.runtime.call_outcome import (
     Outcome,
     describe_failure,
 )
-from gemini.runtime.deferred import PendingCall, StepResult, defer, pending_queue, placed
+from gemini.runtime.deferred import PendingCall, StepResult, defer, materialize_arguments, pending_queue
 from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.local_mode import run_locally
-from gemini.runtime.pipelined.call_signature import CallKind, Planner
-from gemini.runtime.pipelined.evaluation_step import outputs_of, prepare_outputs, request_outputs
-from gemini.runtime.pipelined.loss_request import Prepared, check_numerically, prepare, request_of
+from gemini.runtime.pipelined.call_signature import CallKind
+from gemini.runtime.pipelined.evaluation_step import collect_outputs, prepare_outputs, request_outputs
+from gemini.runtime.pipelined.loss_request import PreparedLoss, build_request, check_numerically, prepare
 from gemini.runtime.pipelined.plan_table import PlanTable
 from gemini.runtime.pipelined.planned_step import PlannedEager, PlannedStep
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes, passthrough_tensors
-from gemini.runtime.pipelined.stage_install import executor_for
-from gemini.runtime.pipelined.step_generators import follow, states_for
+from gemini.runtime.pipelined.stage_install import get_executor
+from gemini.runtime.pipelined.step_generators import apply_rng_state, rng_states_for
 from gemini.runtime.pipelined.step_request import ExecutedStep as Ran
-from gemini.runtime.pipelined.step_result import foresee, result_of
+from gemini.runtime.pipelined.step_result import announce_gradients, to_step_result
 from gemini.runtime.pool.signals import DeferredSignals
 from gemini.runtime.pool.worker_stats import read_peaks, reset_peaks
 from gemini.runtime.run_journal import ModelJournal
@@ -87,14 +88,16 @@ class _Call(NamedTuple):
 class PipelinedModel:
     """The plans of one model, and the steps that run by them."""
 
-    def __init__(self, managed: PlacedModel, planner: Planner, story: ModelJournal, trace: Path | None = None) -> None:
-        self.managed, self.story, self.trace = managed, story, trace
+    def __init__(
+        self, managed: PlacedModel, planner: Planner, journal: ModelJournal, trace: Path | None = None
+    ) -> None:
+        self.managed, self.journal, self.trace = managed, journal, trace
         self.verify: Callable[[PendingCall, int, StepResult], None] | None = None  # checks every pipelined step
         self.steps = 0
         self._contents: ModelContents | None = None
         self._checked: ModelVersion | None = None  # the version of the model whose code was inspected last
         self.attributes = ReturnedAttributes()
-        self.plans = PlanTable(managed, planner, story, self.attributes)
+        self.plans = PlanTable(managed, planner, journal, self.attributes)
 
     def call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
         """Defer or run a call by a plan, or return why it takes a slower path; `fall_back` then runs it.
@@ -129,14 +132,14 @@ class PipelinedModel:
         return output
 
     def _call(self, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Outcome:
-        args, kwargs = placed(args, kwargs)
+        args, kwargs = materialize_arguments(args, kwargs)
         self._contents = contents = read_contents(model, self._contents)
         if contents.state is None or contents.state is not self._checked:
             self._checked = contents.state
-            self.managed.look(model)
+            self.managed.refresh_guards(model)
             if reason := self.managed.guards.patches.check(model):  # further calls do not reach this path
                 return Local(reason, args, kwargs)
-        if reason := _find_obstacle(contents) or contents.hooks() or self._outside(model):
+        if reason := _find_obstacle(contents) or contents.hooks() or self._check_external_reads(model):
             return Eager(reason, args, kwargs)
         call = ModelCall(args, kwargs)
         if reason := _find_unsendable(call.tensors):
@@ -176,7 +179,7 @@ class PipelinedModel:
         output = defer(step, call, passthrough_tensors(plan, model, args, kwargs), contents.state)
         return Deferred(self.attributes.assign(plan, model, output))
 
-    def _outside(self, model: nn.Module) -> str:
+    def _check_external_reads(self, model: nn.Module) -> str:
         """Why the code of the model cannot run in stages; '' where it can."""
         reason = self.managed.guards.reads.check(model)
         if reason and self.managed.guards.reads.find_permanent():
@@ -198,18 +201,18 @@ class PipelinedModel:
 
     def record_fallback(self, reason: str) -> None:
         """Record that a call runs by eager dispatch, or locally where no module is remote."""
-        self.story.took(CallPath.EAGER if self.managed.units else CallPath.LOCAL, reason)
+        self.journal.record(CallPath.EAGER if self.managed.remote_modules else CallPath.LOCAL, reason)
 
     def record_failure(self, kind: CallKind, error: Exception) -> None:
         """Record that a step has failed and falls back to eager dispatch."""
         if not isinstance(error, GuardBroken):  # a matter of this batch: its contents take another branch
-            self._failed(error)
+            self._handle_error(error)
         kind.failures += 1
         if kind.failures >= _FAILURES:
             kind.plan, kind.reason = None, f"{kind.failures} steps have failed: {describe_failure(error)}"
         self.record_fallback(describe_failure(error))
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_error(self, error: Exception) -> None:
         if isinstance(error, WorkerError):
             if not self.managed.record.survives:
                 raise error
@@ -234,34 +237,34 @@ class PipelinedModel:
             whole.output_specs[counted] = output_spec
             return self._evaluate(given, whole, counted)
         bound = bind(given.model, given.args, given.kwargs)
-        pending_queue.let_pass(plan.uses_torch_rng, plan.writes_buffers)
+        pending_queue.run_earlier_calls(plan.uses_torch_rng, plan.writes_buffers)
         try:
             with DeferredSignals(), self.attributes.hide(given.model):
-                self.managed.tell_dropped()
+                self.managed.release_dropped()
                 executor = self._executor(kind, prepared)
                 host_draws = None if given.host_draws is None else given.host_draws.results
                 request = request_outputs(kind, prepared, given.call.tensors, bound, sizes, host_draws)
                 request.timeout = _SLOW * plan.step_ms / 1e3
-                request.generator = states_for(plan, self.managed)
+                request.generator = rng_states_for(plan, self.managed)
                 request.state = None if self._contents is None else self._contents.state
                 ran = executor.run(request)
-                found = outputs_of(
+                found = collect_outputs(
                     prepared, ran.outputs, passthrough_tensors(plan, given.model, given.args, given.kwargs)
                 )
         except Exception as error:
             if not isinstance(error, SplittingError):  # that is about this batch
-                self._failed(error)
+                self._handle_error(error)
             return given.fall_back(describe_failure(error))
-        follow(plan, self.managed, ran.generator)
-        self._took(plan)
+        apply_rng_state(plan, self.managed, ran.generator)
+        self._record_step(plan)
         return Completed(self.attributes.assign(plan, given.model, output_spec.build(found)))
 
     # ── a step ─────────────────────────────────────────────────────────────────────────────────────────────────────
     def run_step(self, kind: CallKind, samples: int, pending: PendingCall, tape: Tape, root: int) -> StepResult | Eager:
         """Run call, tape and backward by the plan of a kind; `Eager` where the step cannot run so."""
         assert kind.plan is not None
-        if kind.rehearsal.is_due:
-            self._again(kind, pending)
+        if kind.timings.is_due:
+            self._replan(kind, pending)
         sizes = micro_batch_sizes(samples, kind.plan.micro_batches)
         alive = pending.alive()
         key = (tape.signature(), root, tuple(alive), tuple(sizes))
@@ -273,46 +276,46 @@ class PipelinedModel:
                     with self.attributes.hide(pending.runner.model):
                         prepared = check_numerically(kind.plan, prepared, pending, tape, root)
                 except SplittingError as error:  # another batch may be what the proof was about
-                    return self._as_one(kind, pending, tape, root, str(error))
+                    return self._run_whole_batch(kind, pending, tape, root, str(error))
             kind.prepared[key] = prepared
         if prepared.reason:
-            return self._as_one(kind, pending, tape, root, prepared.reason, of_batch=False)
+            return self._run_whole_batch(kind, pending, tape, root, prepared.reason, of_batch=False)
         args, kwargs = pending.call.with_tensors(pending.inputs)
         bound = bind(kind.plan.graph.bound_model(), args, kwargs)
         with DeferredSignals(), self.attributes.hide(pending.runner.model):
-            self.managed.tell_dropped()
+            self.managed.release_dropped()
             executor = self._executor(kind, prepared)
             try:
-                request, means = request_of(kind, prepared, pending, bound, sizes)
+                request, means = build_request(kind, prepared, pending, bound, sizes)
             except SplittingError as error:  # this batch is not what the proof was about
-                return self._as_one(kind, pending, tape, root, str(error))
-            request.timeout = _SLOW * max(kind.plan.step_ms, kind.rehearsal.last_ms) / 1e3
-            request.generator, request.state = states_for(kind.plan, self.managed), pending.standing
-            request.foresee = None if self.verify is not None else partial(foresee, kind, pending, root)
+                return self._run_whole_batch(kind, pending, tape, root, str(error))
+            request.timeout = _SLOW * max(kind.plan.step_ms, kind.timings.last_ms) / 1e3
+            request.generator, request.state = rng_states_for(kind.plan, self.managed), pending.model_state
+            request.announce = None if self.verify is not None else partial(announce_gradients, kind, pending, root)
             if self.trace is not None and self.steps + 1 in _TRACED:
                 reset_peaks(self.managed.pool.workers)
             began = time.perf_counter()
             ran = executor.run(request)
         step_ms = (time.perf_counter() - began) * 1e3
-        self._took(kind.plan)
+        self._record_step(kind.plan)
         self.steps += 1
         self._trace(kind, ran, step_ms)
         self.plans.record_step(kind, ran, step_ms, samples)
-        follow(kind.plan, self.managed, ran.generator)
-        return result_of(kind, prepared, pending, bound, ran, means)
+        apply_rng_state(kind.plan, self.managed, ran.generator)
+        return to_step_result(kind, prepared, pending, bound, ran, means)
 
-    def _again(self, kind: CallKind, pending: PendingCall) -> None:
+    def _replan(self, kind: CallKind, pending: PendingCall) -> None:
         """Have the plan of a kind made again before a step."""
         on_cpu = all(worker.device.kind == "cpu" for worker in self.managed.pool.workers)
         if not kind.may_change or not on_cpu:
-            kind.rehearsal.is_due = False
+            kind.timings.is_due = False
             return
         args, kwargs = pending.call.with_tensors(pending.inputs)
         with self.attributes.hide(pending.runner.model), ExitStack() as stack:  # as it was when the call was made
             pending.region.enter(stack, Region.current())
             self.plans.replan(kind, pending.runner.model, args, kwargs)
 
-    def _as_one(
+    def _run_whole_batch(
         self, kind: CallKind, pending: PendingCall, tape: Tape, root: int, reason: str, *, of_batch: bool = True
     ) -> StepResult | Eager:
         """A step that does not split: by micro-batches up to a loss on the whole batch, else with the batch as one.
@@ -338,27 +341,27 @@ class PipelinedModel:
                 raise
         return Eager(reason)
 
-    def _took(self, plan: StepPlan) -> None:
+    def _record_step(self, plan: StepPlan) -> None:
         whole = f"all go forward first, the loss is of the whole batch: {plan.tail.reason}" if plan.tail else ""
-        self.story.took(
+        self.journal.record(
             CallPath.SINGLE_MICROBATCH if plan.single_micro_batch_reason else CallPath.OVERLAPPED,
             plan.single_micro_batch_reason or whole,
         )
 
-    def _executor(self, kind: CallKind, prepared: Prepared) -> Executor:
+    def _executor(self, kind: CallKind, prepared: PreparedLoss) -> Executor:
         known = (one for kinds in self.plans.kinds.values() for one in kinds)
-        return executor_for(kind, prepared, known, self.managed)
+        return get_executor(kind, prepared, known, self.managed)
 
     def _trace(self, kind: CallKind, ran: Ran, step_ms: float) -> None:
         if self.trace is None or kind.plan is None or self.steps not in _TRACED:
             return
-        from gemini.runtime.pipelined.step_trace import trace_of
+        from gemini.runtime.pipelined.step_trace import build_trace
 
         with preserve_rng_state():
             peaks = read_peaks(self.managed.pool.workers)
-            trace = trace_of(kind.rehearsal.expecting(kind.plan), ran.trace, step_ms, peaks)
+            trace = build_trace(kind.timings.apply_to(kind.plan), ran.trace, step_ms, peaks)
             files = trace.save(self.trace / f"{self.managed.name}-{self.steps}")
-        self.story.traces += [str(path) for path in files]
+        self.journal.traces += [str(path) for path in files]
 
 
 def _draw_from_host(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any) -> HostRandomResults | None:

@@ -14,19 +14,19 @@ from gemini.errors import GeminiError, ScheduleError
 from gemini.guards.model_version import ModelContents
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import UnsupportedValueError
+from gemini.planner.config_planner import Planner
 from gemini.planner.step_plan import UnplannableError
 from gemini.runtime.call_outcome import FallbackReason, describe_failure, describe_planning_error
 from gemini.runtime.deferred import OutputSpec
-from gemini.runtime.deferred.hazard_mode import before_drawing
+from gemini.runtime.deferred.hazard_mode import run_random_calls
 from gemini.runtime.local_mode import run_locally
 from gemini.runtime.pipelined.call_signature import (
     CallKind,
     KindMatch,
-    Planner,
     differ_in_values,
-    exact_of,
-    kind_of,
-    short_of,
+    exact_key,
+    kind_key,
+    quick_key,
 )
 from gemini.runtime.pipelined.loss_request import port_names
 from gemini.runtime.pipelined.returned_attributes import ReturnedAttributes
@@ -57,24 +57,24 @@ class PlanTable:
     """Kinds of calls, planned for as they come."""
 
     def __init__(
-        self, managed: PlacedModel, planner: Planner, story: ModelJournal, attributes: ReturnedAttributes
+        self, managed: PlacedModel, planner: Planner, journal: ModelJournal, attributes: ReturnedAttributes
     ) -> None:
-        self.managed, self.planner, self.story, self.attributes = managed, planner, story, attributes
+        self.managed, self.planner, self.journal, self.attributes = managed, planner, journal, attributes
         self.kinds: dict[Any, list[CallKind]] = {}
         self.former: list[StepPlan] = []  # for states that the model is not in any more
-        self.told: StepPlan | None = None  # the one that the story tells of
-        self._untold: Exception | None = None  # why planning has failed
-        self._said = 0  # plans that the user was told of
+        self.reported: StepPlan | None = None  # the one that the journal tells of
+        self._planning_error: Exception | None = None  # why planning has failed
+        self._plans_logged = 0  # plans that the user was told of
 
     def find(self, model: nn.Module, roster: ModelContents, call: ModelCall) -> tuple[CallKind, int | None]:
         """The kind of a call, and its samples where it is planned for; a plan is made for a new one."""
-        state, exact = roster.state, exact_of(call)
+        state, exact = roster.state, exact_key(call)
         if state is not None and (known := state.found.get(exact)) is not None and known.is_valid():
             return known.kind, known.samples
-        short = short_of(call)
+        short = quick_key(call)
         found = state.kinds.get(short) if state is not None else None
         if found is None:
-            found = self.kinds.get(kind_of(roster, call), [])
+            found = self.kinds.get(kind_key(roster, call), [])
             if state is not None and found:
                 state.kinds[short] = found
         for kind in found:
@@ -85,19 +85,19 @@ class PlanTable:
                 if state is not None and exact is not None and len(state.found) < _EXACT:
                     state.found[exact] = KindMatch(kind, kind.plan, samples, found)
                 return kind, samples
-        key = kind_of(roster, call)
-        if reason := self._why_no_more(key):
+        key = kind_key(roster, call)
+        if reason := self._find_planning_limit(key):
             return CallKind(reason=reason), None
         known = [kind for kinds in self.kinds.values() for kind in kinds]
         planned = {id(kind.plan.partition) if kind.plan is not None else id(kind) for kind in known}
         if len(planned) >= _KINDS or len(known) >= _SHAPES:
             return CallKind(reason=f"it is called in more than {len(known)} ways"), None
         earlier = (*(kind.plan for kind in found if kind.plan is not None), *self.former[::-1])
-        made = self._planned(model, call, earlier_plans=earlier)
+        made = self._make_plan(model, call, earlier_plans=earlier)
         self.kinds.setdefault(key, []).append(made)
         return made, None if made.plan is None else made.samples(call.tensors)
 
-    def _why_no_more(self, key: Any) -> str:
+    def _find_planning_limit(self, key: Any) -> str:
         """Why calls that differ from others in plain values only are planned for no more; '' where they are."""
         alike = [kind for other, kinds in self.kinds.items() if differ_in_values(other, key) for kind in kinds]
         hopeless = [kind for kind in alike if kind.plan is None]
@@ -111,18 +111,18 @@ class PlanTable:
         assert kind.plan is not None
         if kind.plan.branches is None:
             return kind
-        before_drawing()  # from now on nobody draws before this call does
+        run_random_calls()  # from now on nobody draws before this call does
         bound = bind(model, args, kwargs)
         found = kind.find_variant(model, bound, samples)
         if found is None and len(kind.variants) < _WAYS:
             reason = kind.plan.single_micro_batch_reason
             kind.variants.append(
-                self._planned(model, ModelCall(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
+                self._make_plan(model, ModelCall(args, kwargs), current_branch=True, single_micro_batch_reason=reason)
             )
             self.end_fallback(has_failed=False)
             found = kind.find_variant(model, bound, samples)
         if found is not None:
-            found.see_others((kind, *kind.variants), samples)
+            found.adopt_output_spec((kind, *kind.variants), samples)
         return found
 
     def drop(self, kind: CallKind) -> bool:
@@ -139,28 +139,28 @@ class PlanTable:
         if kind.plan is None:
             return
         if samples == kind.plan.batch.size:
-            kind.rehearsal.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
-        if kind.plan is not self.told:
-            told = self._told_kind()
-            if told is None or kind.rehearsal.count > told.rehearsal.count:  # most steps are by this one
-                self._tell_of(kind.plan)
-        if kind.plan is self.told:
-            self.story.timed(step_ms)
+            kind.timings.add(kind.plan, ran, step_ms, max(_CHOOSING * kind.planning_ms, _LEAST_MS))
+        if kind.plan is not self.reported:
+            told = self._reported_kind()
+            if told is None or kind.timings.count > told.timings.count:  # most steps are by this one
+                self._report(kind.plan)
+        if kind.plan is self.reported:
+            self.journal.record_time(step_ms)
 
-    def tell_plan(self) -> str:
-        """The plan that the story tells of, with what is expected of it now; '' where there is none any more."""
-        kind = self._told_kind()
-        return "" if kind is None or kind.plan is None else str(kind.rehearsal.expecting(kind.plan))
+    def describe_plan(self) -> str:
+        """The plan that the journal tells of, with what is expected of it now; '' where there is none any more."""
+        kind = self._reported_kind()
+        return "" if kind is None or kind.plan is None else str(kind.timings.apply_to(kind.plan))
 
-    def _told_kind(self) -> CallKind | None:
-        everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.undivided))
-        return next((one for one in everyone if one is not None and one.plan is self.told), None)
+    def _reported_kind(self) -> CallKind | None:
+        everyone = (one for kinds in self.kinds.values() for kind in kinds for one in (kind, kind.whole_batch))
+        return next((one for one in everyone if one is not None and one.plan is self.reported), None)
 
     def replan(self, kind: CallKind, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Steps of a kind have shown that work is not divided as planned: divide it again, if that is worth it."""
         assert kind.plan is not None
-        before, began = kind.rehearsal.expecting(kind.plan), time.perf_counter()
-        kind.rehearsal.is_due = False
+        before, began = kind.timings.apply_to(kind.plan), time.perf_counter()
+        kind.timings.is_due = False
         kind.changes += 1
         try:
             with run_locally(), without_hooks(model), preserve_rng_state():
@@ -170,8 +170,8 @@ class PlanTable:
             return
         if plan is before:
             return
-        if kind.plan is self.told:
-            self._tell_of(plan)
+        if kind.plan is self.reported:
+            self._report(plan)
         kind.change(plan)
         took = f"{before.step_ms:.0f} ms by the last, planned again in {time.perf_counter() - began:.1f} s"
         self.managed.say(f"{self.managed.name}: {plan} ({took})")
@@ -182,19 +182,19 @@ class PlanTable:
             return None
         if kind.plan.uses_host_rng:  # what it draws from NumPy is drawn ahead for micro-batches only
             return None
-        tailed = kind.undivided is not None and kind.undivided.plan is not None and kind.undivided.plan.tail
-        if kind.undivided is None or (tailed and kind.undivided.failures > 1):
+        tailed = kind.whole_batch is not None and kind.whole_batch.plan is not None and kind.whole_batch.plan.tail
+        if kind.whole_batch is None or (tailed and kind.whole_batch.failures > 1):
             why = "single_micro_batch_reason" if tailed or kind.plan.tail is not None else "gather_reason"
-            kind.undivided = self._planned(model, call, **{why: reason}, earlier_plans=(kind.plan,))
+            kind.whole_batch = self._make_plan(model, call, **{why: reason}, earlier_plans=(kind.plan,))
             self.end_fallback(has_failed=False)
-        plan = kind.undivided.plan
-        samples = None if plan is None else kind.undivided.samples(call.tensors)
+        plan = kind.whole_batch.plan
+        samples = None if plan is None else kind.whole_batch.samples(call.tensors)
         if plan is None or samples is None:
             return None
         bound = bind(model, *call.arguments())
         fits = plan.build().call_guard.find_mismatch(bound) is None
-        goes = plan.branches is None or plan.branches.broken(model, bound, samples) is None
-        return kind.undivided if fits and goes else None
+        goes = plan.branches is None or plan.branches.first_changed(model, bound, samples) is None
+        return kind.whole_batch if fits and goes else None
 
     def learn_outputs(self, kind: CallKind, model: nn.Module, samples: int, output: Any) -> None:
         """See what calls of a kind return."""
@@ -209,7 +209,7 @@ class PlanTable:
             return
         kind.output_specs[samples] = outline
 
-    def _planned(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
+    def _make_plan(self, model: nn.Module, call: ModelCall, **changes: Any) -> CallKind:
         shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         began = time.perf_counter()
         self.attributes.materialize(model)
@@ -229,35 +229,35 @@ class PlanTable:
         except (UnplannableError, GeminiError) as error:
             reason = describe_planning_error(error)
         except Exception as error:
-            self._untold = error  # if the call itself fails too, it is a matter of the program's
+            self._planning_error = error  # if the call itself fails too, it is a matter of the program's
             return CallKind(None, f"{_FAILED}{describe_failure(error)}", shapes)
         else:
-            if not self.story.plan:
-                self._tell_of(plan)
+            if not self.journal.plan:
+                self._report(plan)
             if plan.single_micro_batch_reason:
                 text = f"{self.managed.name} runs a batch as one micro-batch: {plan.single_micro_batch_reason}"
                 self.managed.record.say(text, once=plan.single_micro_batch_reason)
-            self._say_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
+            self._log_plan(plan, f"planned in {time.perf_counter() - began:.1f} s")
             return CallKind(plan, "", shapes, planning_ms=(time.perf_counter() - began) * 1e3)
-        self._say(reason)
+        self._log_single_batch(reason)
         return CallKind(None, reason, shapes)
 
-    def _say_plan(self, plan: StepPlan, took: str) -> None:
-        self._said += 1
-        if self._said <= _SAID:
-            rest = "; no line for plans of more sizes" if self._said == _SAID else ""
+    def _log_plan(self, plan: StepPlan, took: str) -> None:
+        self._plans_logged += 1
+        if self._plans_logged <= _SAID:
+            rest = "; no line for plans of more sizes" if self._plans_logged == _SAID else ""
             self.managed.say(f"{self.managed.name}: {plan} ({took}{rest})")
 
-    def _tell_of(self, plan: StepPlan) -> None:
-        self.told, self.story.plan, self.story.last_ms = plan, str(plan), []
-        self.story.renew_by(self.tell_plan)
+    def _report(self, plan: StepPlan) -> None:
+        self.reported, self.journal.plan, self.journal.last_ms = plan, str(plan), []
+        self.journal.describe_plan_by(self.describe_plan)
 
-    def _say(self, reason: str) -> None:
+    def _log_single_batch(self, reason: str) -> None:
         self.managed.record.say(f"{self.managed.name} runs a batch as one: {reason}", once=_NUMBERS.sub("", reason))
 
     def end_fallback(self, *, has_failed: bool) -> None:
         """A call has been made in another way: if it has not failed as well, tell that planning has; else try again."""
-        error, self._untold = self._untold, None
+        error, self._planning_error = self._planning_error, None
         if error is None:
             return
         if has_failed:
@@ -265,7 +265,7 @@ class PlanTable:
                 kinds[:] = [kind for kind in kinds if kind.plan is not None or not kind.reason.startswith(_FAILED)]
             return
         self.managed.record.demote(f"planning {self.managed.name}", error)
-        self._say(f"{_FAILED}{describe_failure(error)}")
+        self._log_single_batch(f"{_FAILED}{describe_failure(error)}")
 
     def _check(self, plan: Any) -> None:
         sources = [node for ref in plan.graph.outputs() if (node := plan.graph.nodes[ref.node]).is_source]

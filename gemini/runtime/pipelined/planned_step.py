@@ -15,7 +15,7 @@ from gemini.runtime.call_outcome import Eager
 from gemini.runtime.deferred import PendingCall, StepResult, StepRunner
 from gemini.runtime.eager.microbatches import run_forward
 from gemini.runtime.pipelined.call_signature import CallKind
-from gemini.runtime.pipelined.local_microbatches import in_pieces
+from gemini.runtime.pipelined.local_microbatches import run_microbatches
 
 if TYPE_CHECKING:
     from gemini.runtime.pipelined.pipelined_model import PipelinedModel
@@ -70,12 +70,12 @@ class PlannedEager(Eager):
 
     def run(self, model: nn.Module, forward: Any) -> Any:
         """Run the call."""
-        with nullcontext() if self.host_draws is None else self.host_draws.as_then():
+        with nullcontext() if self.host_draws is None else self.host_draws.states_of_call():
             return run_unpipelined(self.plan, model, forward, self.args, self.kwargs)
 
 
 def run_unpipelined(plan: StepPlan, model: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
     """Run a call that has a plan by eager dispatch; by micro-batches in this process where each has its statistics."""
     if plan.forms.own_statistics:
-        return in_pieces(plan, model, args, kwargs)
+        return run_microbatches(plan, model, args, kwargs)
     return run_forward(model, forward, args, kwargs)

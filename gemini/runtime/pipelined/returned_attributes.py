@@ -19,7 +19,7 @@ from gemini.capture.attribute_writes import AttributeWrite
 from gemini.ir.call_binding import bind
 from gemini.ir.interpreter import Execution
 from gemini.planner.step_plan import StepPlan
-from gemini.runtime.deferred.deferred_tensor import real_of
+from gemini.runtime.deferred.deferred_tensor import materialize
 
 _MISSING: Any = object()
 
@@ -45,7 +45,7 @@ class ReturnedAttributes:
             return made
         output, values = made
         for left, value in zip(plan.attribute_writes, values, strict=True):
-            _set(model, left, value)
+            _set_attribute(model, left, value)
             self._given[left] = value
         return output
 
@@ -58,12 +58,12 @@ class ReturnedAttributes:
                 yield
             finally:
                 for left, value in zip(plan.attribute_writes, now, strict=True):
-                    _set(model, left, value)
+                    _set_attribute(model, left, value)
 
     @staticmethod
     def values(plan: StepPlan, model: nn.Module) -> tuple[Any, ...]:
         """Return the attributes that calls of a plan assign, as they are."""
-        return tuple(_get(model, left) for left in plan.attribute_writes)
+        return tuple(_get_attribute(model, left) for left in plan.attribute_writes)
 
     def hide(self, model: nn.Module) -> AbstractContextManager[None]:
         """With earlier values in the place of those that were set here; not of what the program has set."""
@@ -71,14 +71,14 @@ class ReturnedAttributes:
 
     @contextmanager
     def _hide(self, model: nn.Module) -> Iterator[None]:
-        ours = [(left, value) for left, value in self._given.items() if _get(model, left) is value]
+        ours = [(left, value) for left, value in self._given.items() if _get_attribute(model, left) is value]
         for left, _ in ours:
-            _set(model, left, self._earlier[left])
+            _set_attribute(model, left, self._earlier[left])
         try:
             yield
         finally:
             for left, value in ours:
-                _set(model, left, value)
+                _set_attribute(model, left, value)
 
     def is_assigned(self, value: Any) -> bool:
         """Whether this is what a call has left."""
@@ -87,9 +87,9 @@ class ReturnedAttributes:
     def materialize(self, model: nn.Module) -> None:
         """Have real tensors in all attributes: somebody is about to look at the model itself."""
         for left, value in [*self._given.items()]:
-            if _get(model, left) is value:
-                real = real_of(value) if isinstance(value, torch.Tensor) else value
-                _set(model, left, real)
+            if _get_attribute(model, left) is value:
+                real = materialize(value) if isinstance(value, torch.Tensor) else value
+                _set_attribute(model, left, real)
                 self._given[left] = real
 
 
@@ -101,11 +101,11 @@ def passthrough_tensors(plan: StepPlan, model: nn.Module, args: Any, kwargs: Any
     return {at: execution._source(plan.graph.nodes[node]) for at, node in plan.returned_sources.items()}
 
 
-def _get(model: nn.Module, left: AttributeWrite) -> Any:
+def _get_attribute(model: nn.Module, left: AttributeWrite) -> Any:
     return getattr(model.get_submodule(left.module), left.name, _MISSING)
 
 
-def _set(model: nn.Module, left: AttributeWrite, value: Any) -> None:
+def _set_attribute(model: nn.Module, left: AttributeWrite, value: Any) -> None:
     module = model.get_submodule(left.module)
     if value is not _MISSING:
         setattr(module, left.name, value)

@@ -10,7 +10,7 @@ from gemini.planner.tail_plan import build_tail
 from gemini.profiling.measured_device import MB
 from gemini.runtime.devices.host_memory import format_bytes
 from gemini.runtime.pipelined.call_signature import CallKind
-from gemini.runtime.pipelined.loss_request import Prepared
+from gemini.runtime.pipelined.loss_request import PreparedLoss
 from gemini.runtime.pipelined.step_executor import Executor
 from gemini.step.worker_program import program_of
 
@@ -20,29 +20,31 @@ if TYPE_CHECKING:
     from gemini.runtime.eager.placed_model import PlacedModel
 
 
-def executor_for(kind: CallKind, prepared: Prepared, known: Iterable[CallKind], managed: PlacedModel) -> Executor:
+def get_executor(kind: CallKind, prepared: PreparedLoss, known: Iterable[CallKind], managed: PlacedModel) -> Executor:
     """The stages in the workers, with the factors that this loss needs; `known` kinds may have them already."""
     assert kind.plan is not None
     wanted = set(prepared.splitting.node_shares)
     if kind.executor is None or not wanted <= set(kind.shares):
         kind.shares = tuple(sorted(wanted | set(kind.shares)))
         piped = kind.plan.build(kind.shares)
-        kind.executor = _installed(kind, piped, known)
+        kind.executor = _find_installed(kind, piped, known)
         if kind.executor is not None:
             return kind.executor
         recompute = range(kind.plan.nstages) if kind.plan.recompute else ()
         tail = build_tail(kind.plan, piped)
-        made = program_of(piped, kind.plan.schedule, recompute=recompute, draws=kind.plan.rng_patterns, tail=tail)
-        program = replace(made, once=kind.plan.buffers_written_once, detached=_detached(kind.plan))
+        made = program_of(
+            piped, kind.plan.schedule, recompute=recompute, rng_patterns=kind.plan.rng_patterns, tail=tail
+        )
+        program = replace(made, once=kind.plan.buffers_written_once, detached=_find_detached(kind.plan))
         executor = Executor(managed.pool, managed.shared_parameters, program, piped.stage_tensors.follow)
         where = f"<stages of {type(piped.model).__name__}>"
         executor.install(piped.stages, {f"{where}/{name}": text for name, text in piped.sources.items()})
         kind.executor = executor  # not before: stages that could not be sent are sent anew, or fail as they did
-        _tell_holding(kind.plan, managed)
+        _record_holdings(kind.plan, managed)
     return kind.executor
 
 
-def _tell_holding(plan: StepPlan, managed: PlacedModel) -> None:
+def _record_holdings(plan: StepPlan, managed: PlacedModel) -> None:
     """Have workers know what they have of a model, for the case that one is lost."""
     for one in plan.analysis.workers:
         stages = ", ".join(map(str, one.stages))
@@ -51,7 +53,7 @@ def _tell_holding(plan: StepPlan, managed: PlacedModel) -> None:
         managed.pool.workers[one.worker].holds[managed.name] = f"{word} {stages} of {managed.name} ({planned} planned)"
 
 
-def _detached(plan: StepPlan) -> frozenset[int]:
+def _find_detached(plan: StepPlan) -> frozenset[int]:
     """The stages in which nothing has a gradient: weights in them may only be looked at."""
     nodes = plan.graph.nodes
     return frozenset(
@@ -61,7 +63,7 @@ def _detached(plan: StepPlan) -> frozenset[int]:
     )
 
 
-def _installed(kind: CallKind, piped: Piped, known: Iterable[CallKind]) -> Executor | None:
+def _find_installed(kind: CallKind, piped: Piped, known: Iterable[CallKind]) -> Executor | None:
     """The stages of another length, where their text is the same."""
     assert kind.plan is not None
     for other in known:

@@ -31,10 +31,18 @@ from gemini.ir.autograd_modes import Region
 from gemini.runtime.devices.finalizers import call_when_freed
 from gemini.runtime.memory.shared_layout import TensorPositions
 from gemini.runtime.memory.shared_parameters import SharedParameters
-from gemini.runtime.pipelined.broadcast import Chorus
-from gemini.runtime.pipelined.gradient_layout import Layout, Order, summed
+from gemini.runtime.pipelined.broadcast import Broadcast
+from gemini.runtime.pipelined.gradient_layout import GradientLayout, GradientOrder, sum_parts
 from gemini.runtime.pipelined.peer_mesh import connect
-from gemini.runtime.pipelined.step_request import Each, ExecutedStep, Output, Standing, Stay, StepRequest, Whole
+from gemini.runtime.pipelined.step_request import (
+    ExecutedStep,
+    ModelStateLike,
+    PerMicrobatch,
+    RemoteOutput,
+    RetainedOutputs,
+    StepRequest,
+    WholeTensor,
+)
 from gemini.runtime.pool.fault_policy import rebuild_with_traceback
 from gemini.runtime.pool.worker_handle import InternalFault, WorkerHandle
 from gemini.runtime.pool.worker_pool import WorkerPool
@@ -58,11 +66,11 @@ from gemini.step.worker_program import Loss, StepProgram
 
 _TRAINING, _TRAINED = attrgetter("training"), attrgetter("requires_grad")
 # Programs that are gone, of which workers are told with the next that comes: an object may go in any thread.
-_retired: weakref.WeakKeyDictionary[WorkerPool, deque[int]] = weakref.WeakKeyDictionary()
+_retired_programs: weakref.WeakKeyDictionary[WorkerPool, deque[int]] = weakref.WeakKeyDictionary()
 _numbers = itertools.count(1)  # of programs, kinds of steps, and steps: no two of a process are the same
 
 
-class _Part:
+class _WorkerPart:
     """What the controller knows of the part of a program that one worker has."""
 
     def __init__(self, program: StepProgram, place: int, stages: Sequence[nn.Module]) -> None:
@@ -71,17 +79,17 @@ class _Part:
         self.reads = dict.fromkeys(port.name for one in interfaces for port in one.inputs if port.source is None)
         self.makes = {port.name for one in interfaces for port in one.outputs}
         self._held = [(at, list(stages[at].modules()), list(stages[at].parameters())) for at in self.numbers]
-        self.told: Any = None
-        self.layouts: dict[int, Layout] = {}  # by kind of step
+        self.known: Any = None
+        self.layouts: dict[int, GradientLayout] = {}  # by kind of step
 
     def news(self, are_known: bool) -> Any:
         """Training flags and frozen parameters, if the worker does not know them yet."""
-        if are_known and self.told is not None:
+        if are_known and self.known is not None:
             return None
         now = [(at, [*map(_TRAINING, modules)], [*map(_TRAINED, own)]) for at, modules, own in self._held]
-        if now == self.told:
+        if now == self.known:
             return None
-        self.told = now
+        self.known = now
         return now
 
 
@@ -103,17 +111,17 @@ class Executor:
             )
         self.pool, self.shared_parameters, self.program, self._follow = pool, household, program, follow
         self.workers = pool.workers[: program.nworkers]
-        self._chorus = Chorus(self.workers)
+        self._broadcast = Broadcast(self.workers)
         self.number = next(_numbers)
         self._lowered: dict[Hashable, tuple[int, Lowered]] = {}
         self._last_kind: tuple[Loss | None, tuple[int, Lowered]] | None = None
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, _WorkerPart] = {}
         self._dropped: list[deque[int]] = [deque() for _ in self.workers]
         self._parameters: dict[int, nn.Parameter] = {}
-        self._orders: dict[int, Order] = {}  # of gradients, by kind of step
-        self._lie_at: TensorPositions | None = None  # the tensors of all stages
-        self._standing: Standing | None = None  # the state of the model of which the workers know
-        self._retired = _retired.setdefault(pool, deque())
+        self._orders: dict[int, GradientOrder] = {}  # of gradients, by kind of step
+        self._places: TensorPositions | None = None  # the tensors of all stages
+        self._known_state: ModelStateLike | None = None  # the state of the model of which the workers know
+        self._retired = _retired_programs.setdefault(pool, deque())
         call_when_freed(self, partial(self._retired.append, self.number))
 
     # ── installing ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -122,57 +130,57 @@ class Executor:
         self.stages, self._texts = list(stages), texts
         self._lowered.clear()
         self._orders.clear()
-        self._standing, self._lie_at = None, None
+        self._known_state, self._places = None, None
         self._last_kind = None
         gone = [self._retired.popleft() for _ in range(len(self._retired))]
         for worker in self.pool.workers if gone else ():
-            done(worker, RetirePrograms(worker.next_number(), gone), "forget stages")
+            expect_done(worker, RetirePrograms(worker.next_number(), gone), "forget stages")
         self._held = [
             [t for at in self.program.stages_of(w.index) for t in (*stages[at].parameters(), *stages[at].buffers())]
             for w in self.workers
         ]
         self._tensors = [*itertools.chain.from_iterable(self._held)]
-        self._bring_home()
+        self._ensure_shared()
         for worker in self.workers:
             numbers = self.program.stages_of(worker.index)
-            done(
+            expect_done(
                 worker,
                 Sources(worker.next_number(), texts, collect_user_objects(texts.values())),
                 "take generated text",
             )
             modules = {at: strip_uncalled_hooks(stages[at], self.program.called) for at in numbers}
             program = self.program
-            done(worker, Stages(
-                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.draws,
+            expect_done(worker, Stages(
+                worker.next_number(), self.number, modules, program.interfaces, program.recompute, program.rng_patterns,
                 program.once,
             ), "take stages")  # fmt: skip
         held = {id(parameter): parameter for stage in stages for parameter in stage.parameters()}
         for worker in self.workers:
             self._parameters.update(
-                (worker.link.held[key], one) for key, one in held.items() if key in worker.link.held
+                (worker.link.shared_numbers[key], one) for key, one in held.items() if key in worker.link.shared_numbers
             )
-            self._parts[worker.index] = _Part(self.program, worker.index, self.stages)
+            self._parts[worker.index] = _WorkerPart(self.program, worker.index, self.stages)
         for worker in self.workers:
             worker.link.transport.trim()
         self._snapshots, self._moves = [ModuleState(stage) for stage in stages], self.shared_parameters.relocations
 
-    def _bring_home(self, *, have_shapes: bool = False) -> None:
+    def _ensure_shared(self, *, have_shapes: bool = False) -> None:
         """See to it that all tensors are where workers see them; `have_shapes`: these are what they were."""
-        if self._lie_at is not None and self._lie_at.hold(have_shapes=have_shapes):
+        if self._places is not None and self._places.hold(have_shapes=have_shapes):
             return
         for worker, held in zip(self.workers, self._held, strict=True):
             self.shared_parameters.ensure_shared(held, worker.device)
-        self._lie_at = TensorPositions(self._tensors)
+        self._places = TensorPositions(self._tensors)
 
-    def _keep_current(self, state: Standing | None) -> bool:
+    def _refresh_stages(self, state: ModelStateLike | None) -> bool:
         """Send the stages again where the program has changed them: a tensor that has moved, an attribute.
 
         Whether workers know already all that follows from the state of the model.
         """
-        is_known = state is not None and state is self._standing
+        is_known = state is not None and state is self._known_state
         if not is_known and self._follow is not None:
             self._follow()
-        self._bring_home(have_shapes=is_known)
+        self._ensure_shared(have_shapes=is_known)
         if self._moves != self.shared_parameters.relocations or any(
             snapshot.find_change(is_known) for snapshot in self._snapshots
         ):
@@ -180,7 +188,7 @@ class Executor:
             is_known = False
         if not is_known:
             modules = (module for snapshot in self._snapshots for module in snapshot.modules)
-            self._standing = state if state is not None and state.holds() and state.covers(modules) else None
+            self._known_state = state if state is not None and state.holds() and state.covers(modules) else None
         return is_known
 
     def _kind(self, loss: Loss | None) -> tuple[int, Lowered]:
@@ -195,7 +203,7 @@ class Executor:
             number = next(_numbers)
             for worker in self.workers:
                 tasks = lowered.tasks[worker.index]
-                done(worker, Tasks(
+                expect_done(worker, Tasks(
                     worker.next_number(), number, self.number, worker.index, tasks, lowered.readers, loss,
                     lowered.loss_stage, lowered.frozen, lowered.tail,
                 ), "take a plan")  # fmt: skip
@@ -223,12 +231,12 @@ class Executor:
             )
         if request.loss is not None:
             self._check_frozen()
-        is_known = self._keep_current(request.state)
+        is_known = self._refresh_stages(request.state)
         kind, step = self._kind(request.loss), next(_numbers)
-        region = _told_region(request.region)
+        region = _encode_region(request.region)
         requests = {worker: self._request(worker, request, kind, step, region, is_known) for worker in self.workers}
-        self._foresee(kind[0], request)
-        replies = self._chorus.ask(
+        self._announce_gradients(kind[0], request)
+        replies = self._broadcast.ask(
             requests, "run a step", lambda reply: not isinstance(reply, Stepped),
             lambda number: AbortStep(number, step), request.timeout,
         )  # fmt: skip
@@ -247,19 +255,19 @@ class Executor:
     ) -> Step:
         """The step for one worker: only what its stages read."""
         part, (key, lowered) = self._parts[worker.index], kind
-        worker.link.transport.look_around()
+        worker.link.transport.release_borrowed()
         inputs, numbers, operands = [], [], []
         tensors: list[torch.Tensor] = []
         for name in part.reads:
             value = request.inputs[name]
-            if isinstance(value, Each):
+            if isinstance(value, PerMicrobatch):
                 numbers.append((name, list(value.values)))
             else:
                 inputs.append((name, _plain_dim(value.dim), len(tensors)))
                 tensors.append(value.tensor)
         if request.loss is not None and lowered.loss_stage in part.numbers:
             for number in request.loss.operands:
-                whole: Whole = request.operands[number]
+                whole: WholeTensor = request.operands[number]
                 operands.append((number, _plain_dim(whole.dim), len(tensors)))
                 tensors.append(whole.tensor)
         shares = [list(each) for each in request.shares]
@@ -268,7 +276,7 @@ class Executor:
         return Step(
             worker.next_number(), step, key, region, part.news(is_known), tuple(request.sizes),
             inputs, numbers, operands, shares, op_shares, [name for name in request.keep if name in part.makes],
-            _state_for(request.generator, worker.index), [dropped.popleft() for _ in range(len(dropped))],
+            _select_rng_state(request.generator, worker.index), [dropped.popleft() for _ in range(len(dropped))],
             part.layouts[key].number if key in part.layouts else 0, tensors,
         )  # fmt: skip
 
@@ -278,8 +286,8 @@ class Executor:
         if not failed:
             return
         for part in self._parts.values():
-            part.told = None
-        self._standing = None
+            part.known = None
+        self._known_state = None
         for worker, reply in failed.items():
             if isinstance(reply, Raised):
                 text = f"in worker {worker.index}, {reply.scope}"
@@ -290,32 +298,32 @@ class Executor:
                 raise InternalFault(f"a step in worker {worker.index}: {getattr(reply, 'reason', reply)!s:.2000}")
         raise InternalFault("the step was interrupted")
 
-    def _foresee(self, kind: int, request: StepRequest) -> None:
+    def _announce_gradients(self, kind: int, request: StepRequest) -> None:
         """Tell of the gradients that will come, if they lie where they did in the last step.
 
         All that it takes is still at hand. Later it would take thrice as long: workers will have used the caches.
         """
         order, gradients = self._orders.get(kind), list[torch.Tensor]()
-        if request.foresee is None or order is None or order.has_sums:
+        if request.announce is None or order is None or order.has_sums:
             return
         for worker, layout in zip(self.workers, order.layouts, strict=True):
             is_latest = self._parts[worker.index].layouts.get(kind) is layout
-            found = worker.link.transport.foresee(layout.row) if is_latest else None
+            found = worker.link.transport.prepare(layout.row) if is_latest else None
             if found is None:
                 return
             gradients += found
-        request.foresee(order.owners, gradients)
+        request.announce(order.owners, gradients)
 
     # ── what it gave ───────────────────────────────────────────────────────────────────────────────────────────
-    def _gradients(self, worker: WorkerHandle, reply: Stepped, kind: int) -> tuple[Layout, list[torch.Tensor]]:
+    def _gradients(self, worker: WorkerHandle, reply: Stepped, kind: int) -> tuple[GradientLayout, list[torch.Tensor]]:
         """Those of one worker, in its memory."""
         layouts = self._parts[worker.index].layouts
         if reply.gradients is not None:
-            layouts[kind] = Layout(reply.layout, reply.gradients)
+            layouts[kind] = GradientLayout(reply.layout, reply.gradients)
         return layouts[kind], worker.link.transport.borrow(layouts[kind].row)
 
     def _result(self, replies: dict[WorkerHandle, Any], request: StepRequest, kind: int, step: int) -> ExecutedStep:
-        layouts: list[Layout] = []
+        layouts: list[GradientLayout] = []
         gradients: list[torch.Tensor] = []
         given: dict[str, list[tuple[int, torch.Tensor]]] = {}
         result = ExecutedStep(None)
@@ -333,27 +341,29 @@ class Executor:
             for number in reply.operands:
                 result.operand_gradients[number] = next(rest)
             result.generator = reply.generator or result.generator
-            result.told.append((worker.index, reply.trace))
+            result.worker_traces.append((worker.index, reply.trace))
         order = self._order(kind, layouts, [reply.loose for reply in replies.values()], request)
         result.owners, result.tensors = order.owners, order.by_owner(gradients)
-        result.input_gradients = {name: summed(found) for name, found in given.items()}
+        result.input_gradients = {name: sum_parts(found) for name, found in given.items()}
         self._keep_outputs(result, request, step)
         return result
 
-    def _order(self, kind: int, layouts: list[Layout], loose: list[list[int]], request: StepRequest) -> Order:
+    def _order(
+        self, kind: int, layouts: list[GradientLayout], loose: list[list[int]], request: StepRequest
+    ) -> GradientOrder:
         """Whose the gradients are."""
         known = self._orders.get(kind)
         if known is not None and known.layouts == layouts and not any(loose):
             return known
-        made = Order(layouts, loose, self._parameters | self._lent_to_loss(request))
+        made = GradientOrder(layouts, loose, self._parameters | self._loss_parameters(request))
         if not any(loose):
             self._orders[kind] = made
         return made
 
-    def _lent_to_loss(self, request: StepRequest) -> dict[int, Any]:
+    def _loss_parameters(self, request: StepRequest) -> dict[int, Any]:
         """Parameters of other models that the loss uses."""
         tensors = [whole.tensor for whole in request.operands.values()]
-        held = [(worker.link.held.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
+        held = [(worker.link.shared_numbers.get(id(tensor)), tensor) for worker in self.workers for tensor in tensors]
         return {number: tensor for number, tensor in held if number is not None}
 
     def _keep_outputs(self, result: ExecutedStep, request: StepRequest, step: int) -> None:
@@ -361,12 +371,12 @@ class Executor:
         names = [*request.keep, *(f"#{number}" for number in (loss.keep if loss is not None else ()))]
         if not names:
             return
-        stay, loss_stage = Stay(step, self._dropped), self._kind(loss)[1].loss_stage
+        stay, loss_stage = RetainedOutputs(step, self._dropped), self._kind(loss)[1].loss_stage
 
-        def fetch(name: str, how: tuple[Any, ...], stay: Stay = stay) -> torch.Tensor:
-            return self._fetch(stay.step, name, how, self._places(name, loss_stage))
+        def fetch(name: str, how: tuple[Any, ...], stay: RetainedOutputs = stay) -> torch.Tensor:
+            return self._fetch(stay.step, name, how, self._find_places(name, loss_stage))
 
-        result.outputs = {name: Output(fetch, name) for name in names}
+        result.outputs = {name: RemoteOutput(fetch, name) for name in names}
 
     def _fetch(self, step: int, name: str, how: tuple[Any, ...], places: list[int]) -> torch.Tensor:
         """A value from the worker that has it; parts that several workers have are put together."""
@@ -381,7 +391,7 @@ class Executor:
         found = [parts[mid] for mid in sorted(parts)]
         return found[0] if len(places) == 1 else combine_parts(found, how)
 
-    def _places(self, name: str, loss_stage: int) -> list[int]:
+    def _find_places(self, name: str, loss_stage: int) -> list[int]:
         """Who has a value: of the tape, the workers that the loss of that step ran on."""
         if name.startswith("#"):
             stages = {loss_stage}
@@ -396,16 +406,16 @@ def _plain_dim(dim: Any) -> Any:
     return astuple(dim) if isinstance(dim, (Shard, SampleIndices)) else dim
 
 
-def _state_for(generator: bytes | Sequence[bytes], place: int) -> bytes:
+def _select_rng_state(generator: bytes | Sequence[bytes], place: int) -> bytes:
     return generator if isinstance(generator, bytes) else generator[place]
 
 
-def _told_region(region: Region) -> Any:
+def _encode_region(region: Region) -> Any:
     """A region as plain data, and the switches of torch."""
     return region.grad, region.inference, region.autocast, torch_flags.current_flags()
 
 
-def done(worker: WorkerHandle, request: Any, what: str) -> None:
+def expect_done(worker: WorkerHandle, request: Any, what: str) -> None:
     """Ask for something that is answered by Done."""
     reply = worker.ask(request, what)
     if not isinstance(reply, Done):

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from gemini.pipe.value_routes import ValueRoutes
 
 
-class Whole(NamedTuple):
+class WholeTensor(NamedTuple):
     """A tensor of the whole batch, and the dimension that counts samples; None: every micro-batch gets all of it."""
 
     tensor: torch.Tensor
     dim: int | Shard | SampleIndices | None
 
 
-class Each(NamedTuple):
+class PerMicrobatch(NamedTuple):
     """A number that differs from micro-batch to micro-batch."""
 
     values: tuple[Any, ...]
 
 
-class Event(NamedTuple):
+class TraceEvent(NamedTuple):
     """Something that a worker did: F, B, I or W, or that it waited for what an action needs. Seconds."""
 
     worker: int
@@ -49,7 +49,7 @@ class Event(NamedTuple):
     end: float
 
 
-class Standing(Protocol):
+class ModelStateLike(Protocol):
     """The state that a model was in when it was called."""
 
     def holds(self) -> bool:
@@ -68,28 +68,28 @@ class StepRequest:
     both as `weigh` takes them. Outputs in `keep`, by port, stay in the workers until their handles are gone.
     """
 
-    inputs: dict[str, Whole | Each]
+    inputs: dict[str, WholeTensor | PerMicrobatch]
     sizes: tuple[int, ...]
     region: Region
     loss: Loss | None = None
-    operands: dict[int, Whole] = field(default_factory=dict)
+    operands: dict[int, WholeTensor] = field(default_factory=dict)
     shares: Sequence[Sequence[Any]] = ()
     op_shares: Mapping[int, Sequence[Any]] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     generator: bytes | Sequence[bytes] = b""  # the state that draws begin with; or one a worker, each its own
     timeout: float = 0.0
-    state: Standing | None = None  # the object is another one where anything of the model has changed
+    state: ModelStateLike | None = None  # the object is another one where anything of the model has changed
     # Called before the workers compute, where it is known: owners of gradients, and where these will be.
-    foresee: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
+    announce: Callable[[Sequence[nn.Parameter], list[torch.Tensor]], None] | None = None
 
 
-class Output:
+class RemoteOutput:
     """A value that has stayed in its worker; fetched when it is asked for, dropped when this object is gone."""
 
     def __init__(self, fetch: Callable[..., torch.Tensor], name: str) -> None:
         self._fetch, self.name = fetch, name
 
-    def joined(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
+    def join(self, kind: Kind, weights: Sequence[float] | None = None) -> torch.Tensor:
         """As its kind says; `weights` are those of a mean, one a micro-batch."""
         if isinstance(kind, Shard):
             return self._fetch(self.name, ("join", kind))
@@ -98,14 +98,14 @@ class Output:
         if isinstance(kind, WeightedPartial) and weights is not None:
             return self._fetch(self.name, ("sum", list(weights)))
         if isinstance(kind, Partial):
-            return self.summed()
+            return self.sum()
         raise InternalFault(f"a {type(kind).__name__} value cannot be put together from micro-batches")
 
-    def concatenated(self, dim: int) -> torch.Tensor:
+    def concatenate(self, dim: int) -> torch.Tensor:
         """Of all micro-batches, one after the other."""
         return self._fetch(self.name, ("join", Shard(dim)))
 
-    def summed(self) -> torch.Tensor:
+    def sum(self) -> torch.Tensor:
         """The sum over micro-batches."""
         return self._fetch(self.name, ("sum",))
 
@@ -114,7 +114,7 @@ class Output:
         return self._fetch(self.name, ("first",))
 
 
-class Stay:
+class RetainedOutputs:
     """All outputs of one step; workers are told when the last of them is gone."""
 
     def __init__(self, step: int, dropped: Sequence[deque[int]]) -> None:
@@ -131,9 +131,9 @@ class ExecutedStep:
     tensors: list[torch.Tensor] = field(default_factory=list)  # the gradients
     input_gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # by port
     operand_gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    outputs: dict[str, Output] = field(default_factory=dict)  # by port; values of the tape as '#number'
+    outputs: dict[str, RemoteOutput] = field(default_factory=dict)  # by port; values of the tape as '#number'
     generator: bytes = b""
-    told: list[tuple[int, bytes]] = field(default_factory=list)  # events of each worker, as it tells them
+    worker_traces: list[tuple[int, bytes]] = field(default_factory=list)  # events of each worker, as it tells them
 
     @property
     def gradients(self) -> list[tuple[nn.Parameter, torch.Tensor]]:
@@ -141,26 +141,26 @@ class ExecutedStep:
         return [*zip(self.owners, self.tensors, strict=True)]
 
     @property
-    def trace(self) -> list[Event]:
+    def trace(self) -> list[TraceEvent]:
         """What all workers did."""
-        return events_of(self.told)
+        return decode_events(self.worker_traces)
 
 
-def events_of(told: Sequence[tuple[int, bytes]]) -> list[Event]:
+def decode_events(told: Sequence[tuple[int, bytes]]) -> list[TraceEvent]:
     """What workers did, as each tells it."""
-    return [Event(place, *event) for place, events in told for event in marshal.loads(events)]
+    return [TraceEvent(place, *event) for place, events in told for event in marshal.loads(events)]
 
 
-def inputs_of(
+def bind_inputs(
     wiring: ValueRoutes, model: nn.Module, bound: dict[str, Any], dims: dict[int, int | None], sizes: Sequence[int],
     *, and_all: bool = False,
-) -> dict[str, Whole | Each]:  # fmt: skip
+) -> dict[str, WholeTensor | PerMicrobatch]:  # fmt: skip
     """The values of all ports that come with a call; `dims` by identity of its tensors.
 
     `and_all`: of a number, that of the whole batch follows those of the micro-batches.
     """
     total = sum(sizes)
-    found: dict[str, Whole | Each] = {}
+    found: dict[str, WholeTensor | PerMicrobatch] = {}
     caller = CallerSide(wiring, model, bound)
     numbers = []
     for port in wiring.from_call:
@@ -171,25 +171,25 @@ def inputs_of(
                 raise InternalFault(
                     f"{port.name} has {value.shape[dim]} entries for {total} samples: none may be left out"
                 )
-            found[port.name] = Whole(value, dim)
+            found[port.name] = WholeTensor(value, dim)
         else:
             numbers.append(port)
     if numbers:  # sizes of a micro-batch are not those of the batch
         each: dict[str, list[Any]] = {port.name: [] for port in numbers}
         start = 0
         for size in sizes:
-            part = _narrowed(bound, dims, start, size, total)
+            part = _narrow(bound, dims, start, size, total)
             one = CallerSide(wiring, model, part)
             for port in numbers:
                 each[port.name].append(one.read_port(port))
             start += size
         for port in numbers if and_all else ():
             each[port.name].append(caller.read_port(port))
-        found.update({name: Each(tuple(values)) for name, values in each.items()})
+        found.update({name: PerMicrobatch(tuple(values)) for name, values in each.items()})
     return found
 
 
-def _narrowed(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
+def _narrow(bound: dict[str, Any], dims: dict[int, int | None], start: int, size: int, total: int) -> dict[str, Any]:
     call = ModelCall((), bound)
 
     def piece(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,13 @@ from gemini.ir.encode import follow
 from gemini.ir.pytree import Ref
 from gemini.runtime.deferred import PendingCall, StepResult
 from gemini.runtime.pipelined.call_signature import CallKind
-from gemini.runtime.pipelined.loss_request import Prepared, fetchable, fetched
+from gemini.runtime.pipelined.loss_request import PreparedLoss, fetch_value, is_fetchable
 from gemini.runtime.pipelined.step_request import ExecutedStep as Ran
 
 
-def result_of(  # noqa: PLR0917
+def to_step_result(  # noqa: PLR0917
     kind: CallKind,
-    prepared: Prepared,
+    prepared: PreparedLoss,
     pending: PendingCall,
     bound: dict[str, Any],
     ran: Ran,
@@ -35,9 +35,9 @@ def result_of(  # noqa: PLR0917
     outputs, splitting = ran.outputs, prepared.splitting
 
     def fetch(number: int) -> Any:
-        return fetched(splitting, number, outputs[names[number]], means.get(number))
+        return fetch_value(splitting, number, outputs[names[number]], means.get(number))
 
-    known = (number for number in names if number in means or fetchable(splitting, number))
+    known = (number for number in names if number in means or is_fetchable(splitting, number))
     kept = frozenset(number for number in known if names[number] in outputs)
     return StepResult(ran.root, parameters, inputs, dict(ran.operand_gradients), kept, fetch)
 
@@ -56,11 +56,11 @@ def _of_inputs(
     }
 
 
-def foresee(
+def announce_gradients(
     kind: CallKind, pending: PendingCall, root: int, owners: Sequence[nn.Parameter], tensors: list[torch.Tensor]
 ) -> None:
     """Before workers compute: tell the deferred call where the gradients of parameters will be."""
-    pending.foresee(root, _in_order(kind, pending.runner.parameters, owners, tensors))
+    pending.assign_early(root, _in_order(kind, pending.runner.parameters, owners, tensors))
 
 
 def _in_order(

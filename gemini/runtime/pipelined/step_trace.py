@@ -15,7 +15,7 @@ from gemini.atomic_files import write_whole
 from gemini.errors import InvalidPlanError, MissingEngineError
 from gemini.planner.step_plan import StepPlan
 from gemini.runtime.pipelined.measured_schedule import TYPES
-from gemini.runtime.pipelined.step_request import Event
+from gemini.runtime.pipelined.step_request import TraceEvent
 from gemini.schedule.block import Action, Block
 from gemini.schedule.export.perfetto import save_trace
 from gemini.schedule.schedplan import SchedPlan, connect
@@ -23,7 +23,7 @@ from gemini.schedule.user_plan import replicas
 
 
 @dataclass(frozen=True)
-class Ran:
+class ExecutedAction:
     """One action as it ran; ms since the step began."""
 
     worker: int
@@ -101,13 +101,13 @@ class StepTrace:
         where.mkdir(parents=True, exist_ok=True)
         written = [save_trace(self.measured, where / "step.json")]
         try:
-            written.append(draw_both(self, where / "step.png"))
+            written.append(draw_comparison(self, where / "step.png"))
         except MissingEngineError:
             return written
         return written
 
 
-def executed(plan: SchedPlan, ran: Sequence[Ran]) -> SchedPlan:
+def executed_plan(plan: SchedPlan, ran: Sequence[ExecutedAction]) -> SchedPlan:
     """What ran, as a plan with the times it had; raises where it is not what was planned."""
     originals = {block.action: block for block in plan}
     unplanned = [str(one.action) for one in ran if one.action not in originals]
@@ -129,13 +129,15 @@ def executed(plan: SchedPlan, ran: Sequence[Ran]) -> SchedPlan:
     return found
 
 
-def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: tuple[float, ...] = ()) -> StepTrace:
+def build_trace(
+    plan: StepPlan, events: Sequence[TraceEvent], step_ms: float, peak_mb: tuple[float, ...] = ()
+) -> StepTrace:
     """The timeline of a step beside what was expected of it; `peak_mb` is what each worker had, where that is known."""
     done = [event for event in events if event.kind in TYPES]
     first = min(event.begin for event in done)
     copies = replicas(plan.schedule)  # whose micro-batches are several of ours, one through each
     ran = [
-        Ran(
+        ExecutedAction(
             event.worker,
             Action(event.stage + event.mid % copies * plan.nstages, TYPES[event.kind], event.mid // copies),
             (event.begin - first) * 1e3,
@@ -144,7 +146,7 @@ def trace_of(plan: StepPlan, events: Sequence[Event], step_ms: float, peak_mb: t
         for event in done
     ]
     profiled_ms = 0.0 if plan.measured is None else plan.analysis.step_ms
-    measured = executed(plan.schedule, ran)
+    measured = executed_plan(plan.schedule, ran)
     expected_mb = tuple(one.memory.total_mb - one.memory.optimizer_mb for one in plan.analysis.workers)
     return StepTrace(plan.expected, measured, step_ms, plan.step_ms, peak_mb, expected_mb, profiled_ms)
 
@@ -154,7 +156,7 @@ def _bubble(plan: SchedPlan) -> float:
     return 1 - float(busy) / (float(plan.nsteps) * plan.ndevs) if len(plan) else 0.0
 
 
-def draw_both(trace: StepTrace, path: Path) -> Path:
+def draw_comparison(trace: StepTrace, path: Path) -> Path:
     """Planned and measured, one above the other, on one scale of time."""
     try:
         import matplotlib.image
