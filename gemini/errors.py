@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+DISTRIBUTION = "gemini-instrumenter"  # what pip calls the package `gemini`
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -63,7 +65,7 @@ class MissingEngineError(GeminiError):
 
     def __init__(self, engine: str, extra: str, purpose: str) -> None:
         super().__init__(
-            f"{purpose} needs {engine}, which is not installed\n    → pip install 'gemini-parallel[{extra}]'"
+            f"{purpose} needs {engine}, which is not installed\n    → pip install '{DISTRIBUTION}[{extra}]'"
         )
 
 

@@ -152,7 +152,7 @@ class CaptureDriver:
         return trace(self.subject, self.call.tensors, self.leaf_policy)
 
     def _keep_checkpoints(self, first: Trace) -> None:
-        """Keep modules whole that checkpoint all of their forward: one checkpoint per part would save more tensors."""
+        """Make modules opaque that checkpoint all of their forward: one checkpoint per part would save more tensors."""
         if names := [*first.tracer.checkpointing]:
             self.leaf_policy.blocks.update(dict.fromkeys(names[1:], "checkpointed"))
             raise TraceRefused((names[0],), "checkpointed", "")

@@ -116,7 +116,7 @@ class OpaqueCallRecorder(TraceState):
             self.scope.pop()
 
     def _is_one_checkpoint(self, begin: int) -> bool:
-        """Whether all nodes of the open module, several of them, are inside one checkpoint of its own."""
+        """Return whether all nodes of the open module, several of them, are inside one checkpoint of the module."""
         ran = [node.id for node in self.nodes[begin:] if not node.is_source]
         return len(ran) > 1 and all(at in self.recomputed for at in ran)
 

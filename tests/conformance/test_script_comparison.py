@@ -9,7 +9,8 @@ from conformance.scripts import comparison as comparing
 from conformance.scripts import last_bits, strictness
 from conformance.scripts.registry import FLOAT32
 from conformance.scripts.verdict import path_of
-from gemini.runtime.run_journal import DISPATCHED, LOCAL, OVERLAPPED, Story
+from gemini.runtime.call_outcome import CallPath
+from gemini.runtime.run_journal import ModelJournal
 
 
 def test_numbers_with_a_point_are_numbers_and_the_rest_is_text() -> None:
@@ -42,11 +43,13 @@ def test_checkpoints_are_compared_leaf_by_leaf() -> None:
 
 
 def test_the_path_is_the_fastest_one_taken() -> None:
-    story = Story("Net", 2, steps={OVERLAPPED: 5, DISPATCHED: 1}, reasons={"the first call of its size shows …": 1})
-    assert path_of([story], "")[:2] == (OVERLAPPED, "")
-    slow = Story("Net", 2, steps={DISPATCHED: 3}, reasons={"batch normalization": 2, "the first call …": 1})
-    assert path_of([slow], "")[:2] == (DISPATCHED, "batch normalization")
-    assert path_of([], "gemini: too small")[:2] == (LOCAL, "too small")
+    story = ModelJournal(
+        "Net", 2, steps={CallPath.OVERLAPPED: 5, CallPath.EAGER: 1}, reasons={"the first call of its size shows …": 1}
+    )
+    assert path_of([story], "")[:2] == (CallPath.OVERLAPPED, "")
+    slow = ModelJournal("Net", 2, steps={CallPath.EAGER: 3}, reasons={"batch normalization": 2, "the first call …": 1})
+    assert path_of([slow], "")[:2] == (CallPath.EAGER, "batch normalization")
+    assert path_of([], "gemini: too small")[:2] == (CallPath.LOCAL, "too small")
 
 
 def _printed(ours: str, threads: str = "loss 1.000000", bits: str = "loss 1.000000") -> str:

@@ -7,7 +7,7 @@ from torch import nn
 
 from conformance.zoo.pipe_checks import Judge, _widened, smaller_types
 from gemini.capture import capture
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 
 
 class Norm(nn.Module):
@@ -51,7 +51,7 @@ class Counting(nn.Module):
 
 
 def test_casts_of_differentiable_values_are_found_inside_modules():
-    call = Call((torch.randn(3, 4, dtype=torch.float64),), {})
+    call = ModelCall((torch.randn(3, 4, dtype=torch.float64),), {})
     assert smaller_types(Model(Norm()).double(), call) == ["float32"]
     assert smaller_types(Model(nn.LayerNorm(4)).double(), call) == []
     assert smaller_types(Model(Counting()).double(), call) == []
@@ -59,7 +59,7 @@ def test_casts_of_differentiable_values_are_found_inside_modules():
 
 def test_a_model_that_casts_itself_is_judged_as_it_is_afterwards():
     model, x = Model(Router()), torch.randn(3, 4)
-    wide = _widened(Judge(capture(model, (x,)), model, Call((x,), {})))
+    wide = _widened(Judge(capture(model, (x,)), model, ModelCall((x,), {})))
     assert model.middle.classifier.weight.dtype is torch.float32
     wide.expected(11)
     assert model.middle.classifier.weight.dtype is torch.float32

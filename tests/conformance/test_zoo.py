@@ -7,7 +7,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytest.importorskip("transformers", reason="the zoo needs transformers: pip install 'gemini-parallel[hf]'")
+pytest.importorskip("transformers", reason="the zoo needs transformers: pip install 'gemini-instrumenter[hf]'")
 
 import torch
 import transformers

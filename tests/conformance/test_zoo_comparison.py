@@ -11,7 +11,7 @@ from conformance.zoo import pipe_checks as piping
 from conformance.zoo.comparison import Seen, differences, step
 from conformance.zoo.pipe_checks import Cut, judge_cuts
 from gemini.capture import capture
-from gemini.ir.call_binding import Call
+from gemini.ir.call_binding import ModelCall
 
 
 class Tied(torch.nn.Module):
@@ -32,7 +32,7 @@ class Tied(torch.nn.Module):
 def seen(**changes: object) -> Seen:
     torch.manual_seed(0)
     model, x = Tied(), torch.randn(8, 16)
-    return replace(step(model, Call((x,), {}), 3, lambda a, k: model(*a, **k)), **changes)  # type: ignore[arg-type]
+    return replace(step(model, ModelCall((x,), {}), 3, lambda a, k: model(*a, **k)), **changes)  # type: ignore[arg-type]
 
 
 def test_the_same_step_shows_the_same():
@@ -42,7 +42,7 @@ def test_the_same_step_shows_the_same():
 def test_a_step_leaves_everything_as_it_was():
     model, x = Tied(), torch.randn(8, 16)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    step(model, Call((x,), {}), 3, lambda a, k: model(*a, **k))
+    step(model, ModelCall((x,), {}), 3, lambda a, k: model(*a, **k))
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -96,14 +96,14 @@ def test_a_wrong_gradient_is_found_however_small(factor, monkeypatch):
 
     def spoiled(self: piping.Judge, cut: object) -> object:
         piped = whole(self, cut)  # type: ignore[arg-type]
-        run = piped.wiring.run
+        run = piped.routes.run
 
         def wrong(*given: object) -> object:
             output = run(*given)  # type: ignore[arg-type]
             output.register_hook(lambda gradient: gradient * factor)
             return output
 
-        piped.wiring.run = wrong  # type: ignore[method-assign,assignment]
+        piped.routes.run = wrong  # type: ignore[method-assign,assignment]
         return piped
 
     monkeypatch.setattr(piping.Judge, "piped", spoiled)
