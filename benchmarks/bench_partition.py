@@ -210,9 +210,9 @@ class Watch:
 # ── cost ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 def cost(bench: Bench, options: argparse.Namespace) -> list[str]:
     """What `pipe_model` takes and what its stages lose, in eager training steps."""
+    from gemini import pipe_model
     from gemini.errors import GeminiError
     from gemini.malloc import freed_memory_kept
-    from gemini.pipe import pipe_model
 
     eager = statistics.median([bench.step(bench.model) for _ in range(4)][1:])
     print(f"  {bench.name}: an eager step {eager * 1e3:.1f} ms")

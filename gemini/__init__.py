@@ -4,10 +4,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gemini.compiler import GeminiCompiler
+    from gemini.compiler import GeminiCompiler, compile, pipe_model
     from gemini.config.gemini_config import GeminiConfig
     from gemini.config.modes import Mode, auto, hybrid, pipeline, sharding, sharding_and_pipeline
-    from gemini.pipe.entry import pipe_model
 
 __version__ = "0.1.0"
 
@@ -16,6 +15,7 @@ __all__ = [
     "GeminiConfig",
     "Mode",
     "auto",
+    "compile",
     "hybrid",
     "pipe_model",
     "pipeline",
@@ -26,7 +26,8 @@ __all__ = [
 _HOMES = {
     "GeminiCompiler": "gemini.compiler",
     "GeminiConfig": "gemini.config.gemini_config",
-    "pipe_model": "gemini.pipe.entry",
+    "compile": "gemini.compiler",
+    "pipe_model": "gemini.compiler",
 }
 
 

@@ -11,8 +11,11 @@ from typing import Any
 from gemini.errors import ArtifactError
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace the file at `path` by `content` in one step; on any failure what was there stays."""
+def write_whole(path: Path, content: str | bytes, *, sync: bool = True) -> None:
+    """Replace the file at `path` by `content` in one step; on any failure what was there stays.
+
+    `sync` waits until the content is on disk; a cache does not need that.
+    """
     content = content.encode("utf-8") if isinstance(content, str) else content
     try:
         if path.exists() and not path.is_file():
@@ -23,8 +26,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         try:
             with open(draft, "xb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    file.flush()
+                    os.fsync(file.fileno())
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)

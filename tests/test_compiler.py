@@ -53,4 +53,4 @@ def test_a_plan_that_cannot_run_is_an_error_before_a_worker_starts(tmp_path, wor
     model = nn.Linear(2, 2)
     with pytest.raises(InvalidPlanError, match=text):
         GeminiCompiler().compiler(model, config=config)
-    assert dispatch.find(model) is None
+    assert dispatch.find_managed(model) is None

@@ -12,6 +12,7 @@ def test_public_names():
         "GeminiConfig",
         "Mode",
         "auto",
+        "compile",
         "hybrid",
         "pipe_model",
         "pipeline",

@@ -10,19 +10,18 @@ reads, a switch of its command line, may be another one. Whatever is not certain
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
 import types
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from gemini.cache_files import evict_oldest, hash_facts, mark_used, software_versions
 from gemini.capture import capture, torch_flags
 from gemini.capture.entry import attach_model
 from gemini.capture.options import DEFAULT_OPTIONS, CaptureOptions
@@ -40,15 +39,15 @@ from gemini.ir.interpreter import GuardBroken, NodeFailed
 from gemini.ir.out_spec import structure_of
 from gemini.ir.serialize import load_graph
 from gemini.ir.validity import describe_state
-from gemini.pipe.manifest import GRAPH, versions
 from gemini.snapshot.model_state import ModelSnapshot
 
-_MOST = 64  # graphs that are kept
+_LIMIT = 64  # entries
+_GRAPH = "graph.json"
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 _KNOWN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "builtins"})  # fixed by their versions
 
 
-def capture_or_reuse(  # noqa: PLR0917
+def load_or_capture(  # noqa: PLR0917
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -61,12 +60,12 @@ def capture_or_reuse(  # noqa: PLR0917
     if folder is None or key is None:
         return capture(model, args, kwargs, **settings, options=options), False
     place = folder / key
-    graph = _reuse(place, model, args, kwargs)
+    graph = _load(place, model, args, kwargs)
     if graph is not None:
         return graph, True
     graph = capture(model, args, kwargs, **settings, options=options)
     if not graph.is_whole and not graph.reassigned:
-        _keep(graph, place)
+        _store(graph, place)
     return graph, False
 
 
@@ -84,7 +83,7 @@ def _key(
         return None
     modules = dict(model.named_modules())
     facts: list[Any] = [
-        versions(),
+        software_versions(),
         settings,
         Region.current(),
         torch_flags.current_flags(),
@@ -98,7 +97,7 @@ def _key(
         facts.append((name, type(module).__qualname__, plain))
     facts += [(name, tuple(tensor.shape)) for name, tensor in model.state_dict(keep_vars=True).items()
               if isinstance(tensor, torch.Tensor)]  # fmt: skip
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+    return hash_facts(facts)
 
 
 def _code(model: nn.Module) -> list[tuple[str, str]] | None:
@@ -134,9 +133,9 @@ def _imported(module: Any) -> Iterator[str]:
 
 
 # ── using again ────────────────────────────────────────────────────────────────────────────────────────────────────
-def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
+def _load(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
     try:
-        graph = attach_model(load_graph(place / GRAPH), model)
+        graph = attach_model(load_graph(place / _GRAPH), model)
     except GeminiError:
         return None
     if (
@@ -145,8 +144,7 @@ def _reuse(place: Path, model: nn.Module, args: tuple[Any, ...], kwargs: dict[st
         or not _agrees(graph, model, ModelCall(args, kwargs))
     ):
         return None
-    with suppress(OSError):  # another run may have replaced it
-        os.utime(place)  # the least recently used goes first
+    mark_used(place)
     return graph
 
 
@@ -178,24 +176,15 @@ def _look(model: nn.Module, output: Any, arguments: Any) -> tuple[str, str, list
     return structure_of(output), back, [*made, *held]
 
 
-def _keep(graph: Graph, place: Path) -> None:
+def _store(graph: Graph, place: Path) -> None:
     """Put a graph into the cache; that it cannot be written is no error."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".", ignore_cleanup_errors=True) as scratch:
             fresh = Path(scratch) / "graph"
-            graph.save(fresh / GRAPH)
+            graph.save(fresh / _GRAPH)
             shutil.rmtree(place, ignore_errors=True)
             fresh.rename(place)
-        kept = sorted((path for path in place.parent.iterdir() if path.name[0] != "."), key=_age)
-        for old in kept[:-_MOST]:
-            shutil.rmtree(old, ignore_errors=True)
     except (OSError, GeminiError):
         return
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another run has removed it
-        return 0.0
+    evict_oldest(place.parent, _LIMIT)

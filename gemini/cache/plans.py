@@ -1,10 +1,8 @@
-"""Kept plans: what was measured and chosen for a model serves its later runs.
+"""Plan cache: profile, partition, analysis and schedule of a graph, for later runs.
 
-One JSON file a plan, with the profile, the partition, the analysis and the schedule, under a key of all that decides
-about them: the graph, the classes of its nodes (`profiling.signature`), what is wished for, the machine, versions and
-our own code. A file is believed only if it is whole, is of this format, names the very key and fits the graph; any
-other is passed over with one line, and written anew. Files come into their place in one step, so that runs that share a
-folder see whole ones.
+One JSON file per plan, under a key of everything that decides about it: the graph, the cost signatures of its nodes,
+the request, the machine, versions, and the code of this package. An entry is used only if it is complete, of this
+format, carries its own key and fits the graph; any other is logged once and written again.
 """
 
 from __future__ import annotations
@@ -13,136 +11,120 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gemini
-from gemini.atomic_files import write_whole
+from gemini.cache_files import evict_oldest, hash_facts, mark_used, software_versions, write_entry
 from gemini.errors import ArtifactError, GeminiError
 from gemini.log import tell
 from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
-from gemini.planner.schedule_choice import Choice
 from gemini.profiling.profile_result import Profile
 
 if TYPE_CHECKING:
     from gemini.ir.graph import Graph
-    from gemini.planner.plan_request import PlanRequest
+    from gemini.schedule.schedplan import SchedPlan
 
 FORMAT = 3
-_MOST = 64  # plans that are kept
-_DECIDING = ("batch_analysis", "capture", "ir", "partition", "planner", "profiling", "schedule", "snapshot")
-
-Found = tuple[Profile, Choice]
+_LIMIT = 64  # entries
+_PACKAGES_IN_KEY = ("batch_analysis", "capture", "ir", "partition", "planner", "profiling", "schedule", "snapshot")
 
 
-def kept_or_made(
-    graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, make: Callable[[], Found],
-    *, tail: tuple[int, ...] | None = None,
-) -> tuple[Profile, Choice, bool]:  # fmt: skip
-    """Profile and choice for a graph, and whether they had been kept. What `make` gives is kept for later runs.
+@dataclass(frozen=True)
+class CachedPlan:
+    """The part of a step plan that measurement and search have found."""
 
-    `tail`: the nodes that are to see the whole batch, where the loss does.
+    profile: Profile
+    partition: Partition
+    analysis: Analysis
+    schedule: SchedPlan
+    recompute: bool = False  # stages recompute their activations in backward
+
+
+def load_or_build(
+    graph: Graph, request_facts: Sequence[Any], folder: Path | None, build: Callable[[], CachedPlan], *, quiet: bool
+) -> tuple[CachedPlan, bool]:
+    """Return the plan of a graph, and whether it came from the cache; without one, build and store it.
+
+    `request_facts` are the facts beside the graph that decide about the plan.
     """
-    folder = _folder(request)
-    if folder is None or request.is_from_file:
-        return *make(), False
-    key = plan_key(graph, request, micro_batches, pieces, tail)
+    if folder is None:
+        return build(), False
+    key = plan_key(graph, request_facts)
     path = folder / f"{key}.json"
     try:
         found = _read(path, key, graph)
     except (GeminiError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         found = None
-        if not request.quiet:
+        if not quiet:
             reason = (str(error) or type(error).__name__).partition("\n")[0]
-            tell(f"gemini: a kept plan is not used: {path}: {reason:.200}")
+            tell(f"gemini: cached plan not used: {path}: {reason:.200}")
     if found is not None:
-        return *found, True
-    made = make()
-    _write(path, key, *made)
-    return *made, False
+        return found, True
+    built = build()
+    _write(path, key, built)
+    return built, False
 
 
-def keep(graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, found: Found) -> None:
-    """Have later runs begin with this."""
-    folder = _folder(request)
+def store(graph: Graph, request_facts: Sequence[Any], folder: Path | None, plan: CachedPlan) -> None:
+    """Store a plan for later runs."""
     if folder is not None:
-        key = plan_key(graph, request, micro_batches, pieces)
-        _write(folder / f"{key}.json", key, *found)
-
-
-def _folder(request: PlanRequest) -> Path | None:
-    from gemini.profiling.profile_cache import default_folder
-
-    if not request.cache:
-        return None
-    return (default_folder().parent if request.cache is True else Path(request.cache)) / "plans"
+        key = plan_key(graph, request_facts)
+        _write(folder / f"{key}.json", key, plan)
 
 
 # ── the key ────────────────────────────────────────────────────────────────────────────────────────────────────────
-def plan_key(
-    graph: Graph, request: PlanRequest, micro_batches: int, pieces: float, tail: tuple[int, ...] | None = None
-) -> str:
-    """A text that differs where another plan might be made."""
-    from gemini.pipe.manifest import versions
-
-    facts = [
-        FORMAT,
-        versions(),
-        _own_code(),
-        _machine(graph),
-        request.key_facts(),
-        micro_batches,
-        pieces,
-        tail,
-    ]
-    return hashlib.sha256(repr([*facts, *_graph_facts(graph)]).encode()).hexdigest()[:32]
+def plan_key(graph: Graph, request_facts: Sequence[Any]) -> str:
+    """Return a text that differs where another plan might be built."""
+    return hash_facts(
+        [FORMAT, software_versions(), _hash_code(), _machine_facts(graph), *request_facts, *_graph_facts(graph)]
+    )
 
 
 def _graph_facts(graph: Graph) -> list[Any]:
-    from gemini.profiling.cost_signature import class_of
+    from gemini.profiling.cost_signature import node_class_signature
     from gemini.profiling.gradient_flow import GradientFlow
 
     model, flow = graph.bound_model(), GradientFlow(graph)
-    places: dict[int, int] = {}
-    held = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, int] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return [
         graph.model_name,
-        [(name, tuple(one.shape), str(one.dtype), one.requires_grad, places.setdefault(id(one), len(places)))
-         for name, one in held],
+        [(name, tuple(one.shape), str(one.dtype), one.requires_grad, first.setdefault(id(one), len(first)))
+         for name, one in tensors],
         [(node.id, node.kind, node.target, node.name, node.dependencies, repr(node.mutates), node.shares, node.changes,
           node.random, node.checkpoint, repr(node.region), repr(sorted(node.outputs.items(), key=repr)))
          for node in graph.nodes],
-        [class_of(graph, node, flow) for node in graph.compute_nodes],
+        [node_class_signature(graph, node, flow) for node in graph.compute_nodes],
     ]  # fmt: skip
 
 
-def _machine(graph: Graph) -> list[Any]:
+def _machine_facts(graph: Graph) -> list[Any]:
     import torch
 
     from gemini.profiling.measured_device import find_device
 
     model = graph.bound_model()
-    home = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
-    return [find_device(home).describe(), os.cpu_count(), len(os.sched_getaffinity(0))]
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    return [find_device(device).describe(), os.cpu_count(), len(os.sched_getaffinity(0))]
 
 
 @functools.lru_cache(maxsize=1)
-def _own_code() -> str:
-    """Whoever changes how plans are made gets fresh ones."""
-    home, found = Path(gemini.__file__).parent, hashlib.sha256()
-    for package in _DECIDING:
-        for path in sorted((home / package).rglob("*.py")):
-            found.update(str(path.relative_to(home)).encode() + path.read_bytes())
+def _hash_code() -> str:
+    """Hash the packages that build plans, so that a change of their code invalidates every entry."""
+    root, found = Path(gemini.__file__).parent, hashlib.sha256()
+    for package in _PACKAGES_IN_KEY:
+        for path in sorted((root / package).rglob("*.py")):
+            found.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return found.hexdigest()
 
 
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-def _read(path: Path, key: str, graph: Graph) -> Found | None:
-    """What a file says; None where there is none, an error where it is not to be believed."""
+def _read(path: Path, key: str, graph: Graph) -> CachedPlan | None:
+    """Read an entry; None where there is none; raises where it cannot be trusted."""
     from gemini.schedule.json_reader import Field
     from gemini.schedule.plan_files import from_field
 
@@ -154,49 +136,38 @@ def _read(path: Path, key: str, graph: Graph) -> Found | None:
     if not isinstance(data, dict) or data.get("gemini plan") != FORMAT:
         raise ArtifactError(f"not a plan of format {FORMAT}")
     if data["key"] != key:
-        raise ArtifactError("it is the plan of something else")
+        raise ArtifactError("it has another key")
     body = data["plan"]
-    if data["hash"] != _hash(body):
-        raise ArtifactError("it is damaged: its hash is another")
+    if data["hash"] != _hash_body(body):
+        raise ArtifactError("it is damaged: its hash does not match")
     profile, partition = Profile.from_json(body["profile"]), Partition.from_json(body["partition"])
     partition.validate(graph)
     if [node.id for node in profile.nodes] != [node.id for node in graph.compute_nodes]:
         raise ArtifactError("it is the plan of another graph")
     schedule = from_field(Field(str(path), "schedule", body["schedule"]))
     analysis = replace(Analysis.from_json(body["analysis"]), graph=graph, plan=schedule)
-    with suppress(OSError):
-        os.utime(path)  # the least recently used goes first
-    return profile, Choice(partition, analysis, schedule, bool(body["recompute"]))
+    mark_used(path)
+    return CachedPlan(profile, partition, analysis, schedule, bool(body["recompute"]))
 
 
-def _write(path: Path, key: str, profile: Profile, choice: Choice) -> None:
-    """Keep a plan; that it cannot be written is no error."""
+def _write(path: Path, key: str, plan: CachedPlan) -> None:
     from gemini.schedule import plan_files
 
     body = {
-        "profile": profile.to_json(),
-        "partition": choice.partition.to_json(),
-        "analysis": choice.analysis.to_json(),
-        "recompute": choice.recompute,
-        "schedule": {"format": plan_files.FORMAT, "version": plan_files.VERSION, **plan_files.to_dict(choice.plan)},
+        "profile": plan.profile.to_json(),
+        "partition": plan.partition.to_json(),
+        "analysis": plan.analysis.to_json(),
+        "recompute": plan.recompute,
+        "schedule": {"format": plan_files.FORMAT, "version": plan_files.VERSION, **plan_files.to_dict(plan.schedule)},
     }
     try:
-        body = json.loads(json.dumps(body))  # as it will be read
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"gemini plan": FORMAT, "key": key, "hash": _hash(body), "plan": body}))
-        kept = sorted(path.parent.glob("*.json"), key=_age)
-        for old in kept[:-_MOST]:
-            old.unlink(missing_ok=True)
-    except (GeminiError, OSError, ValueError, TypeError):
+        body = json.loads(json.dumps(body))  # the hash is over the values as they are read back
+        text = json.dumps({"gemini plan": FORMAT, "key": key, "hash": _hash_body(body), "plan": body})
+    except (ValueError, TypeError):
         return
+    write_entry(path, text)
+    evict_oldest(path.parent, _LIMIT)
 
 
-def _hash(body: Any) -> str:
+def _hash_body(body: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _age(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another run has removed it
-        return 0.0

@@ -76,8 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _pipe(args: argparse.Namespace, bar: ProgressBar) -> tuple[Piped, tuple[Any, ...], dict[str, Any]]:
     from gemini.cli.profile import make_model
-    from gemini.pipe import pipe_model
-    from gemini.pipe.entry import check_request
+    from gemini.compiler import pipe_model
+    from gemini.pipe.pipe_request import check_request
     from gemini.profiling import Profile
 
     if args.profile is not None and (args.analytic is not None or args.device is not None):

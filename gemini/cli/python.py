@@ -94,8 +94,8 @@ def _check(invocation: Invocation) -> bool:
     settings = invocation.settings()
     if not settings and not invocation.has("--config") and not os.environ.get("GEMINI_CONFIG"):
         return False
-    from gemini.compiler import check_schedule
     from gemini.config.gemini_config import GeminiConfig
+    from gemini.planner.config_planner import check_schedule
 
     config = GeminiConfig.load(invocation.last("--config"), flags=settings)
     check_schedule(config)

@@ -24,8 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from gemini.guards.base import Guard
 from gemini.guards.functional_call import has_swapped_parameters
 from gemini.guards.tensor_guards import TensorFacts
-from gemini.pipe.identity_guard import ObjectIdentities
-from gemini.planner.hook_precondition import describe_inner_hooks
+from gemini.pipe.model_guards import ObjectIdentities
+from gemini.planner.preconditions import describe_inner_hooks
 
 MISSING: Any = object()  # in the place of an attribute that does not exist
 _TABLES, _VALUES = attrgetter("_modules", "_parameters"), methodcaller("values")
@@ -124,7 +124,7 @@ class _Hooks:
         if self._given == RemovableHandle.next_id and not self._has_had:
             return True
         now = chain.from_iterable(map(_HOOKS, self._modules))
-        found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.holds()
+        found = all(map(is_, now, chain.from_iterable(self._tables))) and self._inside.are_unchanged()
         if found:
             self._given = RemovableHandle.next_id
         return found
@@ -153,7 +153,7 @@ class ModelVersion(Guard):
         """Whether the model is in it still."""
         return (
             self._attributes.are_same()
-            and self._tables.holds()
+            and self._tables.are_unchanged()
             and self._hooks.are_same()
             and self._facts.hold()
             and all(map(is_, map(type, self._of_classes), self._classes))

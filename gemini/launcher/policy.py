@@ -20,8 +20,8 @@ from gemini.log import tell
 
 if TYPE_CHECKING:
     from gemini.launcher.process.launch_session import Session
+    from gemini.planner.config_planner import Planner
     from gemini.planner.step_plan import StepPlan
-    from gemini.runtime.pipelined.call_signature import Planner
 
 
 class ForcedPolicy:
@@ -74,7 +74,7 @@ class ForcedPolicy:
 
     def planner(self) -> Planner | None:
         """Return the planner of whole steps; None where planning is off."""
-        from gemini.compiler import planner_for
+        from gemini.planner.config_planner import planner_for
 
         return planner_for(self.config)
 
@@ -106,7 +106,7 @@ class ForcedPolicy:
 
         name, reason = type(model).__name__, reason.partition("\n")[0]
         self.print_line(f"{name} runs {how}: {reason}")
-        get_journal(Path(self.config.run_folder).resolve(), self.config.quiet).stays(name, reason)
+        get_journal(Path(self.config.run_folder).resolve(), self.config.quiet).record_local(name, reason)
         return False
 
     def print_line(self, text: str) -> None:

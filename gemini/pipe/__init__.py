@@ -1,6 +1,5 @@
-"""Pipe: a model cut into stages, from one call, and the object that holds and runs them."""
+"""Pipe: a model cut into live stages, its files, and the guards that decide per call whether the stages apply."""
 
-from gemini.pipe.entry import pipe_model
 from gemini.pipe.piped_model import Piped
 
-__all__ = ["Piped", "pipe_model"]
+__all__ = ["Piped"]

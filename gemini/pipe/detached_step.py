@@ -21,21 +21,21 @@ import torch
 from torch import nn
 
 from gemini.ir.pytree import Ref
-from gemini.pipe.tied_parameters import SharedParameters
-from gemini.pipe.value_routes import Caller, Wiring, returned
+from gemini.pipe.tied_parameters import TiedGradients
+from gemini.pipe.value_routes import CallerSide, ValueRoutes, name_outputs
 
 if TYPE_CHECKING:
     from gemini.codegen.stage_interface import Interface, Port
 
 
-class Step(NamedTuple):
+class DetachedResult(NamedTuple):
     """What a step gave: the model's output, and the loss where one was computed."""
 
     output: Any
     loss: torch.Tensor | None
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
+def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The same contents at the same strides in memory of its own, without history."""
     with torch.no_grad():
         plain = tensor.detach()
@@ -56,21 +56,23 @@ class _Arrival(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, _anchor: torch.Tensor, value: torch.Tensor, key: Any, inbox: dict[Any, Any]) -> torch.Tensor:
         ctx.key, ctx.inbox = key, inbox
         ctx.set_materialize_grads(False)
-        return copied(value)
+        return copy_tensor(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         if gradients[0] is not None:
-            ctx.inbox[ctx.key] = copied(gradients[0])
+            ctx.inbox[ctx.key] = copy_tensor(gradients[0])
         return None, None, None, None
 
 
-class Detached:
+class DetachedStep:
     """One step over detached stages: `forward`, then `backward` of the loss."""
 
-    def __init__(self, wiring: Wiring, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]) -> None:
+    def __init__(
+        self, wiring: ValueRoutes, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]
+    ) -> None:
         self.wiring, self.stages = wiring, tuple(stages)
-        self.caller = Caller(wiring, model, bound)
+        self.caller = CallerSide(wiring, model, bound)
         self.gradients: dict[Any, torch.Tensor] = {}  # by value; of all readers that are done
         self.made: dict[str, Any] = {}  # what the call and the stages sent
         self.got: list[dict[str, Any]] = []  # what each stage received
@@ -86,7 +88,7 @@ class Detached:
             got = {port.name: self._send(port.value, self.made[port.name]) for port in interface.inputs}
             versions = {name: getattr(value, "_version", 0) for name, value in got.items()}
             self.got.append(got)
-            self.made.update(returned(interface, stage(*got.values())))
+            self.made.update(name_outputs(interface, stage(*got.values())))
             self._write_back(interface, got, versions)
         return self.caller.output(lambda port: self._deliver(port.value, self.made[port.name]), self._pass_on)
 
@@ -97,8 +99,8 @@ class Detached:
             return _Arrival.apply(self._anchor, value.detach(), key, self.gradients)
         if torch.is_inference_mode_enabled():
             with torch.inference_mode(False):  # or nobody would count what is written to it
-                return copied(value)
-        return copied(value)
+                return copy_tensor(value)
+        return copy_tensor(value)
 
     def _deliver(self, key: Any, value: Any) -> Any:
         """Send a value to the caller: one copy, however often the output holds it."""
@@ -122,7 +124,7 @@ class Detached:
     # ── backward ───────────────────────────────────────────────────────────────────────────────────────────────
     def backward(self, loss: torch.Tensor) -> None:
         """Run the loss's backward, then that of the stages in reverse, with the gradients that arrive."""
-        with SharedParameters(self.stages) as shared:
+        with TiedGradients(self.stages) as shared:
             loss.backward()
             for at in reversed(range(len(self.stages))):
                 self._backward_of(self.wiring.interfaces[at], self.got.pop(), shared)
@@ -131,7 +133,7 @@ class Detached:
         found = [(value, self.gradients.get(ref)) for ref, value in arguments.items()]
         _run_backward([(value, gradient) for value, gradient in found if gradient is not None])
 
-    def _backward_of(self, interface: Interface, got: dict[str, Any], shared: SharedParameters) -> None:
+    def _backward_of(self, interface: Interface, got: dict[str, Any], shared: TiedGradients) -> None:
         roots = [self._root(port, self.made.pop(port.name)) for port in interface.outputs]
         live = [root for root in roots if root is not None]
         if not live:

@@ -75,7 +75,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-class Holdings:
+class StageTensors:
     """What the frames of the stages hold themselves, each with the module of the model it belongs to.
 
     Layers are the model's own objects and hold what they hold. But a parameter that the model registered on a module

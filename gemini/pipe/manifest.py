@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini import __version__
+from gemini.cache_files import software_versions
 from gemini.errors import ArtifactError
 from gemini.ir.pytree import Ref
 from gemini.pipe.live_stages import stage_file
@@ -35,14 +34,9 @@ NAME = "manifest.json"
 GRAPH, ARRAYS, PROFILE, PARTITION = "graph.json", "graph.safetensors", "profile.json", "partition.json"
 
 
-def digest(content: bytes) -> str:
+def hash_content(content: bytes) -> str:
     """The SHA-256 of a file's contents."""
     return hashlib.sha256(content).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """What the files depend on."""
-    return {"gemini": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def make_manifest(piped: Piped, files: dict[str, bytes]) -> dict[str, Any]:
@@ -53,28 +47,28 @@ def make_manifest(piped: Piped, files: dict[str, bytes]) -> dict[str, Any]:
         "inputs": {
             ".".join(str(step[1]) for step in path): _called(piped, at) for at, path in piped.graph.inputs.items()
         },
-        "outputs": [name for name, port in piped.wiring.ports.items() if port.is_result],
-        "values": {name: _value(port) for name, port in piped.wiring.ports.items()},
+        "outputs": [name for name, port in piped.routes.ports.items() if port.is_result],
+        "values": {name: _value(port) for name, port in piped.routes.ports.items()},
         "stages": [_stage(piped, at) for at in range(len(piped.codes))],
         "links": _links(piped.interfaces),
         "parameters": _tensors(piped, dict(piped.model.named_parameters(remove_duplicate=False))),
         "buffers": _tensors(piped, dict(piped.model.named_buffers(remove_duplicate=False))),
-        "files": {name: digest(content) for name, content in files.items()},
+        "files": {name: hash_content(content) for name, content in files.items()},
     }
-    return {**data, "hash": own_hash(data)}
+    return {**data, "hash": hash_manifest(data)}
 
 
-def own_hash(data: dict[str, Any]) -> str:
+def hash_manifest(data: dict[str, Any]) -> str:
     """The SHA-256 of a manifest without its own hash."""
     body = {key: value for key, value in data.items() if key != "hash"}
-    return digest(json.dumps(body, sort_keys=True).encode())
+    return hash_content(json.dumps(body, sort_keys=True).encode())
 
 
 def _provenance(piped: Piped) -> dict[str, Any]:
     cls = type(piped.model)
     return {
         "model": f"{cls.__module__}.{cls.__qualname__}",
-        **versions(),
+        **software_versions(),
         "partitioner": piped.partition.partitioner,
         "nparts": piped.partition.nparts,
         "options": piped.partition.options,
@@ -102,7 +96,7 @@ def _value(port: Port) -> dict[str, Any]:
 def _called(piped: Piped, node: int) -> dict[str, Any]:
     """An argument of the call: what it is, and which stages read it."""
     meta = piped.graph.nodes[node].outputs["ret", ()]
-    ports = [port for port in piped.wiring.from_call if isinstance(port.value, Ref) and port.value.node == node]
+    ports = [port for port in piped.routes.from_call if isinstance(port.value, Ref) and port.value.node == node]
     return {
         "names": [port.name for port in ports],
         "to": sorted({stage for port in ports for stage in port.targets}),
@@ -169,6 +163,6 @@ def parse_manifest(content: bytes, where: str) -> dict[str, Any]:
     if not isinstance(data, dict) or data.get("gemini pipe") != FORMAT:
         found = data.get("gemini pipe") if isinstance(data, dict) else type(data).__name__
         raise ArtifactError(f"{where} is not a manifest of format {FORMAT}: {found!r}\n    → {again}")
-    if data.get("hash") != own_hash(data):
+    if data.get("hash") != hash_manifest(data):
         raise ArtifactError(f"{where} was edited: its hash is another\n    → {again}")
     return data

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gemini.capture.module_hooks import with_hooks
+from gemini.capture.module_hooks import run_with_hooks
 from gemini.errors import GenerateError
 from gemini.ir.call_binding import bind
-from gemini.pipe.call_guards import Fallbacks, Fitting, Misfit, misfit_of
-from gemini.pipe.detached_step import Detached, Step
-from gemini.pipe.live_stages import Holdings, follow_modes, make_stages, stage_file
-from gemini.pipe.rollback import Changeable, Undo
-from gemini.pipe.value_routes import Wiring
+from gemini.pipe.detached_step import DetachedResult, DetachedStep
+from gemini.pipe.live_stages import StageTensors, follow_modes, make_stages, stage_file
+from gemini.pipe.rollback import MutableState, Rollback
+from gemini.pipe.stage_guards import CallGuard, Fallbacks, Mismatch, mismatch_of_error
+from gemini.pipe.value_routes import ValueRoutes
 
 if TYPE_CHECKING:
     from gemini.codegen.stage_generator import StageCode
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gemini.ir.graph import Graph
     from gemini.partition.analysis.analysis_builder import Analysis
     from gemini.partition.assignment import Partition
-    from gemini.pipe.stage_check import Report
+    from gemini.pipe.stage_check import CheckReport
     from gemini.profiling.profile_result import Profile
 
 Run = Callable[[dict[str, Any]], Any]
@@ -52,16 +52,16 @@ class Piped:
         self.model, self.graph, self.profile, self.partition = model, graph, profile, partition
         self.codes = tuple(codes)
         self.folder = folder
-        self.wiring = Wiring(graph, self.interfaces)
+        self.routes = ValueRoutes(graph, self.interfaces)
         self._make_stages()
-        self._fitting = Fitting(graph)
+        self.call_guard = CallGuard(graph)
         self._fallbacks = Fallbacks(type(model).__name__)
 
     def _make_stages(self) -> None:
         where = f"<stages of {type(self.model).__name__}>" if self.folder is None else str(self.folder)
         self.stages = make_stages(self.codes, self.model, where)
-        self._holdings = Holdings(self.stages, self.model)
-        self._changeable = Changeable(self.graph, self.model)
+        self.stage_tensors = StageTensors(self.stages, self.model)
+        self.mutable_state = MutableState(self.graph, self.model)
 
     # ── what the flow made ─────────────────────────────────────────────────────────────────────────────────────
     @property
@@ -96,9 +96,9 @@ class Piped:
         """Run the stages one after another, in one autograd graph; the model itself if the call does not fit."""
 
         def run(bound: dict[str, Any]) -> Any:
-            return self.wiring.run(self.stages, self.model, bound)
+            return self.routes.run(self.stages, self.model, bound)
 
-        return with_hooks(self.model, args, kwargs, lambda forward, a, k: self._attempt(forward, a, k, run))
+        return run_with_hooks(self.model, args, kwargs, lambda forward, a, k: self._attempt(forward, a, k, run))
 
     def run_detached(
         self,
@@ -106,60 +106,60 @@ class Piped:
         kwargs: Mapping[str, Any] | None = None,
         *,
         loss: Callable[[Any], torch.Tensor | None] | None = None,
-    ) -> Step:
+    ) -> DetachedResult:
         """One step, forward and backward, with copies instead of autograd between the stages.
 
         `loss` makes a scalar of the model's output, or None for no backward; by default the output's own loss is
         taken. Gradients are added to the parameters as `backward()` does. A call that does not fit takes the step
         with the model itself.
         """
-        steps: list[Detached] = []
+        steps: list[DetachedStep] = []
 
         def run(bound: dict[str, Any]) -> Any:
-            step = Detached(self.wiring, self.stages, self.model, bound)
+            step = DetachedStep(self.routes, self.stages, self.model, bound)
             output = step.forward()
             steps.append(step)
             return output
 
-        output = with_hooks(
+        output = run_with_hooks(
             self.model, args, dict(kwargs or {}), lambda forward, a, k: self._attempt(forward, a, k, run)
         )
         value = find_loss(output) if loss is None else loss(output)
         if value is None:
-            return Step(output, None)
+            return DetachedResult(output, None)
         if steps:
             steps[0].backward(value)
         else:
             value.backward()
-        return Step(output, value.detach())
+        return DetachedResult(output, value.detach())
 
     def _attempt(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> Any:
         bound = bind(self.model, args, kwargs)
-        misfit = self._fitting.misfit(bound)
+        misfit = self.call_guard.find_mismatch(bound)
         if misfit is None:
             self._keep_current()
-            before = Undo(self._changeable, bound)
+            before = Rollback(self.mutable_state, bound)
             try:
                 output = run(bound)
                 before.forget()
                 return output
             except Exception as error:
                 # What fails here fails in the model too, which then raises its own error; or it is right and runs.
-                misfit = misfit_of(error)
+                misfit = mismatch_of_error(error)
             before.undo()
         return self._fall_back(forward, args, kwargs, misfit)
 
-    def _fall_back(self, forward: Callable[..., Any], args: Any, kwargs: Any, misfit: Misfit) -> Any:
+    def _fall_back(self, forward: Callable[..., Any], args: Any, kwargs: Any, misfit: Mismatch) -> Any:
         output = forward(*args, **kwargs)
         self._fallbacks.count(misfit)
         return output
 
     def _keep_current(self) -> None:
         """Stages hold some tensors themselves: pick them again where the model has got others."""
-        if not self._holdings.are_current():
+        if not self.stage_tensors.are_current():
             self._make_stages()
 
-    def check(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Report:
+    def check(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> CheckReport:
         """Compare the sequential run and the detached step with the model itself; leaves everything as it was."""
         from gemini.pipe.stage_check import check_piped
 
@@ -226,6 +226,17 @@ class Piped:
     def __repr__(self) -> str:
         many = f"{len(self.stages)} stages on {self.partition.nparts} workers"
         return f"Piped({type(self.model).__name__}, {many}, by {self.partition.partitioner})"
+
+
+def build_piped(graph: Graph, profile: Profile, partition: Partition, shares: Mapping[int, int] | None = None) -> Piped:
+    """Generate the stages of a partition and make them live.
+
+    `shares` are nodes whose values are multiplied by the weight of the micro-batch, each with its number among them.
+    """
+    from gemini.codegen import generate_stages
+
+    codes = generate_stages(graph, partition, **({"shares": shares} if shares else {}))
+    return Piped(graph.bound_model(), graph, profile, partition, codes)
 
 
 def find_loss(output: Any) -> torch.Tensor:

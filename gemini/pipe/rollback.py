@@ -13,10 +13,11 @@ from torch import nn
 
 from gemini.ir.encode import tensors
 from gemini.ir.graph import Graph
-from gemini.snapshot.model_state import Attributes, Generators
+from gemini.snapshot.model_state import AttributeSnapshot
+from gemini.snapshot.rng_snapshot import GeneratorStates
 
 
-class Changeable:
+class MutableState:
     """What the runs of one graph may change; found once."""
 
     def __init__(self, graph: Graph, model: nn.Module) -> None:
@@ -56,13 +57,13 @@ class Changeable:
         self._room = room
 
 
-class Undo:
+class Rollback:
     """The state before a run."""
 
-    def __init__(self, changeable: Changeable, bound: dict[str, Any]) -> None:
+    def __init__(self, changeable: MutableState, bound: dict[str, Any]) -> None:
         self.changeable = changeable
-        self.generators = Generators()
-        self.attributes = [Attributes(block) for block in changeable.blocks]
+        self.generators = GeneratorStates()
+        self.attributes = [AttributeSnapshot(block) for block in changeable.blocks]
         self.tensors = changeable.tensors(bound)
         self.saved = changeable.take_room(self.tensors)
         self._copy(self.tensors, self.saved)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gemini.capture.call_binding import Call
-from gemini.capture.out_spec import sketch
 from gemini.capture.verify.step_observation import tensor_difference
+from gemini.ir.call_binding import ModelCall
 from gemini.ir.encode import tensors
-from gemini.pipe.tied_parameters import SharedParameters
+from gemini.ir.out_spec import structure_of
+from gemini.pipe.tied_parameters import TiedGradients
 from gemini.quiet_warnings import muted
-from gemini.snapshot.model_state import Saved
+from gemini.snapshot.model_state import ModelSnapshot
 
 if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
@@ -49,7 +49,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """Both ways, and the reasons why a run fell back to the model.
 
     Some partitions must differ by rounding, and `rounding` says why. A branch that is cut off may wait or come first:
@@ -81,7 +81,7 @@ class Report:
 
 
 @dataclass
-class _Seen:
+class _StepResult:
     """What one step showed."""
 
     structure: str
@@ -90,20 +90,20 @@ class _Seen:
     buffers: dict[str, torch.Tensor]
 
 
-def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
     """Run a step in all three ways and compare."""
-    model, call = piped.model, Call(tuple(args), kwargs)
+    model, call = piped.model, ModelCall(tuple(args), kwargs)
     grads = [(p, p.grad) for p in model.parameters()]
     large = sum(p.numel() * p.element_size() for p in model.parameters()) > _COPIED_BYTES
-    state, reasons = Saved(model, watch=large), piped.fallback_reasons
+    state, reasons = ModelSnapshot(model, watch=large), piped.fallback_reasons
 
-    def step(run: Callable[[Any, Any], Any]) -> _Seen:
+    def step(run: Callable[[Any, Any], Any]) -> _StepResult:
         for parameter, _ in grads:
             parameter.grad = None
         a, k = call.arguments()
         try:
             with state.watching():
-                return _look(piped, run(a, k), (a, k))
+                return _observe(piped, run(a, k), (a, k))
         finally:
             state.restore()
 
@@ -113,8 +113,8 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     def sequential(a: Any, k: Any) -> Any:
         return _differentiated(piped(*a, **k))
 
-    def compare(way: str, found: _Seen) -> Difference:
-        return _compare(way, expected, found, torch.bfloat16 if _casts(piped) else None)
+    def compare(way: str, found: _StepResult) -> Difference:
+        return _compare(way, expected, found, torch.bfloat16 if _uses_autocast(piped) else None)
 
     def detached(a: Any, k: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -130,19 +130,19 @@ def check_piped(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             parameter.grad = grad
     after = piped.fallback_reasons
     uncut = tuple(text for text, count in after.items() if count > reasons.get(text, 0))
-    return Report(*found, rounding=tuple(_rounding(piped)), fallbacks=uncut)
+    return CheckReport(*found, rounding=tuple(_rounding_reasons(piped)), fallbacks=uncut)
 
 
-def _rounding(piped: Piped) -> Iterator[str]:
+def _rounding_reasons(piped: Piped) -> Iterator[str]:
     """Why these stages may differ from the model by rounding."""
     order = [node for nodes in piped.partition.stages for node in nodes]
     if order != sorted(order):
         yield "the stages sum gradients in another order than the model does"
-    if _casts(piped) and SharedParameters(piped.stages).parameters:
+    if _uses_autocast(piped) and TiedGradients(piped.stages).parameters:
         yield "autocast casts a weight that several stages use once in each of them"
 
 
-def _casts(piped: Piped) -> bool:
+def _uses_autocast(piped: Piped) -> bool:
     return any(node.region is not None and node.region.autocast for node in piped.graph.nodes)
 
 
@@ -167,19 +167,21 @@ def _differentiated(output: Any) -> Any:
     return output
 
 
-def _look(piped: Piped, output: Any, arguments: Any) -> _Seen:
+def _observe(piped: Piped, output: Any, arguments: Any) -> _StepResult:
     gradients = {name: p.grad for name, p in piped.named_parameters()}
     gradients |= {f"input {_name(path)}": t.grad for path, t in tensors(arguments) if t.is_leaf and t.requires_grad}
     buffers = {name: buffer.detach().clone() for name, buffer in piped.named_buffers()}
     buffers |= {f"input {_name(path)}": t.detach().clone() for path, t in tensors(arguments)}
-    return _Seen(sketch(output), {_name(path): t.detach() for path, t in tensors(output)}, gradients, buffers)
+    return _StepResult(
+        structure_of(output), {_name(path): t.detach() for path, t in tensors(output)}, gradients, buffers
+    )
 
 
 def _name(path: Any) -> str:
     return ".".join(str(step[1]) for step in path) or "output"
 
 
-def _compare(way: str, expected: _Seen, found: _Seen, precision: torch.dtype | None) -> Difference:
+def _compare(way: str, expected: _StepResult, found: _StepResult, precision: torch.dtype | None) -> Difference:
     where: list[str] = []
     if expected.structure != found.structure:
         where.append(f"the output is {found.structure:.200}, not {expected.structure:.200}")

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from gemini.errors import ArtifactError
-from gemini.pipe.manifest import NAME, digest, parse_manifest
+from gemini.pipe.manifest import NAME, hash_content, parse_manifest
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _IGNORED = ("__pycache__",)
 
 
 @dataclass(frozen=True)
-class Contents:
+class FolderContents:
     """What is in a folder: its manifest, the files that are as it says, and what is not as it says."""
 
     manifest: dict[str, Any]
@@ -32,7 +32,7 @@ class Contents:
     changed: tuple[str, ...]  # one line a file that was edited or is gone
 
 
-def read_folder(folder: Path) -> Contents:
+def read_folder(folder: Path) -> FolderContents:
     """Read a folder of ours; a file is read once, so that what was checked is what is used."""
     path = folder / NAME
     if not folder.is_dir():
@@ -53,11 +53,11 @@ def read_folder(folder: Path) -> Contents:
             continue
         except OSError as error:
             raise ArtifactError(f"{folder / name} cannot be read: {error.strerror}") from error
-        if digest(content) == expected:
+        if hash_content(content) == expected:
             files[name] = content
         else:
             changed.append(f"{name} was edited")
-    return Contents(manifest, files, tuple(changed))
+    return FolderContents(manifest, files, tuple(changed))
 
 
 def check_replaceable(folder: Path, overwrite: bool) -> None:
@@ -96,12 +96,12 @@ def write_folder(folder: Path, files: Mapping[str, bytes], overwrite: bool) -> N
         for name, content in files.items():
             _write(fresh / name, content)
         if folder.is_dir():
-            _keep_others(folder, fresh, files)
+            _copy_other_files(folder, fresh, files)
             shutil.copymode(folder, fresh)
         else:
             fresh.chmod(0o777 & ~_umask())
         _sync(fresh)
-        _put_in_place(fresh, folder)
+        _replace_folder(fresh, folder)
     except OSError as error:
         raise ArtifactError(f"{folder} cannot be written: {error.strerror or error}") from error
     finally:
@@ -130,7 +130,7 @@ def _umask() -> int:
     return mask
 
 
-def _keep_others(folder: Path, fresh: Path, files: Mapping[str, bytes]) -> None:
+def _copy_other_files(folder: Path, fresh: Path, files: Mapping[str, bytes]) -> None:
     """Copy what the user put into the folder: all that the old manifest does not name."""
     try:
         ours = {NAME, *read_folder(folder).manifest["files"]}
@@ -145,7 +145,7 @@ def _keep_others(folder: Path, fresh: Path, files: Mapping[str, bytes]) -> None:
             shutil.copy2(path, fresh / path.name, follow_symlinks=False)
 
 
-def _put_in_place(fresh: Path, folder: Path) -> None:
+def _replace_folder(fresh: Path, folder: Path) -> None:
     if not folder.exists():
         fresh.rename(folder)
     elif not _exchange(fresh, folder):

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from gemini.cache_files import software_versions
 from gemini.capture.entry import attach_model
 from gemini.capture.python_state import fingerprint
-from gemini.codegen import StageCode, generate, interfaces
+from gemini.codegen import StageCode, generate_stages, interfaces
 from gemini.errors import ArtifactError
 from gemini.ir.graph import Graph
 from gemini.ir.serialize import load_graph
-from gemini.ir.validity import differing, readable
+from gemini.ir.validity import describe_differences, describe_state
 from gemini.partition.assignment import Partition
-from gemini.pipe.manifest import ARRAYS, GRAPH, PARTITION, PROFILE, versions
+from gemini.pipe.manifest import ARRAYS, GRAPH, PARTITION, PROFILE
 from gemini.pipe.piped_model import Piped
-from gemini.pipe.stage_folder import Contents, read_folder
+from gemini.pipe.stage_folder import FolderContents, read_folder
 from gemini.profiling.profile_result import Profile
 
 if TYPE_CHECKING:
@@ -40,32 +41,32 @@ def load_piped(folder: str | Path, model: nn.Module, *, regenerate: bool = False
         raise ArtifactError(f"a saved partition is loaded for a model, not a {type(model).__name__}")
     contents = read_folder(path)
     if regenerate:
-        return _regenerated(path, model)
+        return _regenerate(path, model)
     if contents.changed:
         listed = "\n".join(f"  - {line}" for line in contents.changed)
         raise ArtifactError(f"{path} has changed since it was written:\n{listed}\n    → restore the files, or {_AGAIN}")
-    _tell_versions(path, contents.manifest["made"])
-    graph, partition, profile = _parts(contents.files, path, model)
-    _tell_state(graph)
+    _warn_versions(path, contents.manifest["made"])
+    graph, partition, profile = _read_parts(contents.files, path, model)
+    _warn_state(graph)
     faces = interfaces(graph, partition)
-    return Piped(model, graph, profile, partition, _codes(contents, faces, path), folder=path)
+    return Piped(model, graph, profile, partition, _stage_codes(contents, faces, path), folder=path)
 
 
-def _regenerated(path: Path, model: nn.Module) -> Piped:
+def _regenerate(path: Path, model: nn.Module) -> Piped:
     names = (GRAPH, ARRAYS, PARTITION, PROFILE)
     files = {name: file.read_bytes() for name in names if (file := path / name).is_file()}
     missing = [name for name in (GRAPH, PARTITION, PROFILE) if name not in files]
     if missing:
         raise ArtifactError(f"{path} cannot be generated anew without {', '.join(missing)}\n    → pipe the model again")
-    graph, partition, profile = _parts(files, path, model)
-    _tell_state(graph)
+    graph, partition, profile = _read_parts(files, path, model)
+    _warn_state(graph)
     partition.validate(graph)  # it may have been edited on purpose
-    made = Piped(model, graph, profile, partition, generate(graph, partition), folder=path)
+    made = Piped(model, graph, profile, partition, generate_stages(graph, partition), folder=path)
     made.save(path, overwrite=True)
     return made
 
 
-def _parts(files: dict[str, bytes], path: Path, model: nn.Module) -> tuple[Graph, Partition, Profile]:
+def _read_parts(files: dict[str, bytes], path: Path, model: nn.Module) -> tuple[Graph, Partition, Profile]:
     with tempfile.TemporaryDirectory() as scratch:
         for name in (GRAPH, ARRAYS):
             if name in files:
@@ -82,7 +83,7 @@ def _json(files: dict[str, bytes], name: str, path: Path) -> Any:
         raise ArtifactError(f"{path / name} is not JSON: {error}\n    → pipe the model again") from error
 
 
-def _codes(contents: Contents, faces: tuple[Interface, ...], path: Path) -> tuple[StageCode, ...]:
+def _stage_codes(contents: FolderContents, faces: tuple[Interface, ...], path: Path) -> tuple[StageCode, ...]:
     """The generated text, if its stages have the interfaces that graph and partition give."""
     described = contents.manifest["stages"]
     wanted = [([p.name for p in face.inputs], [p.name for p in face.outputs]) for face in faces]
@@ -100,18 +101,18 @@ def _codes(contents: Contents, faces: tuple[Interface, ...], path: Path) -> tupl
     )
 
 
-def _tell_versions(path: Path, made: dict[str, Any]) -> None:
-    now = versions()
+def _warn_versions(path: Path, made: dict[str, Any]) -> None:
+    now = software_versions()
     other = [f"{name} {made[name]} (now {now[name]})" for name in ("gemini", "torch") if made.get(name) != now[name]]
     if other:
         warnings.warn(f"gemini: {path} was made with {', '.join(other)}; {_AGAIN}", UserWarning, stacklevel=4)
 
 
-def _tell_state(graph: Graph) -> None:
+def _warn_state(graph: Graph) -> None:
     """A fresh model may come into its state with its first call only, or by `train()`: told, not refused."""
-    if graph.awaited is not None and graph.validity is not None:
-        now = readable(fingerprint(graph.bound_model(), graph.validity.glue))
-        listed = "".join(f"\n  - {line}" for line in list(differing(graph.awaited, now))[:4])
+    if graph.awaited_state is not None and graph.validity is not None:
+        now = describe_state(fingerprint(graph.bound_model(), graph.validity.glue))
+        listed = "".join(f"\n  - {line}" for line in list(describe_differences(graph.awaited_state, now))[:4])
         warnings.warn(
             f"gemini: {graph.model_name} is not in the state its stages were made in; calls run uncut until it is:"
             f"{listed}",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 
-class SharedParameters:
+class TiedGradients:
     """Within this context shared parameters gather their gradient apart; leaving it hands the sum over."""
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
@@ -35,7 +35,7 @@ class SharedParameters:
                 parameter.grad = None
         return found
 
-    def __enter__(self) -> SharedParameters:
+    def __enter__(self) -> TiedGradients:
         for p in self.parameters:
             self._aside.append((p, p.grad, p._backward_hooks, p._post_accumulate_grad_hooks))
             # An empty dictionary: setting None would leave the hooks in force.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gemini.ir.graph import Graph
 
 
-class Wiring:
+class ValueRoutes:
     """The ports of all stages, and when each value is needed for the last time."""
 
     def __init__(self, graph: Graph, interfaces: Sequence[Interface]) -> None:
@@ -47,16 +47,16 @@ class Wiring:
 
     def run(self, stages: Sequence[nn.Module], model: nn.Module, bound: dict[str, Any]) -> Any:
         """Run the stages one after another, one autograd graph, and return the model's output."""
-        caller = Caller(self, model, bound)
+        caller = CallerSide(self, model, bound)
         values = {port.name: caller.read_port(port) for port in self.from_call}
         for interface, stage, dropped in zip(self.interfaces, stages, self.dropped, strict=True):
-            values.update(returned(interface, stage(*[values[port.name] for port in interface.inputs])))
+            values.update(name_outputs(interface, stage(*[values[port.name] for port in interface.inputs])))
             for name in dropped:
                 del values[name]
         return caller.output(lambda port: values[port.name])
 
 
-def returned(interface: Interface, made: Any) -> Iterator[tuple[str, Any]]:
+def name_outputs(interface: Interface, made: Any) -> Iterator[tuple[str, Any]]:
     """(name, value) of what a stage returned: the bare value if there is one, else a tuple."""
     outputs = interface.outputs
     if len(outputs) == 1:
@@ -65,10 +65,10 @@ def returned(interface: Interface, made: Any) -> Iterator[tuple[str, Any]]:
         yield from ((port.name, value) for port, value in zip(outputs, made or (), strict=True))
 
 
-class Caller(Execution):
+class CallerSide(Execution):
     """The caller's side of one run: it has the arguments and the model, and no node to run."""
 
-    def __init__(self, wiring: Wiring, model: nn.Module, bound: dict[str, Any]) -> None:
+    def __init__(self, wiring: ValueRoutes, model: nn.Module, bound: dict[str, Any]) -> None:
         super().__init__(wiring.graph, model, bound)
         self.wiring = wiring
         self._arrived: Callable[[Port], Any] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemini.batch_analysis.batch_kinds import Opaque, Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.graph_analysis import GraphForms
+from gemini.batch_analysis.graph_analysis import GraphKinds
 from gemini.batch_analysis.side_effects import written_buffers
 from gemini.capture.attribute_writes import returned_writes
 from gemini.ir.graph import Graph
@@ -21,7 +21,7 @@ from gemini.schedule.block import FORWARD
 Once = tuple[tuple[int, ...], ...]
 
 
-def find_written(plan: StepPlan) -> Once:
+def find_written_buffers(plan: StepPlan) -> Once:
     """For every stage, the buffers that it writes once a step, by place among its own; () where none does.
 
     Running averages of micro-batches are not among them: they are written by every micro-batch, in order.
@@ -45,7 +45,7 @@ def find_written(plan: StepPlan) -> Once:
     return found if any(found) else ()
 
 
-def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
+def check_attribute_writes(graph: Graph, forms: GraphKinds, unsplit: str) -> None:
     """Attributes that calls leave must be had from the run that leaves them, and from nothing else."""
     left = returned_writes(graph)
     names = {str(one) for one in left}
@@ -57,7 +57,10 @@ def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
     values = zip(left, graph.result.items[1].items, strict=True) if left else ()  # type: ignore[union-attr]
     for one, form in values:
         if any(
-            read.op in ("item", "call") for leaf in leaves(form) if isinstance(leaf, Number) for read in _reads(leaf)
+            read.op in ("item", "call")
+            for leaf in leaves(form)
+            if isinstance(leaf, Number)
+            for read in _tensor_reads(leaf)
         ):
             raise UnplannableError(f"{one} keeps a number that is read from contents")
         for ref in leaves(form) if not unsplit else ():
@@ -67,13 +70,13 @@ def check_left(graph: Graph, forms: GraphForms, unsplit: str) -> None:
                 raise UnplannableError(f"{one} keeps something of the batch in an attribute{why}")
 
 
-def _reads(number: Number) -> Iterator[Expr]:
+def _tensor_reads(number: Number) -> Iterator[Expr]:
     from gemini.ir.def_use import tensor_reads
 
     return tensor_reads(number.expr)
 
 
-def check_joinable(forms: GraphForms) -> None:
+def check_outputs_joinable(forms: GraphKinds) -> None:
     """Where micro-batches have statistics of their own, the outputs of the model itself must be had from theirs."""
     if not forms.own_statistics:
         return

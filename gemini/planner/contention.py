@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gemini.planner.plan_request import SpeedProbe
-from gemini.profiling.host_speed import Speed
+from gemini.profiling.host_speed import HostSpeed
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.profile_result import Profile
 
@@ -57,11 +57,11 @@ class Contention:
     compute: float = 1.0
     mb_per_ms: float = 10.0  # read and written
 
-    def slowed(self, profile: Profile) -> Profile:
+    def slow_down(self, profile: Profile) -> Profile:
         """The times of nodes, while others compute."""
-        return replace(profile, nodes=tuple(self._slowed(node) for node in profile.nodes))
+        return replace(profile, nodes=tuple(self._slow_node(node) for node in profile.nodes))
 
-    def _slowed(self, node: NodeCost) -> NodeCost:
+    def _slow_node(self, node: NodeCost) -> NodeCost:
         backward_mb = node.moved_mb - node.forward_moved_mb
         return replace(
             node,
@@ -88,12 +88,12 @@ def measure_contention(workers: int, threads: int = 1, measure_speeds: SpeedProb
     return _measure_with_probes(workers, threads, cores)
 
 
-def contention_from_speeds(alone: Speed, workers: Sequence[Speed], turns: float = 1.0) -> Contention:
+def contention_from_speeds(alone: HostSpeed, workers: Sequence[HostSpeed], turns: float = 1.0) -> Contention:
     """The contention that speeds show; processor time says nothing about those who take turns on a core.
 
     It is that of the middle worker: where others share the machine, who is the slow one changes from second to second.
     """
-    middle = Speed(*(statistics.median(values) for values in zip(*workers, strict=True)))
+    middle = HostSpeed(*(statistics.median(values) for values in zip(*workers, strict=True)))
     memory, compute = (
         min(_MOST, max(1 / _MOST, one / max(other, 1e-9))) * turns
         for one, other in ((alone.moved_mb, middle.moved_mb), (alone.products, middle.products))

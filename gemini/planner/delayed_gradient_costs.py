@@ -24,23 +24,23 @@ _TRIES = 3
 _CALLS = 40  # of a small layer, timed as one
 
 
-class Backward(NamedTuple):
+class BackwardCost(NamedTuple):
     """A backward in parts: how many times as long as the ordinary one, and how much of it is for weights."""
 
     ratio: float
     weight_share: float | None
 
     @staticmethod
-    def of(inputs_ms: float, weights_ms: float, usual_ms: float) -> Backward:
+    def of(inputs_ms: float, weights_ms: float, usual_ms: float) -> BackwardCost:
         """What was measured."""
         whole = inputs_ms + weights_ms
-        return Backward(whole / max(usual_ms, 1e-6), weights_ms / max(whole, 1e-6))
+        return BackwardCost(whole / max(usual_ms, 1e-6), weights_ms / max(whole, 1e-6))
 
 
-USUAL = Backward(1.0, None)
+UNCHANGED = BackwardCost(1.0, None)
 
 
-def quickest(call: Callable[[], Any], tries: int = _TRIES) -> float:
+def min_time_ms(call: Callable[[], Any], tries: int = _TRIES) -> float:
     """The time of a call that nothing disturbs (ms); on one thread its own, else that of the clock."""
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     found = []
@@ -52,9 +52,9 @@ def quickest(call: Callable[[], Any], tries: int = _TRIES) -> float:
 
 
 @functools.lru_cache(maxsize=1)
-def around() -> tuple[float, float]:
+def layer_overhead_ms() -> tuple[float, float]:
     """What a stored layer takes beyond an ordinary one, forward and backward (ms), whatever its size."""
-    from gemini.step.delayed_weight_grads import STORE, Later, settle
+    from gemini.step.delayed_weight_grads import STORE, DelayedGrad, run_delayed
     from gemini.step.split_backward_ops import _Linear
 
     given, weight = torch.zeros(4, 8, requires_grad=True), torch.zeros(8, 8, requires_grad=True)
@@ -71,13 +71,13 @@ def around() -> tuple[float, float]:
         differentiate((usual(),), (gradient,), (given, weight, bias))
 
     def stored_backward() -> None:
-        queue: deque[Later] = deque()
-        with STORE.collecting(queue):
+        queue: deque[DelayedGrad] = deque()
+        with STORE.collect_into(queue):
             differentiate((stored(),), (gradient,), (given,))
-        settle(queue, sums)
+        run_delayed(queue, sums)
 
     with torch.enable_grad():
-        one, other, whole, parts = (_each(call) for call in (usual, stored, usual_backward, stored_backward))
+        one, other, whole, parts = (_time_per_call(call) for call in (usual, stored, usual_backward, stored_backward))
     forward = max(0.0, other - one)
     return forward, max(0.0, parts - whole - forward)
 
@@ -95,11 +95,13 @@ class _Sums:
         return self.sums[id(parameter)], False
 
 
-def _each(call: Callable[[], Any]) -> float:
-    return quickest(lambda: [call() for _ in range(_CALLS)]) / _CALLS
+def _time_per_call(call: Callable[[], Any]) -> float:
+    return min_time_ms(lambda: [call() for _ in range(_CALLS)]) / _CALLS
 
 
-def convolution_backward(layer: Any, shape: tuple[int, ...], made: tuple[int, ...], has_input: bool) -> Backward:
+def measure_convolution_backward(
+    layer: Any, shape: tuple[int, ...], made: tuple[int, ...], has_input: bool
+) -> BackwardCost:
     """The backward of a convolution."""
     from gemini.step.split_backward_ops import _each as dims_of
 
@@ -114,6 +116,6 @@ def convolution_backward(layer: Any, shape: tuple[int, ...], made: tuple[int, ..
         )
 
     bias, total = layer.bias is not None, torch.zeros_like(weight)
-    usual = quickest(lambda: run([has_input, True, bias]))
-    back = quickest(lambda: run([True, False, False])) if has_input else 0.0
-    return Backward.of(back, quickest(lambda: total.add_(run([False, True, bias])[1])), usual)
+    usual = min_time_ms(lambda: run([has_input, True, bias]))
+    back = min_time_ms(lambda: run([True, False, False])) if has_input else 0.0
+    return BackwardCost.of(back, min_time_ms(lambda: total.add_(run([False, True, bias])[1])), usual)

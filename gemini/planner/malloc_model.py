@@ -24,7 +24,7 @@ _LARGEST = 32 << 20  # bytes: larger ones do not come from the heap, and go back
 _MB = float(1 << 20)
 
 
-class Heap:
+class HeapModel:
     """Blocks by key."""
 
     def __init__(self, seed: int = 0) -> None:

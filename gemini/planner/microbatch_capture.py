@@ -7,16 +7,16 @@ captured on several instead; the plan then has fewer micro-batches, of two sampl
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Opaque
-from gemini.batch_analysis.batchnorm import couples
+from gemini.batch_analysis.batchnorm import uses_batch_statistics
 from gemini.batch_analysis.precompute import random_guards
 from gemini.batch_analysis.rules.reshape import SQUEEZED
+from gemini.cache_files import cache_folder
 from gemini.capture.attribute_writes import return_attribute_writes
 from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.options import CaptureOptions
@@ -24,14 +24,14 @@ from gemini.errors import GeminiError
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.encode import follow
 from gemini.ir.graph import Graph
-from gemini.planner.buffer_writes import check_joinable
-from gemini.planner.microbatch_sizes import part_of, piece_sizes
-from gemini.planner.sample_dims import check_memory
-from gemini.planner.step_plan import MeetingError, UnplannableError
-from gemini.planner.tail_plan import freed_for
+from gemini.planner.buffer_writes import check_outputs_joinable
+from gemini.planner.microbatch_split import micro_batch_sizes, slice_call
+from gemini.planner.preconditions import check_reassigned
+from gemini.planner.step_plan import CoupledSamplesError, UnplannableError
+from gemini.planner.tail_plan import exclude_tail
 
 if TYPE_CHECKING:
-    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.planner.plan_request import PlanRequest
 
 _TRIES = 5  # captures of a model with branches on random numbers, until one goes a way that it goes again
@@ -39,64 +39,64 @@ _SEVERAL = 2  # samples of the smallest micro-batch, where one sample will not d
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBatch:
     """A micro-batch: what the capture saw of it, and what follows for the whole batch."""
 
     graph: Graph
-    forms: GraphForms
+    forms: GraphKinds
     call: tuple[tuple[Any, ...], dict[str, Any]]
     sizes: list[int]  # of the micro-batches of this batch
-    pieces: float  # like the captured one, which make up the batch
+    parts: float  # captured calls that make up the batch
 
 
-def prove_piece(
+def prove_micro_batch(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout, request: PlanRequest
-) -> Piece:
+) -> MicroBatch:
     """The smallest micro-batch that the wish asks for; raises UnplannableError."""
     call = args, kwargs
-    first: Piece | _Failed
+    first: MicroBatch | _CaptureFailure
     try:
-        first = _tried(model, call, batch, request, 1)
-        reason = _one_sample(first, batch.size)
-    except _Failed as failed:
+        first = _capture_and_prove(model, call, batch, request, 1)
+        reason = _find_one_sample_obstacle(first, batch.size)
+    except _CaptureFailure as failed:
         first, reason = failed, "few samples are too few"
     if reason and batch.size >= 2 * _SEVERAL and request.micro_batches > 1 and not request.current_branch:
         try:
-            second = _tried(model, call, batch, request, _SEVERAL)
-            if not _obstacle(second, batch.size):
-                return _checked(second, batch, request)
+            second = _capture_and_prove(model, call, batch, request, _SEVERAL)
+            if not _find_obstacle(second, batch.size):
+                return _check_micro_batch(second, batch, request)
         except UnplannableError:
             pass  # the first says more
-    times = _times(batch.size, request.micro_batches)
+    times = _equal_parts(batch.size, request.micro_batches)
     if times > 1 and not request.current_branch and _may_loop(first, batch.size):
         try:
-            looped = _looped(model, call, batch, request, times)
+            looped = _prove_sample_loop(model, call, batch, request, times)
             if looped is not None:
-                return _checked(looped, batch, request)
+                return _check_micro_batch(looped, batch, request)
         except UnplannableError:
             pass
-    if isinstance(first, _Failed):
+    if isinstance(first, _CaptureFailure):
         raise first
-    return _checked(first, batch, request)
+    return _check_micro_batch(first, batch, request)
 
 
-def _looped(
+def _prove_sample_loop(
     model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout, request: PlanRequest, times: int
-) -> Piece | None:
+) -> MicroBatch | None:
     """A micro-batch of a model that loops over samples; modules without children are opened if one is the obstacle."""
     for opened in (False, True):
-        found = _tried(model, call, batch, request, batch.size // times, times, opened=opened)
+        found = _capture_and_prove(model, call, batch, request, batch.size // times, times, opened=opened)
         if random_guards(found.graph):  # ways through them are not known of loops
             return None
-        reason = _obstacle(found, batch.size)
+        reason = _find_obstacle(found, batch.size)
         if not reason:
             return found
-        if not _is_of_leaf(found, reason):
+        if not _concerns_leaf(found, reason):
             break
     return None
 
 
-def _is_of_leaf(piece: Piece, reason: str) -> bool:
+def _concerns_leaf(piece: MicroBatch, reason: str) -> bool:
     """Whether a reason is about a module without children that is not one of torch.nn."""
     leaves = [node for node in piece.graph.nodes if node.kind == "module"]
     own = [node for node in leaves if not _class_of(piece.graph, node.target).__module__.startswith("torch.nn.")]
@@ -107,26 +107,26 @@ def _class_of(graph: Graph, name: str) -> type:
     return type(graph.bound_model().get_submodule(name))
 
 
-def _times(samples: int, most: int) -> int:
+def _equal_parts(samples: int, most: int) -> int:
     """Into how many equal micro-batches samples can be dealt out."""
     return next((count for count in range(min(samples, most), 1, -1) if samples % count == 0), 1)
 
 
-def _may_loop(piece: Piece | _Failed, samples: int) -> bool:
+def _may_loop(piece: MicroBatch | _CaptureFailure, samples: int) -> bool:
     """Whether a loop over samples, or a branch on their contents, may be what keeps them from being split."""
-    if isinstance(piece, _Failed):
+    if isinstance(piece, _CaptureFailure):
         return False
-    found, graph = _obstacle(piece, samples), piece.graph
+    found, graph = _find_obstacle(piece, samples), piece.graph
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     counts = graph.batch_size is None or any("batch size" in reason or "from data" in reason for reason in reasons)
-    return bool(found) and (counts or "a branch depends" in found or _is_of_leaf(piece, found))
+    return bool(found) and (counts or "a branch depends" in found or _concerns_leaf(piece, found))
 
 
-class _Failed(UnplannableError):
+class _CaptureFailure(UnplannableError):
     """The model fails on few samples."""
 
 
-def _tried(  # noqa: PLR0917
+def _capture_and_prove(  # noqa: PLR0917
     model: nn.Module,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     batch: BatchLayout,
@@ -135,69 +135,75 @@ def _tried(  # noqa: PLR0917
     times: int = 0,
     *,
     opened: bool = False,
-) -> Piece:
+) -> MicroBatch:
     """A micro-batch of so many samples at least; with `times`, of so many, in a batch of so many times as many."""
     from gemini.batch_analysis.graph_analysis import prove_graph
 
-    sizes = piece_sizes(batch.size, min(request.micro_batches, batch.size // least))
-    few = batch.size if request.current_branch else max(sizes[0], _enough(model, batch, sizes, least, request))
+    sizes = micro_batch_sizes(batch.size, min(request.micro_batches, batch.size // least))
+    few = (
+        batch.size
+        if request.current_branch
+        else max(sizes[0], _samples_to_capture(model, batch, sizes, least, request))
+    )
     few = least if times else few
-    piece = part_of(*call, batch, 0, few)
+    piece = slice_call(*call, batch, 0, few)
     try:
-        graph = _repeatable(model, *piece, request, CaptureOptions(batch, times, opened))
+        graph = _capture_repeatable(model, *piece, request, CaptureOptions(batch, times, opened))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the model: few samples are too few
-        raise _Failed(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
+        raise _CaptureFailure(f"on {few} samples it raises {type(error).__name__}: {error!s:.150}") from error
     # Layers are looked at by running them.
     with torch.random.fork_rng(devices=[]):
         forms = prove_graph(graph, *piece, least=least, micro_batch_statistics=request.micro_batch_statistics)
-    return Piece(graph, forms, piece, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
+    return MicroBatch(graph, forms, piece, sizes, 1.0 if request.current_branch else len(sizes) * sizes[0] / few)
 
 
-def _checked(piece: Piece, batch: BatchLayout, request: PlanRequest) -> Piece:
+def _check_micro_batch(piece: MicroBatch, batch: BatchLayout, request: PlanRequest) -> MicroBatch:
     if piece.forms.reason:
         if not request.gather_reason:
-            raise (MeetingError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
-        piece = replace(piece, forms=freed_for(piece.forms))
-    check_dimensions(piece.graph, piece.call, batch)
-    check_joinable(piece.forms)
+            raise (CoupledSamplesError if piece.forms.interpreter.blockers else UnplannableError)(piece.forms.reason)
+        piece = replace(piece, forms=exclude_tail(piece.forms))
+    check_batch_dims(piece.graph, piece.call, batch)
+    check_outputs_joinable(piece.forms)
     return piece
 
 
-def _obstacle(piece: Piece, samples: int) -> str:
+def _find_obstacle(piece: MicroBatch, samples: int) -> str:
     """What keeps so many samples from being split, as far as the model itself tells."""
-    from gemini.batch_analysis.graph_analysis import other_way
+    from gemini.batch_analysis.graph_analysis import find_size_branch
 
     forms = piece.forms
     kinds = [forms.kind(ref) for ref in piece.graph.outputs()]
     opaque = next((kind.reason for kind in kinds if isinstance(kind, Opaque)), "")
-    return forms.reason or other_way(forms.interpreter, piece.graph, samples) or opaque
+    return forms.reason or find_size_branch(forms.interpreter, piece.graph, samples) or opaque
 
 
-def _one_sample(piece: Piece, samples: int) -> str:
+def _find_one_sample_obstacle(piece: MicroBatch, samples: int) -> str:
     """What keeps them from being split, and may not do so where a micro-batch has several."""
-    from gemini.batch_analysis.graph_analysis import other_way
+    from gemini.batch_analysis.graph_analysis import find_size_branch
 
-    found, graph = _obstacle(piece, samples), piece.graph
+    found, graph = _find_obstacle(piece, samples), piece.graph
     if not found or piece.forms.least > 1:
         return ""
     reasons = [graph.checked.get("half batch", ""), *graph.blocks.values(), *graph.calls.values()]
     if graph.batch_size is None or any("batch size" in reason for reason in reasons):
         return found
-    if SQUEEZED in found or (not piece.forms.reason and other_way(piece.forms.interpreter, graph, samples)):
+    if SQUEEZED in found or (not piece.forms.reason and find_size_branch(piece.forms.interpreter, graph, samples)):
         return found
     return ""
 
 
-def _enough(model: nn.Module, batch: BatchLayout, sizes: list[int], least: int, request: PlanRequest) -> int:
+def _samples_to_capture(
+    model: nn.Module, batch: BatchLayout, sizes: list[int], least: int, request: PlanRequest
+) -> int:
     """How many samples a capture needs, half of which it looks at, too: statistics are of two or more."""
-    if not any(couples(module) for module in model.modules()):
+    if not any(uses_batch_statistics(module) for module in model.modules()):
         return 1 if least == 1 else 2 * least
     if min(sizes) < 2 and not request.gather_reason:
         raise UnplannableError("batch normalization in training, and micro-batches of one sample, without statistics")
     return min(batch.size, 4)
 
 
-def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout) -> None:
+def check_batch_dims(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]], batch: BatchLayout) -> None:
     """The graph must have found samples where the call has been cut."""
     bound = bind(graph.bound_model(), *call)
     seen = {id(follow(bound, path)): graph.nodes[node] for node, path in graph.inputs.items()}
@@ -214,36 +220,32 @@ def check_dimensions(graph: Graph, call: tuple[tuple[Any, ...], dict[str, Any]],
             )
 
 
-def _repeatable(
+def _capture_repeatable(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
 ) -> Graph:
     """A graph that was checked at two numbers of samples: of branches on random numbers, a way that is often gone."""
-    graph = captured(model, args, kwargs, request, options)
+    graph = capture_graph(model, args, kwargs, request, options)
     for seed in range(0 if request.current_branch else _TRIES):
         if graph.batch_size is not None or not random_guards(graph):
             break
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            graph = captured(model, args, kwargs, request, options)
+            graph = capture_graph(model, args, kwargs, request, options)
     return graph
 
 
-def captured(
+def capture_graph(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], request: PlanRequest, options: CaptureOptions
 ) -> Graph:
     """The graph of a call, an earlier one of its like if that is kept."""
-    from gemini.cache.graphs import capture_or_reuse
-    from gemini.profiling.profile_cache import default_folder
+    from gemini.cache.graphs import load_or_capture
 
-    folder = None
-    if request.cache:
-        folder = default_folder().parent / "graphs" if request.cache is True else Path(request.cache) / "graphs"
     settings: dict[str, Any] = {"depth": None, "basic_blocks": ()}
     try:
-        graph, _ = capture_or_reuse(model, args, kwargs, settings, folder, options)
+        graph, _ = load_or_capture(model, args, kwargs, settings, cache_folder("graphs", request.cache), options)
     except GeminiError as error:
         raise UnplannableError(f"it cannot be captured: {str(error).splitlines()[0]}") from error
-    check_memory(graph.reassigned)
+    check_reassigned(graph.reassigned)
     if graph.is_whole:
         raise UnplannableError(f"it had to be captured whole: {graph.blocks['']}")
     for ref in graph.outputs():

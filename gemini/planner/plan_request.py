@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemini.partition.partition_options import Options, Worker
 from gemini.planner.schedule_choice import ACTION_MS, AUTO
-from gemini.profiling.host_speed import Speed
+from gemini.profiling.host_speed import HostSpeed
 from gemini.profiling.measured_device import MB
 from gemini.schedule.link_costs import Links, Table
 
@@ -23,7 +23,7 @@ _NOT_IN_KEY = frozenset(
     ("cache", "quiet", "gather_reason", "single_micro_batch_reason", "earlier_plans", "measured_plan", "measure_speeds")
 )
 
-Speeds = tuple[Speed, Sequence[Speed]]  # of this process alone, and of all workers at the same time
+Speeds = tuple[HostSpeed, Sequence[HostSpeed]]  # of this process alone, and of all workers at the same time
 SpeedProbe = Callable[[], Speeds | None]
 
 

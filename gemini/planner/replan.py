@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from gemini.schedule.schedplan import SchedPlan
 
 
-def lost_ms(plan: StepPlan) -> float:
+def imbalance_ms(plan: StepPlan) -> float:
     """How much shorter a step would be if its busiest worker had no larger share of the work than planned."""
-    planned, measured = _busy(plan.schedule), _busy(plan.expected)
+    planned, measured = _busy_ms(plan.schedule), _busy_ms(plan.expected)
     return max(measured) - max(planned) / sum(planned) * sum(measured)
 
 
-def _busy(plan: SchedPlan) -> list[float]:
+def _busy_ms(plan: SchedPlan) -> list[float]:
     """How long every worker computes."""
     return [float(sum(block.span for block in plan.device_blocks(device))) for device in range(plan.ndevs)]
 
 
-def learned(plan: StepPlan) -> Profile:
+def apply_measured_times(plan: StepPlan) -> Profile:
     """The profile with nodes that take as much longer as the actions of their stages did."""
     planned, measured, stage_of = _spans(plan.schedule), _spans(plan.expected), plan.partition.stage_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gemini.batch_analysis.precompute import is_foreign, random_guards
+from gemini.batch_analysis.precompute import random_guards, uses_host_rng
 from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.trace_state import USES_HOST_RNG
 from gemini.ir.autograd_modes import RegionSwitch
@@ -17,22 +17,22 @@ from gemini.ir.graph import Graph
 from gemini.ir.interpreter import Execution, GuardBroken, NodeFailed
 from gemini.ir.node import Node
 from gemini.pipe.piped_model import Piped
-from gemini.pipe.rollback import Undo
-from gemini.pipe.value_routes import Caller, returned
-from gemini.planner.microbatch_sizes import part_of
+from gemini.pipe.rollback import Rollback
+from gemini.pipe.value_routes import CallerSide, name_outputs
+from gemini.planner.microbatch_split import slice_call
 from gemini.planner.step_plan import UnplannableError
-from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable
-from gemini.random_numbers.random_ops import UnsliceableDraw
-from gemini.random_numbers.rng_recorder import Draw, Pattern, Recorder, patterns
+from gemini.random_numbers.random_branches import NodeDraw, RandomBranches, UnpredictableBranch
+from gemini.random_numbers.random_ops import UnsliceableRandomOp
+from gemini.random_numbers.rng_recorder import RandomOp, RandomOpPattern, RandomOpRecorder, match_patterns
 
-Recorded = list[list[Draw]]
-Drawn = tuple[tuple[Pattern, ...], ...]
+Recorded = list[list[RandomOp]]
+Drawn = tuple[tuple[RandomOpPattern, ...], ...]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def record_draws(
+def record_stage_rng(
     piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout
-) -> tuple[Drawn, Branches | None]:
+) -> tuple[Drawn, RandomBranches | None]:
     """The draws of every stage, and branches on them; nothing of the model or the generator is left changed."""
     if not any(node.random for node in piped.graph.nodes) or batch.size < 2:
         return ((),) * len(piped.stages), None
@@ -43,69 +43,75 @@ def record_draws(
             "rng='fast' would let every micro-batch draw its own"
         )
     if piped.graph.rolled:
-        return _of_rolled(piped, (args, kwargs), batch), None
+        return _record_sample_loop_rng(piped, (args, kwargs), batch), None
     more, fewer = (3, 2) if batch.size > 2 else (2, 1)
-    calls = [part_of(args, kwargs, batch, 0, count) for count in (more, fewer)]
+    calls = [slice_call(args, kwargs, batch, 0, count) for count in (more, fewer)]
     try:
         if random_guards(piped.graph):
-            return _by_node(piped, calls, (more, fewer))
-        first, second = (_draws(piped, call) for call in calls)
-        return tuple(tuple(patterns(one, more, other, fewer)) for one, other in zip(first, second, strict=True)), None
+            return _record_with_branches(piped, calls, (more, fewer))
+        first, second = (_record_stages(piped, call) for call in calls)
+        return tuple(
+            tuple(match_patterns(one, more, other, fewer)) for one, other in zip(first, second, strict=True)
+        ), None
     except GuardBroken as error:
         raise UnplannableError(f"a branch depends on the number of samples: {error}") from error
-    except UnsliceableDraw as error:
+    except UnsliceableRandomOp as error:
         raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
-    except Unforeseeable as error:
+    except UnpredictableBranch as error:
         raise UnplannableError(str(error)) from error
 
 
-def _of_rolled(piped: Piped, call: Arguments, batch: BatchLayout) -> Drawn:
+def _record_sample_loop_rng(piped: Piped, call: Arguments, batch: BatchLayout) -> Drawn:
     """Where stages run on so many samples only: the draws of their nodes beside those of the model on the batch."""
     samples = piped.graph.batch_size or 1
     if random_guards(piped.graph):
         raise UnplannableError("a branch depends on random numbers, in a model that loops over samples")
     try:
-        few = draws_of_nodes(piped, part_of(*call, batch, 0, samples))
-        every = iter(_draws_of_model(piped, call))
+        few = record_node_rng(piped, slice_call(*call, batch, 0, samples))
+        every = iter(_record_model_rng(piped, call))
         many = {at: list(islice(every, len(found))) for at, found in sorted(few.items())}
         if next(every, None) is not None:
-            raise UnsliceableDraw("there are more draws for more samples")
-        made = {at: patterns(many[at], batch.size, found, samples) for at, found in few.items()}
-    except UnsliceableDraw as error:
+            raise UnsliceableRandomOp("there are more draws for more samples")
+        made = {at: match_patterns(many[at], batch.size, found, samples) for at, found in few.items()}
+    except UnsliceableRandomOp as error:
         raise UnplannableError(f"its random numbers cannot be drawn for the whole batch: {error}") from error
     return tuple(tuple(one for at in nodes for one in made.get(at, ())) for nodes in piped.partition.stages)
 
 
-def _draws_of_model(piped: Piped, call: Arguments) -> list[Draw]:
-    undo, recorder = Undo(piped._changeable, bind(piped.model, *call)), Recorder()
+def _record_model_rng(piped: Piped, call: Arguments) -> list[RandomOp]:
+    undo, recorder = Rollback(piped.mutable_state, bind(piped.model, *call)), RandomOpRecorder()
     try:
         with torch.random.fork_rng(), torch.no_grad(), recorder.recording():
             piped.model(*call[0], **call[1])
     finally:
         undo.undo()
-    return recorder.draws
+    return recorder.ops
 
 
-def _by_node(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, Branches]:
+def _record_with_branches(piped: Piped, calls: list[Arguments], sizes: tuple[int, int]) -> tuple[Drawn, RandomBranches]:
     """The draws of every node: which way random numbers went in these runs does not matter."""
-    first, second = (draws_of_nodes(piped, call) for call in calls)
+    first, second = (record_node_rng(piped, call) for call in calls)
     made = {
         at: [
-            Made(pattern, one)
-            for pattern, one in zip(patterns(found, sizes[0], second[at], sizes[1]), found, strict=True)
+            NodeDraw(pattern, one)
+            for pattern, one in zip(match_patterns(found, sizes[0], second[at], sizes[1]), found, strict=True)
         ]
         for at, found in first.items()
     }
     stages = piped.partition.stages
-    return tuple(tuple(one.pattern for at in nodes for one in made.get(at, ())) for nodes in stages), Branches(
+    return tuple(tuple(one.pattern for at in nodes for one in made.get(at, ())) for nodes in stages), RandomBranches(
         piped.graph, made
     )
 
 
-def draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
+def record_node_rng(piped: Piped, call: Arguments) -> dict[int, list[RandomOp]]:
     """The draws of every node that makes some, whichever way random numbers go; nothing is left changed."""
     graph, bound = piped.graph, bind(piped.model, *call)
-    undo, execution, free = Undo(piped._changeable, bound), Execution(graph, piped.model, bound), random_guards(graph)
+    undo, execution, free = (
+        Rollback(piped.mutable_state, bound),
+        Execution(graph, piped.model, bound),
+        random_guards(graph),
+    )
     found = {}
     try:
         with torch.random.fork_rng(), torch.no_grad(), RegionSwitch() as regions:
@@ -113,45 +119,45 @@ def draws_of_nodes(piped: Piped, call: Arguments) -> dict[int, list[Draw]]:
                 execution.check([guard for guard in graph.guards_at().get(node.id, ()) if guard not in free])
                 if not node.is_source and node.region is not None:
                     regions.to(node.region)
-                recorder = Recorder()
+                recorder = RandomOpRecorder()
                 with recorder.recording() if node.random else nullcontext():
-                    _step(execution, node)
+                    _run_node(execution, node)
                 if node.random:
-                    found[node.id] = recorder.draws
+                    found[node.id] = recorder.ops
     finally:
         undo.undo()
     return found
 
 
-def _step(execution: Execution, node: Node) -> None:
+def _run_node(execution: Execution, node: Node) -> None:
     try:
         execution.step(node)
     except NodeFailed as failed:
-        if isinstance(failed.cause, UnsliceableDraw):  # the recorder's, not the node's
+        if isinstance(failed.cause, UnsliceableRandomOp):  # the recorder's, not the node's
             raise failed.cause from failed
         raise UnplannableError(f"a part of the batch does not run alone: {failed}") from failed
 
 
-def _draws(piped: Piped, call: Arguments) -> Recorded:
+def _record_stages(piped: Piped, call: Arguments) -> Recorded:
     bound = bind(piped.model, *call)
-    undo = Undo(piped._changeable, bound)
-    caller = Caller(piped.wiring, piped.model, bound)
+    undo = Rollback(piped.mutable_state, bound)
+    caller = CallerSide(piped.routes, piped.model, bound)
     found = []
     try:
         with torch.random.fork_rng(), torch.no_grad():
-            values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
+            values = {port.name: caller.read_port(port) for port in piped.routes.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
-                recorder = Recorder()
+                recorder = RandomOpRecorder()
                 with recorder.recording():
                     made = stage(*[values[port.name] for port in interface.inputs])
-                values.update(returned(interface, made))
-                found.append(recorder.draws)
+                values.update(name_outputs(interface, made))
+                found.append(recorder.ops)
     finally:
         undo.undo()
     return found
 
 
-def check_foreign(graph: Graph) -> None:
+def check_host_rng(graph: Graph) -> None:
     """Refuse modules that draw from Python's or NumPy's generator in Python that is not followed.
 
     Such a call is not put off: others, of the program or of its models, draw from these generators in their turn.
@@ -160,5 +166,5 @@ def check_foreign(graph: Graph) -> None:
     if found:
         raise UnplannableError(f"{found[0] or 'the model'} is not looked into, and {USES_HOST_RNG}")
     for node in graph.nodes:  # drawn ahead it would have no gradient, and layers that it calls would run twice
-        if is_foreign(graph, node) and node.uses:
+        if uses_host_rng(graph, node) and node.uses:
             raise UnplannableError(f"{node.name} computes with tensors of the model, and {USES_HOST_RNG}")

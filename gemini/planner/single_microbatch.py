@@ -18,22 +18,22 @@ import torch
 from torch import nn
 
 from gemini.batch_analysis.precompute import random_guards
-from gemini.batch_analysis.side_effects import obstacle
-from gemini.capture.attribute_writes import ASSIGN as ASSIGN
+from gemini.batch_analysis.side_effects import find_obstacle
+from gemini.capture.attribute_writes import ASSIGN
 from gemini.capture.batch_dim import BatchLayout
 from gemini.capture.options import CaptureOptions
 from gemini.ir.call_binding import ModelCall, bind
 from gemini.ir.graph import Graph
 from gemini.ir.interpreter import GuardBroken
 from gemini.ir.pytree import Number, Ref, leaves
-from gemini.pipe.rollback import Undo
-from gemini.pipe.value_routes import Caller, returned
-from gemini.planner.microbatch_capture import Piece, captured, check_dimensions
-from gemini.planner.rng_analysis import draws_of_nodes
+from gemini.pipe.rollback import Rollback
+from gemini.pipe.value_routes import CallerSide, name_outputs
+from gemini.planner.microbatch_capture import MicroBatch, capture_graph, check_batch_dims
+from gemini.planner.rng_analysis import record_node_rng
 from gemini.planner.step_plan import UnplannableError
-from gemini.random_numbers.random_branches import Branches, Made, Unforeseeable
-from gemini.random_numbers.random_ops import UnsliceableDraw
-from gemini.random_numbers.rng_recorder import Pattern, patterns
+from gemini.random_numbers.random_branches import NodeDraw, RandomBranches, UnpredictableBranch
+from gemini.random_numbers.random_ops import UnsliceableRandomOp
+from gemini.random_numbers.rng_recorder import RandomOpPattern, match_patterns
 from gemini.snapshot.rng_snapshot import host_rng_fingerprint, torch_rng_fingerprint
 
 if TYPE_CHECKING:
@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_AS_IT_COMES = Pattern("", (), (), None)  # the whole batch is drawn for at once: nothing is cut
+_UNSLICED = RandomOpPattern("", (), (), None)  # the whole batch is drawn for at once: nothing is cut
 
 
-def whole_batch(
+def capture_whole_batch(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: BatchLayout | None, request: PlanRequest
-) -> tuple[Piece, BatchLayout]:
+) -> tuple[MicroBatch, BatchLayout]:
     """All of a batch, captured, and what counts samples in it, where that is known; raises UnplannableError."""
-    from gemini.batch_analysis.graph_analysis import GraphForms
-    from gemini.batch_analysis.propagate import Interpreter
+    from gemini.batch_analysis.graph_analysis import GraphKinds
+    from gemini.batch_analysis.propagate import KindInterpreter
 
-    graph = captured(model, args, kwargs, request, CaptureOptions(batch))
-    fault = obstacle(graph) or _fault(graph)
+    graph = capture_graph(model, args, kwargs, request, CaptureOptions(batch))
+    fault = find_obstacle(graph) or _find_side_effect(graph)
     if fault:
         raise UnplannableError(fault)
     if batch is not None:
         try:
-            check_dimensions(graph, (args, kwargs), batch)
+            check_batch_dims(graph, (args, kwargs), batch)
         except UnplannableError:
             batch = None
     if batch is None or graph.batch_size is None or random_guards(graph):  # what is drawn is known for this size
         batch = BatchLayout((None,) * len(ModelCall(args, kwargs).tensors), 1)
-    return Piece(graph, GraphForms(graph, Interpreter()), (args, kwargs), [batch.size], 1.0), batch
+    return MicroBatch(graph, GraphKinds(graph, KindInterpreter()), (args, kwargs), [batch.size], 1.0), batch
 
 
-def _fault(graph: Graph) -> str:
+def _find_side_effect(graph: Graph) -> str:
     """What a run leaves behind that would stay in a worker, or cannot be foreseen.
 
     Other branches on contents are no fault: stages look how they come out, on all samples, as the model does.
@@ -81,39 +81,41 @@ def _fault(graph: Graph) -> str:
     return ""
 
 
-def whole_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Branches | None:
+def find_whole_batch_branches(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RandomBranches | None:
     """The branches on random numbers: the plan is for the way that the generator says now."""
     if not random_guards(piped.graph):
         return None
     try:
-        found = draws_of_nodes(piped, (args, kwargs))
-        made = {at: [*map(Made, patterns(one, 1, one, 1), one)] for at, one in found.items()}
-        return Branches(piped.graph, made)
-    except (UnsliceableDraw, Unforeseeable, GuardBroken) as error:
+        found = record_node_rng(piped, (args, kwargs))
+        made = {at: [*map(NodeDraw, match_patterns(one, 1, one, 1), one)] for at, one in found.items()}
+        return RandomBranches(piped.graph, made)
+    except (UnsliceableRandomOp, UnpredictableBranch, GuardBroken) as error:
         raise UnplannableError(f"a branch on random numbers cannot be foreseen: {error}") from error
 
 
-def whole_draws(piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Pattern, ...], ...]:
+def record_whole_batch_rng(
+    piped: Piped, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[RandomOpPattern, ...], ...]:
     """Which stages draw random numbers, found by running them; nothing of model or generators is left changed."""
     if not any(node.random for node in piped.graph.nodes):
         return ((),) * len(piped.stages)
     bound = bind(piped.model, args, kwargs)
-    undo = Undo(piped._changeable, bound)
-    caller = Caller(piped.wiring, piped.model, bound)
-    found: list[tuple[Pattern, ...]] = []
+    undo = Rollback(piped.mutable_state, bound)
+    caller = CallerSide(piped.routes, piped.model, bound)
+    found: list[tuple[RandomOpPattern, ...]] = []
     try:
         with torch.random.fork_rng(), torch.no_grad():
-            values = {port.name: caller.read_port(port) for port in piped.wiring.from_call}
+            values = {port.name: caller.read_port(port) for port in piped.routes.from_call}
             for interface, stage in zip(piped.interfaces, piped.stages, strict=True):
                 before, others = torch_rng_fingerprint(), host_rng_fingerprint()
                 try:
                     made = stage(*[values[port.name] for port in interface.inputs])
                 except GuardBroken as broken:
                     raise UnplannableError(f"a branch does not repeat itself: {broken}") from broken
-                values.update(returned(interface, made))
+                values.update(name_outputs(interface, made))
                 if host_rng_fingerprint() != others:
                     raise UnplannableError("it draws from Python's or NumPy's random numbers")
-                found.append((_AS_IT_COMES,) if torch_rng_fingerprint() != before else ())
+                found.append((_UNSLICED,) if torch_rng_fingerprint() != before else ())
     finally:
         undo.undo()
     return tuple(found)

@@ -21,7 +21,7 @@ from gemini.profiling.profile_result import Profile
 Model = tuple[Graph, Profile]
 
 
-def layouts(
+def enumerate_layouts(
     graph: Graph, profile: Profile, nparts: int, partitioner: str, options: Options, *, most_chunks: int = 2
 ) -> Iterator[Partition]:
     """Partitions to try, the simplest first; those that this model does not admit are left out.
@@ -30,7 +30,7 @@ def layouts(
     """
     seen: set[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]] = set()
     failure: PartitionError | None = None
-    for one in _tries((graph, profile), nparts, partitioner, options, most_chunks):
+    for one in _attempts((graph, profile), nparts, partitioner, options, most_chunks):
         if isinstance(one, PartitionError):
             failure = failure or one
         elif (one.stages, one.workers) not in seen:
@@ -40,18 +40,18 @@ def layouts(
         raise failure
 
 
-def _tries(
+def _attempts(
     model: Model, nparts: int, partitioner: str, options: Options, most_chunks: int
 ) -> Iterator[Partition | PartitionError]:
-    yield _attempt(model, nparts, partitioner, options)
+    yield _try_partition(model, nparts, partitioner, options)
     if nparts == 1 or partitioner != "exact":
         return
     options = replace(options, rivals=False)  # they have been asked
-    yield _attempt(model, nparts, partitioner, replace(options, mixed=False))
+    yield _try_partition(model, nparts, partitioner, replace(options, mixed=False))
     for chunks in range(2, most_chunks + 1):
-        yield _attempt(model, nparts, partitioner, replace(options, chunks=chunks))
+        yield _try_partition(model, nparts, partitioner, replace(options, chunks=chunks))
     if most_chunks > 1 and not options.workers and not options.pins:
-        found = _attempt(model, 2 * nparts, "exact", replace(options, mixed=False))
+        found = _try_partition(model, 2 * nparts, "exact", replace(options, mixed=False))
         if isinstance(found, PartitionError) or found.nstages != 2 * nparts:
             return
         there = tuple(range(nparts))
@@ -59,7 +59,7 @@ def _tries(
             yield replace(found, nparts=nparts, workers=seats)
 
 
-def _attempt(model: Model, nparts: int, name: str, options: Options) -> Partition | PartitionError:
+def _try_partition(model: Model, nparts: int, name: str, options: Options) -> Partition | PartitionError:
     try:
         return partition(*model, nparts, name, options)
     except PartitionError as error:

@@ -27,7 +27,7 @@ from gemini.ir.pytree import Ref
 from gemini.partition.assignment import Partition
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_costs import NodeCost
-from gemini.profiling.node_tensors import HELD, tensor_inputs, tensor_outputs, value_size
+from gemini.profiling.node_tensors import MODEL_TENSORS, tensor_inputs, tensor_outputs, value_size
 from gemini.profiling.profile_result import Profile
 
 # On a CPU, measured with torch 2.13: MKL keeps buffers for the operands of products, oneDNN the code of every layer and
@@ -80,7 +80,7 @@ class StageMemories:
         """Whether a value has a gradient."""
         source = self.graph.nodes[ref.node]
         meta = source.outputs.get((ref.source, ref.path))
-        return source.kind not in HELD and meta is not None and meta.requires_grad
+        return source.kind not in MODEL_TENSORS and meta is not None and meta.requires_grad
 
     def libraries(self, nodes: Iterable[int]) -> float:
         """What libraries keep for themselves that run some nodes on a CPU."""
@@ -155,7 +155,7 @@ class _Walk:
     def _scored(self) -> Iterable[Ref]:
         """Outputs of the model that a loss follows: a softmax stands for it."""
         for ref in self.all.results:
-            if ref.node in self.own and is_scored(self.graph.meta(ref)):
+            if ref.node in self.own and has_loss(self.graph.meta(ref)):
                 yield ref
 
     def _given(self) -> list[Ref]:
@@ -267,6 +267,6 @@ def _is_convolution(node: Node) -> bool:
     return "conv" in (node.cls if node.kind == "module" else node.target).lower()
 
 
-def is_scored(meta: TensorMeta) -> bool:
+def has_loss(meta: TensorMeta) -> bool:
     """Whether a loss is expected to follow an output."""
     return meta.requires_grad and len(meta.shape) > 1 and getattr(torch, meta.dtype).is_floating_point

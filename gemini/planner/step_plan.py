@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.capture.attribute_writes import AttributeWrite
     from gemini.capture.batch_dim import BatchLayout
     from gemini.ir.graph import Graph
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gemini.pipe.piped_model import Piped
     from gemini.planner.tail_plan import TailNodes
     from gemini.profiling.profile_result import Profile
-    from gemini.random_numbers.random_branches import Branches
-    from gemini.random_numbers.rng_recorder import Pattern
+    from gemini.random_numbers.random_branches import RandomBranches
+    from gemini.random_numbers.rng_recorder import RandomOpPattern
     from gemini.schedule.schedplan import SchedPlan
 
 
@@ -26,12 +26,12 @@ class UnplannableError(Exception):
     """A model cannot run by a plan; the text says why, for its user."""
 
 
-class MeetingError(UnplannableError):
+class CoupledSamplesError(UnplannableError):
     """Samples meet in a part of a model, which may be its end."""
 
 
 @dataclass(frozen=True)
-class Rehearsed:
+class MeasuredSteps:
     """What is expected of a plan by some of its steps: what they were planned as, with the times that they had."""
 
     schedule: SchedPlan
@@ -55,16 +55,18 @@ class StepPlan:
     name: str  # of the schedule
     micro_batches: int
     batch: BatchLayout
-    forms: GraphForms
-    draws: tuple[tuple[Pattern, ...], ...]  # empty: each worker draws its own
-    branches: Branches | None = None  # on random numbers: the plan is for one way
-    once: tuple[tuple[int, ...], ...] = ()  # of each stage: buffers that it writes once a step, by place among its own
-    unsplit: str = ""  # why the batch is one micro-batch, all of it
+    forms: GraphKinds
+    rng_patterns: tuple[tuple[RandomOpPattern, ...], ...]  # empty: each worker draws its own
+    branches: RandomBranches | None = None  # on random numbers: the plan is for one way
+    buffers_written_once: tuple[
+        tuple[int, ...], ...
+    ] = ()  # of each stage: buffers that it writes once a step, by place among its own
+    single_micro_batch_reason: str = ""  # why the batch is one micro-batch, all of it
     tail: TailNodes | None = None  # of the graph, what sees the whole batch, as the loss then does
-    repeats: float = 1.0  # of what was captured and profiled, in a batch
+    captured_parts: float = 1.0  # of what was captured and profiled, in a batch
     recompute: bool = False  # stages compute their activations again in backward, for want of memory
-    is_kept: bool = False  # an earlier run has made it
-    rehearsed: Rehearsed | None = None  # once steps have run by it
+    is_cached: bool = False  # an earlier run has made it
+    measured: MeasuredSteps | None = None  # once steps have run by it
     _built: dict[frozenset[int], Piped] = field(default_factory=dict, repr=False)
 
     @property
@@ -75,76 +77,74 @@ class StepPlan:
     @property
     def step_ms(self) -> float:
         """How long a step is expected to take: by those that have run, else by the profile."""
-        return self.analysis.step_ms if self.rehearsed is None else self.rehearsed.step_ms
+        return self.analysis.step_ms if self.measured is None else self.measured.step_ms
 
     @property
     def expected(self) -> SchedPlan:
         """The schedule with the times that actions are expected to take."""
-        return self.schedule if self.rehearsed is None else self.rehearsed.schedule
+        return self.schedule if self.measured is None else self.measured.schedule
 
-    def splits(self, samples: int, micro_batches: int) -> bool:
+    def can_split(self, samples: int, micro_batches: int) -> bool:
         """Whether it is for so many samples in as many micro-batches as may be."""
-        if self.unsplit:
+        if self.single_micro_batch_reason:
             return samples == 1 or self.batch.size > 1
         if self.graph.rolled:
             return samples == self.graph.rolled * (self.graph.batch_size or 1)
         return max(1, min(samples // self.forms.least, micro_batches)) == self.micro_batches
 
     @property
-    def writes(self) -> bool:
+    def writes_buffers(self) -> bool:
         """Whether a step writes buffers."""
-        return bool(self.once or self.forms.own_statistics)
+        return bool(self.buffers_written_once or self.forms.own_statistics)
 
     @cached_property
-    def is_random(self) -> bool:
+    def uses_torch_rng(self) -> bool:
         """Whether a step draws random numbers of torch."""
-        from gemini.batch_analysis.precompute import is_foreign
+        from gemini.batch_analysis.precompute import uses_host_rng
 
-        return any(node.random and not is_foreign(self.graph, node) for node in self.graph.nodes)
+        return any(node.random and not uses_host_rng(self.graph, node) for node in self.graph.nodes)
 
     @cached_property
-    def left(self) -> tuple[AttributeWrite, ...]:
+    def attribute_writes(self) -> tuple[AttributeWrite, ...]:
         """The attributes that a call sets: their values are in the result of the graph."""
         from gemini.capture.attribute_writes import returned_writes
 
         return returned_writes(self.graph)
 
     @cached_property
-    def passed(self) -> dict[int, int]:
+    def returned_sources(self) -> dict[int, int]:
         """The sources of the graph that are in its result as they are, by place among its outputs."""
         found = enumerate(self.graph.outputs())
         return {at: ref.node for at, ref in found if self.graph.nodes[ref.node].is_source}
 
     @cached_property
-    def is_foreign(self) -> bool:
+    def uses_host_rng(self) -> bool:
         """Whether it draws from Python's or NumPy's generator."""
-        from gemini.batch_analysis.precompute import is_foreign
+        from gemini.batch_analysis.precompute import uses_host_rng
 
-        return any(is_foreign(self.graph, node) for node in self.graph.nodes)
+        return any(uses_host_rng(self.graph, node) for node in self.graph.nodes)
 
     def build(self, shares: Iterable[int] = ()) -> Piped:
         """The stages, with factors at these nodes, numbered in ascending order: their shares in a micro-batch."""
         wanted = frozenset(shares)
         if wanted not in self._built:
-            from gemini.codegen import generate
-            from gemini.pipe.piped_model import Piped
+            from gemini.pipe.piped_model import build_piped
 
             numbered = {node: at for at, node in enumerate(sorted(wanted))}
-            codes = generate(self.graph, self.partition, **({"shares": numbered} if numbered else {}))
-            self._built[wanted] = Piped(self.graph.bound_model(), self.graph, self.profile, self.partition, codes)
+            self._built[wanted] = build_piped(self.graph, self.profile, self.partition, numbered)
         return self._built[wanted]
 
     @property
-    def pieces(self) -> str:
+    def micro_batches_text(self) -> str:
         """Into how many a batch is split, in words."""
         return "1 micro-batch" if self.micro_batches == 1 else f"{self.micro_batches} micro-batches"
 
     def __str__(self) -> str:
         return (
             f"{self.nstages} stages on {self.schedule.ndevs} workers, balance {self.analysis.balance:.3f}, "
-            f"{self.name} with {self.pieces}, {self.step_ms:.0f} ms a step expected"
-            + ("" if self.rehearsed is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
+            f"{self.name} with {self.micro_batches_text}, {self.step_ms:.0f} ms a step expected"
+            + ("" if self.measured is None else f" ({self.analysis.step_ms:.0f} by the profile alone)")
             + ("" if self.tail is None else ", the loss on the whole batch")
             + (", activations computed again in backward" if self.recompute else "")
-            + (", plan from cache" if self.is_kept else "")
+            + (", plan from cache" if self.is_cached else "")
         )

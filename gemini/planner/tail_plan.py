@@ -16,27 +16,34 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from gemini.batch_analysis.batch_kinds import Partial, Replicate, Shard, WeightedPartial
-from gemini.batch_analysis.batchnorm import couples
+from gemini.batch_analysis.batchnorm import uses_batch_statistics
+from gemini.batch_analysis.microbatch_join import JoinKind, Tail
 from gemini.batch_analysis.precompute import random_guards
-from gemini.batch_analysis.tail_spec import Joined, Tail
-from gemini.batch_analysis.whole_batch_tail import NoTail, border, find_tail, freed, number_joined, settled
+from gemini.batch_analysis.whole_batch_tail import (
+    NoTail,
+    border,
+    find_tail,
+    join_kind_of_number,
+    join_weighted,
+    release_blockers,
+)
 from gemini.ir.pytree import Ref
 from gemini.partition.assignment import Partition
 from gemini.planner.step_plan import UnplannableError
 from gemini.profiling.profile_result import Profile
-from gemini.random_numbers.rng_recorder import Pattern
+from gemini.random_numbers.rng_recorder import RandomOpPattern
 from gemini.schedule.block import FORWARD, Block, Number
 from gemini.schedule.schedplan import SchedPlan
 
 if TYPE_CHECKING:
-    from gemini.batch_analysis.graph_analysis import GraphForms
+    from gemini.batch_analysis.graph_analysis import GraphKinds
     from gemini.pipe.piped_model import Piped
     from gemini.planner.step_plan import StepPlan
 
 _MOST = 0.5  # of the work: a larger tail is not worth its micro-batches
 _WORTH = 0.25  # of the parameters, at least, are in layers before the first that couples samples
 _INSTANT = 1e-6  # ms: what a node of the tail is taken to cost where stages are laid out
-_AS_IT_COMES = Pattern("", (), (), None)  # drawn once, for all samples
+_UNSLICED = RandomOpPattern("", (), (), None)  # drawn once, for all samples
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class TailNodes:
     nodes: tuple[int, ...]
     reason: str = field(default="", compare=False)  # why there is one
 
-    def costs(self, profile: Profile) -> tuple[Profile, float]:
+    def split_costs(self, profile: Profile) -> tuple[Profile, float]:
         """The profile without the tail, and what that takes (ms); raises UnplannableError where it is most of all."""
         inside = set(self.nodes)
         spent = sum(cost.ms for cost in profile.nodes if cost.id in inside)
@@ -60,7 +67,7 @@ class TailNodes:
         )
         return replace(profile, nodes=nodes), spent
 
-    def admitted(self, *layouts: Iterator[Partition]) -> Iterator[Partition]:
+    def filter_layouts(self, *layouts: Iterator[Partition]) -> Iterator[Partition]:
         """The partitions of which every stage is more than a part of the tail, of the first layouts that have any."""
         inside, has_any = set(self.nodes), False
         for each in layouts:
@@ -69,7 +76,7 @@ class TailNodes:
                     has_any = True
                     yield partition
 
-    def apart(self, partition: Partition) -> Partition:
+    def separate_stage(self, partition: Partition) -> Partition:
         """The same stages, with the tail as another one, where the last is."""
         if not self.nodes:
             return partition
@@ -78,31 +85,33 @@ class TailNodes:
         workers = (*partition.workers, partition.workers[-1])
         return replace(partition, stages=(*stages, self.nodes), workers=workers)
 
-    def draws(self, drawn: tuple[tuple[Pattern, ...], ...]) -> tuple[tuple[Pattern, ...], ...]:
+    def unslice_patterns(
+        self, drawn: tuple[tuple[RandomOpPattern, ...], ...]
+    ) -> tuple[tuple[RandomOpPattern, ...], ...]:
         """The draws of all stages: those of the tail are not cut."""
-        return (*drawn[:-1], (_AS_IT_COMES,) if drawn[-1] else ()) if self.nodes else drawn
+        return (*drawn[:-1], (_UNSLICED,) if drawn[-1] else ()) if self.nodes else drawn
 
 
-def freed_for(forms: GraphForms) -> GraphForms:
+def exclude_tail(forms: GraphKinds) -> GraphKinds:
     """What is proven of all that is not in the tail; raises UnplannableError."""
     try:
-        return freed(forms)
+        return release_blockers(forms)
     except NoTail as error:
         raise UnplannableError(str(error)) from error
 
 
-def meets_late(model: nn.Module) -> bool:
+def couples_late(model: nn.Module) -> bool:
     """Whether statistics over the batch may be taken at the end only: else it is not worth a capture to look."""
     before = total = 0
     met = False
     for module in model.modules():
-        met = met or couples(module)
+        met = met or uses_batch_statistics(module)
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         total, before = total + own, before + (0 if met else own)
     return before >= _WORTH * total
 
 
-def tail_for(forms: GraphForms, reason: str) -> TailNodes:
+def find_tail_nodes(forms: GraphKinds, reason: str) -> TailNodes:
     """The tail of a graph; raises UnplannableError."""
     if forms.own_statistics:
         raise UnplannableError("statistics of micro-batches, and a loss that compares samples")
@@ -112,25 +121,25 @@ def tail_for(forms: GraphForms, reason: str) -> TailNodes:
         raise UnplannableError("a branch depends on random numbers, and a loss compares samples")
     try:
         nodes = find_tail(forms)
-        settled(forms, border(forms.graph, nodes))
+        join_weighted(forms, border(forms.graph, nodes))
     except NoTail as error:
         raise UnplannableError(str(error)) from error
     return TailNodes(nodes, reason)
 
 
-def tail_of(plan: StepPlan, piped: Piped) -> Tail | None:
+def build_tail(plan: StepPlan, piped: Piped) -> Tail | None:
     """The tail as workers run it: how every value is put together, by port."""
     if plan.tail is None:
         return None
     stage = len(piped.stages) - 1 if plan.tail.nodes else None
-    interpreter = settled(plan.forms, border(plan.graph, plan.tail.nodes))
-    joins: dict[str, Joined] = {}
-    for name, port in piped.wiring.ports.items():
+    interpreter = join_weighted(plan.forms, border(plan.graph, plan.tail.nodes))
+    joins: dict[str, JoinKind] = {}
+    for name, port in piped.routes.ports.items():
         if port.source in (None, stage):
             continue
-        found: Joined | None = None
+        found: JoinKind | None = None
         if not isinstance(port.value, Ref):
-            found = number_joined(port.value, interpreter)
+            found = join_kind_of_number(port.value, interpreter)
         elif port.value in interpreter.values:
             kind = interpreter.values[port.value].kind
             if isinstance(
@@ -144,7 +153,7 @@ def tail_of(plan: StepPlan, piped: Piped) -> Tail | None:
     return Tail(stage, joins)
 
 
-def check_backward(plan: StepPlan, piped: Piped) -> None:
+def check_stage_backward(plan: StepPlan, piped: Piped) -> None:
     """Raise UnplannableError where what is trained has no backward, which only the tail's nodes had in its stage."""
     going_back = {block.stage for block in plan.schedule if block.btype != FORWARD}
     for at, stage in enumerate(piped.stages[: plan.nstages]):
@@ -152,7 +161,7 @@ def check_backward(plan: StepPlan, piped: Piped) -> None:
             raise UnplannableError("a stage of micro-batches has no gradient of its own")
 
 
-def forwards_first(plan: SchedPlan, tail_ms: Number) -> SchedPlan:
+def put_forwards_first(plan: SchedPlan, tail_ms: Number) -> SchedPlan:
     """The same blocks on the same devices: all forwards, the tail, then the rest, each as early as its order allows.
 
     Raises InvalidPlanError where that takes more memory than the plan was made for.

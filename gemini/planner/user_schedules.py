@@ -20,9 +20,9 @@ from gemini.partition.analysis.analysis_builder import analyse
 from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
 from gemini.partition.partition_options import Options
-from gemini.planner.schedule_choice import Choice, around
+from gemini.planner.schedule_choice import ScheduleChoice, step_overhead_ms
 from gemini.planner.stage_memory import StageMemories
-from gemini.planner.worker_memory import with_memory
+from gemini.planner.worker_memory import add_worker_memory
 from gemini.profiling.profile_result import Profile
 from gemini.schedule.block import FORWARD, Block
 from gemini.schedule.library import library
@@ -34,18 +34,20 @@ if TYPE_CHECKING:
     from gemini.planner.step_plan import StepPlan
 
 
-def by_file(
+def choose_from_file(
     graph: Graph, profile: Profile, options: Options, path: Path, *, nworkers: int, micro_batches: int
-) -> Choice:
+) -> ScheduleChoice:
     """The model cut as a plan needs it; raises InvalidPlanError where the plan is not for so many micro-batches.
 
     A batch may have fewer samples than that: it takes the plan's first micro-batches.
     """
     plan = asked_plan(path, nworkers, micro_batches)
-    return by_plan(graph, profile, options, plan.first(_in_replicas(plan, path.name, options)), path.name)
+    return choose_for_schedule(
+        graph, profile, options, plan.first(_count_plan_micro_batches(plan, path.name, options)), path.name
+    )
 
 
-def by_replicas(graph: Graph, profile: Profile, options: Options, name: str, nworkers: int) -> Choice:
+def choose_replicated(graph: Graph, profile: Profile, options: Options, name: str, nworkers: int) -> ScheduleChoice:
     """By a schedule of the library with two replicas of the model."""
     pairs, rest = divmod(options.micro_batches, 2)
     if rest or nworkers % 2:
@@ -53,10 +55,10 @@ def by_replicas(graph: Graph, profile: Profile, options: Options, name: str, nwo
             f"{name} needs even numbers of workers and micro-batches, not {nworkers} and {options.micro_batches}\n"
             "    → accum_degree and pipeline_degree of even numbers, or schedule='auto'"
         )
-    return by_plan(graph, profile, options, library(name, nworkers, pairs), name)
+    return choose_for_schedule(graph, profile, options, library(name, nworkers, pairs), name)
 
 
-def _in_replicas(plan: SchedPlan, name: str, options: Options) -> int:
+def _count_plan_micro_batches(plan: SchedPlan, name: str, options: Options) -> int:
     """How many micro-batches of a plan a batch is."""
     count, rest = divmod(options.micro_batches, replicas(plan))
     if rest:
@@ -67,7 +69,7 @@ def _in_replicas(plan: SchedPlan, name: str, options: Options) -> int:
     return count
 
 
-def by_plan(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, name: str) -> Choice:
+def choose_for_schedule(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, name: str) -> ScheduleChoice:
     """The model cut as a plan needs it, with what is expected of its step."""
     homes = {block.stage or 0: plan.device(block) for block in plan if block.btype == FORWARD}
     stages = (max(homes) + 1) // replicas(plan)
@@ -80,16 +82,18 @@ def by_plan(graph: Graph, profile: Profile, options: Options, plan: SchedPlan, n
     made = replace(cut, nparts=plan.ndevs, workers=tuple(homes[stage][0] for stage in range(stages)))
     found = analyse(graph, profile, made, replace(options, workers=(), schedule="1f1b"))
     work = {
-        (stage.stage, kind): ms for stage in found.stages for kind, ms in _spans(stage.forward_ms, stage.backward_ms)
+        (stage.stage, kind): ms
+        for stage in found.stages
+        for kind, ms in _split_times(stage.forward_ms, stage.backward_ms)
     }
     took = {block: max(work[(block.stage or 0) % stages, block.btype] / options.micro_batches, 1e-9) for block in plan}
     ran = simulate(plan, spans=lambda block: took[block], links=options.links).require()
     timed = ran.executed()
-    judged = replace(found, schedule=name, step_ms=float(ran.makespan) + around(graph), plan=timed)
-    return Choice(made, _with_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), timed)
+    judged = replace(found, schedule=name, step_ms=float(ran.makespan) + step_overhead_ms(graph), plan=timed)
+    return ScheduleChoice(made, _add_memory(judged, made, StageMemories(graph, profile, options.micro_batches)), timed)
 
 
-def check_trained(plan: StepPlan) -> None:
+def check_backward_blocks(plan: StepPlan) -> None:
     """Raise InvalidPlanError where stages learn that have no backward in a plan which was given."""
     backward = {(block.stage or 0) % plan.nstages for block in plan.schedule if block.btype != FORWARD}
     stages = plan.build().stages
@@ -103,18 +107,18 @@ def check_trained(plan: StepPlan) -> None:
         )
 
 
-def _spans(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:
+def _split_times(forward_ms: float, backward_ms: float) -> list[tuple[str, float]]:
     half = backward_ms / 2
     return [(FORWARD, forward_ms), ("backward", backward_ms), ("input_gradient", half), ("weight_gradient", half)]
 
 
-def _with_memory(analysis: Analysis, made: Partition, known: StageMemories) -> Analysis:
+def _add_memory(analysis: Analysis, made: Partition, known: StageMemories) -> Analysis:
     """With the memory of workers; each has the weights of all stages that it runs, of whichever replica."""
     plan = analysis.plan
     assert plan is not None
     if replicas(plan) == 1:
-        return with_memory(analysis, made, known)
-    unfolded = _unfolded(plan, made.nstages)
+        return add_worker_memory(analysis, made, known)
+    unfolded = _unfold_replicas(plan, made.nstages)
     workers = []
     for one in analysis.workers:
         stages = sorted({block.stage or 0 for block in unfolded.device_blocks(one.worker)})
@@ -126,11 +130,11 @@ def _with_memory(analysis: Analysis, made: Partition, known: StageMemories) -> A
             optimizer_mb=sum(part.optimizer_mb for part in held),
         )
         workers.append(replace(one, stages=tuple(stages), memory=memory))
-    judged = with_memory(replace(analysis, workers=tuple(workers), plan=unfolded), made, known)
+    judged = add_worker_memory(replace(analysis, workers=tuple(workers), plan=unfolded), made, known)
     return replace(judged, plan=plan)
 
 
-def _unfolded(plan: SchedPlan, nstages: int) -> SchedPlan:
+def _unfold_replicas(plan: SchedPlan, nstages: int) -> SchedPlan:
     """The blocks of a plan with replicas as those of the model's own stages and micro-batches, at the same times."""
     count = replicas(plan)
     found = SchedPlan(plan.ndevs)

@@ -22,7 +22,14 @@ from gemini.ir.graph import Graph
 from gemini.ir.node import Node, TensorMeta
 from gemini.malloc import freed_memory_kept
 from gemini.planner.contention import measure_contention
-from gemini.planner.delayed_gradient_costs import CONVOLUTIONS, USUAL, Backward, around, convolution_backward, quickest
+from gemini.planner.delayed_gradient_costs import (
+    CONVOLUTIONS,
+    UNCHANGED,
+    BackwardCost,
+    layer_overhead_ms,
+    measure_convolution_backward,
+    min_time_ms,
+)
 from gemini.planner.plan_request import PlanRequest
 from gemini.profiling.node_costs import NodeCost
 from gemini.profiling.node_tensors import tensor_inputs
@@ -40,20 +47,20 @@ Sizes = tuple[type, torch.Size, tuple[int, ...], torch.dtype, bool]
 
 def estimate_worker_costs(profile: Profile, graph: Graph, request: PlanRequest) -> Profile:
     """The profile of a micro-batch on a CPU, with times as workers will have them."""
-    costing = _Costing(graph)
+    costing = _WorkerCosts(graph)
     with torch.random.fork_rng(devices=[]), freed_memory_kept(costing.sizes(profile)):
         nodes = tuple(costing.with_loss(costing.stored(cost)) for cost in profile.nodes)
     found = replace(profile, nodes=nodes)
     if found.forward_ms + found.backward_ms < _SHORT:
         return found
-    return measure_contention(request.workers, request.threads, request.measure_speeds).slowed(found)
+    return measure_contention(request.workers, request.threads, request.measure_speeds).slow_down(found)
 
 
-class _Costing:
+class _WorkerCosts:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.model = graph, graph.bound_model()
         self.results = {(ref.node, ref.source, ref.path) for ref in graph.outputs()}
-        self.known: dict[Sizes, Backward] = {}
+        self.known: dict[Sizes, BackwardCost] = {}
 
     # ── weight gradients ───────────────────────────────────────────────────────────────────────────────────────
     def sizes(self, profile: Profile) -> Iterator[int]:
@@ -68,30 +75,30 @@ class _Costing:
         layer = self._layer(cost)
         if layer is None:
             return replace(cost, weight_share=0.0) if isinstance(self._module(cost), _AT_ONCE) else cost
-        forward, backward = around()
+        forward, backward = layer_overhead_ms()
         found = self._measured(cost, layer)
         changed = cost.backward_ms * found.ratio + backward
         return replace(cost, forward_ms=cost.forward_ms + forward, backward_ms=changed, weight_share=found.weight_share)
 
-    def _measured(self, cost: NodeCost, layer: Any) -> Backward:
+    def _measured(self, cost: NodeCost, layer: Any) -> BackwardCost:
         """A backward in parts; products only differ where they are large."""
         node = self.graph.nodes[cost.id]
         (meta, *_) = node.outputs.values()
         shapes = [self.graph.meta(ref).shape for ref in tensor_inputs(node)]
         if len(shapes) != 1 or isinstance(getattr(layer, "padding", 0), str):
-            return USUAL
+            return UNCHANGED
         is_convolution = isinstance(layer, CONVOLUTIONS)
         if is_convolution and len(shapes[0]) != layer.weight.dim():
-            return USUAL
+            return UNCHANGED
         if not is_convolution and layer.weight.nbytes < _LARGE:
-            return USUAL
+            return UNCHANGED
         key: Sizes = type(layer), layer.weight.shape, shapes[0], layer.weight.dtype, self._has_input(node)
         if key not in self.known:
             rows = meta.numel // max(1, meta.shape[-1])
             self.known[key] = (
-                convolution_backward(layer, shapes[0], meta.shape, key[-1])
+                measure_convolution_backward(layer, shapes[0], meta.shape, key[-1])
                 if is_convolution
-                else _product_backward(layer, rows, key[-1])
+                else _measure_product_backward(layer, rows, key[-1])
             )
         return self.known[key]
 
@@ -119,8 +126,8 @@ class _Costing:
         """With the loss of what the model returns of this node."""
         outputs = self.graph.nodes[cost.id].outputs
         for (source, path), meta in outputs.items():
-            if (cost.id, source, path) in self.results and _is_scored(meta):
-                forward, backward = _softmax_ms(meta)
+            if (cost.id, source, path) in self.results and _has_loss(meta):
+                forward, backward = _measure_softmax(meta)
                 share = cost.weight_share
                 if share is not None:
                     share *= cost.backward_ms / max(cost.backward_ms + backward, 1e-9)
@@ -137,33 +144,33 @@ def _is_here(layer: Any) -> bool:
     return bool(layer.weight.device.type == "cpu")
 
 
-def _is_scored(meta: TensorMeta) -> bool:
+def _has_loss(meta: TensorMeta) -> bool:
     dtype = getattr(torch, meta.dtype)
     large = meta.numel * dtype.itemsize >= _SCORES and len(meta.shape) > 1
     return meta.requires_grad and large and dtype.is_floating_point and meta.device == "cpu"
 
 
-def _softmax_ms(meta: TensorMeta) -> tuple[float, float]:
+def _measure_softmax(meta: TensorMeta) -> tuple[float, float]:
     given = torch.zeros(tuple(meta.shape), dtype=getattr(torch, meta.dtype), requires_grad=True)
     dim = 1 if len(meta.shape) > 3 else -1  # classes of pixels, or of words
     with torch.enable_grad():
         made = torch.log_softmax(given, dim)
         gradient = torch.zeros_like(made)
-        forward = quickest(lambda: torch.log_softmax(given, dim))
-        backward = quickest(lambda: differentiate([made], [gradient], [given], retain_graph=True))
+        forward = min_time_ms(lambda: torch.log_softmax(given, dim))
+        backward = min_time_ms(lambda: differentiate([made], [gradient], [given], retain_graph=True))
     return forward, backward
 
 
-def _product_backward(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> Backward:
+def _measure_product_backward(layer: nn.Linear | nn.Embedding, rows: int, has_input: bool) -> BackwardCost:
     """A backward with the gradient of its weight added in place."""
     weight = layer.weight.detach()
     total = torch.zeros_like(weight)
     if isinstance(layer, nn.Embedding):
         at, gradient = torch.arange(rows) % weight.shape[0], weight.new_ones(rows, weight.shape[1])
         dense = torch.ops.aten.embedding_dense_backward
-        usual = quickest(lambda: dense(gradient, at, weight.shape[0], -1, False))
-        return Backward.of(0.0, quickest(lambda: total.index_add_(0, at, gradient)), usual)
+        usual = min_time_ms(lambda: dense(gradient, at, weight.shape[0], -1, False))
+        return BackwardCost.of(0.0, min_time_ms(lambda: total.index_add_(0, at, gradient)), usual)
     gradient, given = weight.new_ones(rows, weight.shape[0]), weight.new_ones(rows, weight.shape[1])
-    back = quickest(lambda: gradient.mm(weight)) if has_input else 0.0
-    usual = quickest(lambda: gradient.t().mm(given))
-    return Backward.of(back, quickest(lambda: total.addmm_(gradient.t(), given)), back + usual)
+    back = min_time_ms(lambda: gradient.mm(weight)) if has_input else 0.0
+    usual = min_time_ms(lambda: gradient.t().mm(given))
+    return BackwardCost.of(back, min_time_ms(lambda: total.addmm_(gradient.t(), given)), back + usual)

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from gemini.partition.analysis.analysis_result import Analysis
 from gemini.partition.assignment import Partition
-from gemini.planner.malloc_model import Heap
+from gemini.planner.malloc_model import HeapModel
 from gemini.planner.stage_memory import StageMemories, StageMemory
 from gemini.profiling.measured_device import MB
 from gemini.schedule.block import BACKWARD, FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, Block
@@ -28,7 +28,7 @@ _STEPS = 3  # until the heap has found its shape
 _HEAPS = 4  # heaps that one plan may have: the largest counts, as a limit has to hold
 
 
-def with_memory(analysis: Analysis, partition: Partition, known: StageMemories) -> Analysis:
+def add_worker_memory(analysis: Analysis, partition: Partition, known: StageMemories) -> Analysis:
     """The analysis, with the memory of workers as they will have it."""
     if analysis.plan is None:
         return analysis
@@ -37,7 +37,7 @@ def with_memory(analysis: Analysis, partition: Partition, known: StageMemories) 
     workers = []
     for one in analysis.workers:
         nodes = [node for stage in one.stages for node in partition.stages[stage]]
-        held, most, gaps = _heap(analysis.plan.device_blocks(one.worker), stages)
+        held, most, gaps = _simulate_heap(analysis.plan.device_blocks(one.worker), stages)
         memory = replace(
             one.memory, activations_mb=held, working_mb=most - held, transfers_mb=transfers.of(one.worker, stages),
             libraries_mb=gaps + known.libraries(nodes),
@@ -46,14 +46,14 @@ def with_memory(analysis: Analysis, partition: Partition, known: StageMemories) 
     return replace(analysis, workers=tuple(workers))
 
 
-def _heap(blocks: Sequence[Block], stages: Sequence[StageMemory]) -> tuple[float, float, float]:
+def _simulate_heap(blocks: Sequence[Block], stages: Sequence[StageMemory]) -> tuple[float, float, float]:
     """What is held when the action that takes the most begins, the most, and what lies idle in the heap then (MB)."""
-    return max((_replayed(blocks, stages, seed) for seed in range(_HEAPS)), key=lambda found: found[-1])
+    return max((_replay(blocks, stages, seed) for seed in range(_HEAPS)), key=lambda found: found[-1])
 
 
-def _replayed(blocks: Sequence[Block], stages: Sequence[StageMemory], seed: int) -> tuple[float, float, float]:
+def _replay(blocks: Sequence[Block], stages: Sequence[StageMemory], seed: int) -> tuple[float, float, float]:
     learning = {block.stage for block in blocks if block.btype != FORWARD}
-    heap, held, most = Heap(seed), 0, 0
+    heap, held, most = HeapModel(seed), 0, 0
     for _ in range(_STEPS):
         for block in blocks:
             stage, before = block.stage or 0, heap.live
@@ -82,7 +82,7 @@ class _Transfers:
     def of(self, worker: int, stages: Sequence[StageMemory]) -> float:
         """At the most, on all links of a worker, each direction for itself."""
         return sum(
-            _most(self._events(source, target, stages))
+            _peak(self._events(source, target, stages))
             for source in range(self.analysis.nparts)
             for target in range(self.analysis.nparts)
             if source != target and worker in (source, target)
@@ -119,7 +119,7 @@ class _Transfers:
         return math.inf
 
 
-def _most(events: list[tuple[float, float]]) -> float:
+def _peak(events: list[tuple[float, float]]) -> float:
     """The most that is taken at once; what is freed at the same moment is not yet free."""
     held = most = 0.0
     for _, mb in sorted(events, key=lambda event: (event[0], -event[1])):

@@ -1,33 +1,27 @@
-"""The cache: measurements on disk, by node signature, device and versions.
+"""Profile cache: measurements on disk, keyed by node signature, device and versions.
 
-One small JSON file a class. A file is only believed if it is complete, of this format and names the very signature
-asked for; anything else is as if it were not there, and is overwritten.
+One small JSON file per class. A file is used only if it is complete, of this format and contains the requested key;
+anything else is ignored and overwritten.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 
 from gemini import __version__
+from gemini.cache_files import write_entry
 from gemini.profiling.class_measurement import Measurement
 from gemini.profiling.cost_signature import digest
 
 FORMAT = 2
 
 
-def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/gemini/profiles`, by default in `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gemini" / "profiles"
-
-
-class Cache:
-    """Measurements of one device, in a folder; no folder is no cache."""
+class ProfileCache:
+    """Measurements of one device in a folder; without a folder the cache is empty."""
 
     def __init__(self, folder: Path | None, device: str) -> None:
         self.folder = folder
@@ -41,7 +35,7 @@ class Cache:
         return self.folder / f"{digest(key)}.json"
 
     def read(self, signature: str) -> Measurement | None:
-        """What is known about a class, if anything can be trusted."""
+        """Return the stored measurement of a class, if there is a valid one."""
         if self.folder is None:
             return None
         key = f"{self.setting}\n{signature}"
@@ -56,19 +50,9 @@ class Cache:
         return found
 
     def write(self, signature: str, measurement: Measurement) -> None:
-        """Remember a class; a folder that cannot be written to is no error."""
+        """Store the measurement of a class; an unwritable folder is no error."""
         if self.folder is None:
             return
         key = f"{self.setting}\n{signature}"
         text = json.dumps({"key": key, "measurement": measurement.to_json()})
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(text)
-                os.replace(name, self._path(key))  # other processes see the old file or the new one, never half of one
-            except OSError:
-                Path(name).unlink(missing_ok=True)
-        except OSError:
-            return
+        write_entry(self._path(key), text)

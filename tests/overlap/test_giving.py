@@ -92,8 +92,8 @@ def compare(pool: WorkerPool, watch: Callable[[Net, Seen], Any] | None, every: i
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    asked, ask = [], pending_call.is_unseen
-    monkeypatch.setattr(pending_call, "is_unseen", lambda targets: asked.append(ask(targets)) or asked[-1])
+    asked, ask = [], pending_call.can_assign
+    monkeypatch.setattr(pending_call, "can_assign", lambda targets: asked.append(ask(targets)) or asked[-1])
     return asked
 
 
@@ -136,12 +136,12 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The gradients that parameters have had before they were computed."""
     made: list[Any] = []
 
-    class Noted(pending_call.Ahead):
+    class Noted(pending_call.EarlyGradients):
         def give(self) -> None:
             made.append(self)
             super().give()
 
-    monkeypatch.setattr(pending_call, "Ahead", Noted)
+    monkeypatch.setattr(pending_call, "EarlyGradients", Noted)
     return made
 
 

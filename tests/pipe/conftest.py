@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from gemini import pipe_model
 from gemini.partition import Options
-from gemini.pipe import Piped, pipe_model
+from gemini.pipe import Piped
 
 DEFAULTS: dict[str, Any] = {"analytic": "cpu", "cache": False, "options": Options(mixed=False)}
 

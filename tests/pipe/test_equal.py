@@ -10,7 +10,7 @@ from torch import nn
 
 from gemini.partition import Options
 from gemini.partition.registry import BUILT_IN
-from gemini.pipe.detached_step import copied
+from gemini.pipe.detached_step import copy_tensor
 from gemini.pipe.stage_check import objective
 from tests.pipe.models import CASES, T5, Bert, make
 
@@ -217,7 +217,7 @@ def test_no_parameter_is_copied(pipe):
 )
 def test_a_copy_has_the_same_strides_and_its_own_memory(change):
     value = change(torch.randn(2, 4, 6))
-    made = copied(value)
+    made = copy_tensor(value)
     assert torch.equal(made, value)
     assert made.stride() == value.stride()
     if value.numel():

@@ -61,7 +61,7 @@ def test_other_calls_run_the_model(pipe, change, reason):
 def test_without_gradients(pipe):
     model, args, kwargs = make("unet")
     piped = pipe(model, args, kwargs, nparts=2)
-    with torch.no_grad(), pytest.warns(UserWarning, match="gradients off; the stages were made with gradients on"):
+    with torch.no_grad(), pytest.warns(UserWarning, match="gradients off; the stages were generated with gradients on"):
         assert not piped(*args).requires_grad
 
 

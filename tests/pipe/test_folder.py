@@ -252,7 +252,7 @@ def test_a_model_that_is_not_yet_in_its_state(pipe, tmp_path):
         piped = Piped.load(tmp_path / "stages", fresh)
     piped.save(tmp_path / "again")
     piped.train()
-    with pytest.warns(UserWarning, match="runs uncut"):
+    with pytest.warns(UserWarning, match="runs the original model"):
         piped(x)
     assert piped.fallbacks == 1
     assert torch.equal(piped(x), fresh(x))
@@ -263,7 +263,7 @@ def test_a_model_that_is_not_yet_in_its_state(pipe, tmp_path):
 
 def test_stages_of_another_version_are_told(saved, monkeypatch):
     piped, folder, *_ = saved
-    monkeypatch.setattr("gemini.pipe.manifest.__version__", "9.9")
+    monkeypatch.setattr("gemini.cache_files.__version__", "9.9")
     with pytest.warns(UserWarning, match=r"made with gemini .* \(now 9\.9\)"):
         Piped.load(folder, piped.model)
 
@@ -304,7 +304,7 @@ def test_a_full_disk_leaves_the_old_folder(pipe, saved, monkeypatch, at):
     assert [path.name for path in folder.parent.iterdir()] == ["stages"]
 
 
-@pytest.mark.parametrize(("moment", "call"), [("_write", 1), ("_write", 4), ("_sync", 1), ("_put_in_place", 1)])
+@pytest.mark.parametrize(("moment", "call"), [("_write", 1), ("_write", 4), ("_sync", 1), ("_replace_folder", 1)])
 def test_a_kill_in_the_middle_leaves_the_old_folder(saved, moment, call):
     piped, folder, *_ = saved
     before = contents(folder)

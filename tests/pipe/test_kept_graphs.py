@@ -150,7 +150,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(pipe, net, tmp_path, capture
 
 
 def test_old_graphs_go(pipe, net, tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "_MOST", 2)
+    monkeypatch.setattr(graphs, "_LIMIT", 2)
     for width in (3, 4, 5):
         pipe(net(), (torch.randn(3, 4), torch.randn(width, 1, 4)), nparts=2, cache=tmp_path / "cache")
     assert len(list((tmp_path / "cache" / "graphs").iterdir())) == 2

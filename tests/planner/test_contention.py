@@ -14,7 +14,7 @@ from gemini.capture import capture
 from gemini.planner import contention
 from gemini.planner.contention import Contention, contention_from_speeds, measure_contention
 from gemini.profiling import profile
-from gemini.profiling.host_speed import Speed, measure_speed
+from gemini.profiling.host_speed import HostSpeed, measure_speed
 
 
 @given(st.floats(1, 3), st.floats(1, 3), st.floats(0, 100), st.floats(0, 1000))
@@ -35,7 +35,7 @@ def test_what_only_moves_is_slowed_by_memory_and_what_only_computes_is_not() -> 
 def test_times_of_a_profile_grow_and_nothing_else_changes() -> None:
     batch = torch.randn(2, 16)
     costs = profile(capture(nn.Linear(16, 16), (batch,)), (batch,), cache=False, check=False, rounds=1)
-    slowed = Contention(2.0, 2.0).slowed(costs)
+    slowed = Contention(2.0, 2.0).slow_down(costs)
     assert [node.ms for node in slowed] == pytest.approx([2 * node.ms for node in costs])
     assert [node.saved_mb for node in slowed] == [node.saved_mb for node in costs]
 
@@ -55,7 +55,7 @@ def test_more_workers_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_workers_are_asked_where_there_are_some() -> None:
-    alone, slow, slower = Speed(8.0, 20.0), Speed(8.0, 10.0), Speed(4.0, 5.0)
+    alone, slow, slower = HostSpeed(8.0, 20.0), HostSpeed(8.0, 10.0), HostSpeed(4.0, 5.0)
     cores = len(os.sched_getaffinity(0))
     found = measure_contention(cores, measure_speeds=lambda: (alone, (slow, slow, slower)))
     assert found == Contention(memory=2.0, compute=1.0, mb_per_ms=20.0)

@@ -32,7 +32,7 @@ class Encoder(nn.Module):
 
 
 def plan(model: nn.Module) -> bool:
-    return plan_step(model, (torch.randn(4, 6),), {}, PlanRequest(2, 2, schedule="1f1b", cache=False)).is_foreign
+    return plan_step(model, (torch.randn(4, 6),), {}, PlanRequest(2, 2, schedule="1f1b", cache=False)).uses_host_rng
 
 
 def test_functions_are() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemini.planner.malloc_model import Heap
+from gemini.planner.malloc_model import HeapModel
 
 MB = 1 << 20
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.floats(0.001, 40.0)), max_size=120), st.integers(0, 9))
 def test_blocks_lie_apart_in_a_heap_that_holds_them(steps: list[tuple[int, float]], seed: int) -> None:
-    heap = Heap(seed)
+    heap = HeapModel(seed)
     there: dict[int, float] = {}
     for key, mb in steps:
         if key in there:
@@ -34,7 +34,7 @@ def test_blocks_lie_apart_in_a_heap_that_holds_them(steps: list[tuple[int, float
 
 
 def test_a_gap_does_not_hold_the_next_block_of_its_size_until_it_has_grown() -> None:
-    heap = Heap()
+    heap = HeapModel()
     for key in "abc":
         heap.take(key, 1.0)
     heap.give("b")

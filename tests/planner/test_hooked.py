@@ -42,7 +42,7 @@ def test_there_is_no_plan_and_no_call(register: Register) -> None:
     model = net()
     register(model[2])
     seen.clear()
-    with pytest.raises(UnplannableError, match="hooks of the program hang on 2"):
+    with pytest.raises(UnplannableError, match="the script has hooks on 2"):
         plan_step(model, (torch.randn(8, 6),), {}, WISH)
     assert not seen
 
@@ -59,7 +59,7 @@ MAKE_WEIGHTS: dict[str, Register] = {
 def test_weights_that_hooks_leave_in_attributes_stay_with_the_program(make: Register) -> None:
     model = net()
     make(model[2])
-    with pytest.raises(UnplannableError, match=r"a hook of torch\.nn\.utils makes a weight in every call of 2"):
+    with pytest.raises(UnplannableError, match=r"a hook of torch\.nn\.utils computes a weight in every call of 2"):
         plan_step(model, (torch.randn(8, 6),), {}, WISH)
 
 

@@ -53,8 +53,8 @@ def files(folder: Path) -> list[Path]:
 
 def test_the_second_plan_is_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = planned(tmp_path), planned(tmp_path)
-    assert not first.is_kept
-    assert second.is_kept
+    assert not first.is_cached
+    assert second.is_cached
     assert "plan from cache" in str(second)
     assert second.profile == first.profile
     assert second.partition == first.partition
@@ -67,13 +67,13 @@ def test_the_second_plan_is_the_first(tmp_path: Path, capsys: pytest.CaptureFixt
     "other", [{"width": 9}, {"micro_batches": 4}, {"workers": 3}, {"schedule": "gpipe"}, {"seed": 1}]
 )
 def test_another_model_or_wish_is_planned_for_itself(kept: Path, other: dict[str, Any]) -> None:
-    assert not planned(kept, **other).is_kept
+    assert not planned(kept, **other).is_cached
 
 
 def test_without_a_cache_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     wish = PlanRequest(workers=2, micro_batches=2, cache=False)
-    assert not any(plan_step(model(), (torch.ones(8, 4),), {}, wish).is_kept for _ in range(2))
+    assert not any(plan_step(model(), (torch.ones(8, 4),), {}, wish).is_cached for _ in range(2))
     assert not list(tmp_path.rglob("*"))
 
 
@@ -83,7 +83,7 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
     def damage(path: Path) -> None:
         data = json.loads(path.read_text())
         change(data["plan"])
-        data["hash"] = plans._hash(data["plan"])
+        data["hash"] = plans._hash_body(data["plan"])
         path.write_text(json.dumps(data))
 
     return damage
@@ -116,39 +116,39 @@ def test_a_file_that_cannot_be_believed_is_passed_over(
 ) -> None:
     (path,) = files(kept)
     DAMAGES[name](path)
-    assert not planned(kept).is_kept
+    assert not planned(kept).is_cached
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(f"gemini: a kept plan is not used: {path}: ")
+    assert said[0].startswith(f"gemini: cached plan not used: {path}: ")
     if name != "a folder":
-        assert planned(kept, quiet=True).is_kept  # it was written anew
+        assert planned(kept, quiet=True).is_cached  # it was written anew
 
 
 def test_quiet_passes_over_in_silence(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files(kept)[0].write_text("")
-    assert not planned(kept, quiet=True).is_kept
+    assert not planned(kept, quiet=True).is_cached
     assert capsys.readouterr().err == ""
 
 
 def test_other_code_of_ours_plans_anew(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_own_code", lambda: "changed")
-    assert not planned(kept).is_kept
+    monkeypatch.setattr(plans, "_hash_code", lambda: "changed")
+    assert not planned(kept).is_cached
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "plans").write_text("a file")
-    assert not planned(tmp_path, quiet=True).is_kept
+    assert not planned(tmp_path, quiet=True).is_cached
 
 
 def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_MOST", 2)
+    monkeypatch.setattr(plans, "_LIMIT", 2)
     for at, width in enumerate((5, 6, 7)):
         planned(tmp_path, width)
         for path in files(tmp_path):
             if path.stat().st_mtime > 100:
                 os.utime(path, (at, at))
     assert len(files(tmp_path)) == 2
-    assert not planned(tmp_path, 5).is_kept
+    assert not planned(tmp_path, 5).is_cached
 
 
 def test_runs_that_share_a_folder_see_whole_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,12 +156,12 @@ def test_runs_that_share_a_folder_see_whole_files(tmp_path: Path, capsys: pytest
     plan = planned(tmp_path)
     (path,) = files(tmp_path)
     key, over = path.stem, threading.Event()
-    choice = plans.Choice(plan.partition, plan.analysis, plan.schedule)
+    entry = plans.CachedPlan(plan.profile, plan.partition, plan.analysis, plan.schedule)
 
     def write() -> None:
         while not over.is_set():
             path.unlink(missing_ok=True)
-            plans._write(path, key, plan.profile, choice)
+            plans._write(path, key, entry)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -170,14 +170,14 @@ def test_runs_that_share_a_folder_see_whole_files(tmp_path: Path, capsys: pytest
     finally:
         over.set()
         writer.join()
-    assert all(one is None or one[0] == plan.profile for one in found)
+    assert all(one is None or one.profile == plan.profile for one in found)
     assert capsys.readouterr().err == ""
 
 
 def test_another_process_finds_it(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\nfrom tests.planner.test_kept_plans import planned\n"
-        "print(planned(Path(sys.argv[1])).is_kept)"
+        "print(planned(Path(sys.argv[1])).is_cached)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     said = [subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() for _ in range(2)]

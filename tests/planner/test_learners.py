@@ -47,7 +47,7 @@ def computed(model: Any, alphas: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("keep", [attribute, in_a_list, buffer, computed])
 def test_it_is_not_planned(keep: Callable[[Any, torch.Tensor], None]) -> None:
-    with pytest.raises(UnplannableError, match=r"alphas.* wants a gradient and is no parameter"):
+    with pytest.raises(UnplannableError, match=r"alphas.* requires a gradient and is no parameter"):
         plan_step(Searched(keep), (torch.randn(8, 6),), {}, PlanRequest(workers=2, micro_batches=2))
 
 

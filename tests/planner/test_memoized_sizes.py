@@ -24,4 +24,6 @@ class WithToken(nn.Module):
 def test_a_batch_whose_size_was_seen_before_is_split() -> None:
     model, x = WithToken(), torch.randn(8, 4, 8)
     model(x)
-    assert plan_step(model, (x,), {}, PlanRequest(workers=2, micro_batches=2, cache=False)).unsplit == ""
+    assert (
+        plan_step(model, (x,), {}, PlanRequest(workers=2, micro_batches=2, cache=False)).single_micro_batch_reason == ""
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from gemini.planner.sample_dims import find_samples
+from gemini.planner.microbatch_split import find_batch_dims
 
 
 class Convolution(nn.Module):
@@ -31,8 +31,8 @@ class Pooled(nn.Module):
 
 
 def test_a_sparse_tensor_is_not_cut() -> None:
-    assert find_samples(Convolution(), (torch.randn(6, 4), torch.eye(6).to_sparse()), {}) is None
-    found = find_samples(Pooled(), (torch.randn(6, 4), torch.ones(5, 3).to_sparse()), {})
+    assert find_batch_dims(Convolution(), (torch.randn(6, 4), torch.eye(6).to_sparse()), {}) is None
+    found = find_batch_dims(Pooled(), (torch.randn(6, 4), torch.ones(5, 3).to_sparse()), {})
     assert found is not None
     assert found.dims == (0, None)
 
@@ -51,6 +51,6 @@ class Words(nn.Module):
 
 def test_rows_in_which_samples_take_turns() -> None:
     torch.manual_seed(0)
-    found = find_samples(Words(), (torch.randint(11, (7, 4)), torch.zeros(2, 4, 5)), {})
+    found = find_batch_dims(Words(), (torch.randint(11, (7, 4)), torch.zeros(2, 4, 5)), {})
     assert found is not None
     assert (found.dims, found.size) == ((1, 1), 4)

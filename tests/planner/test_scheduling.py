@@ -12,7 +12,7 @@ from gemini.capture import capture
 from gemini.partition import partition
 from gemini.partition.analysis.analysis_builder import analyse
 from gemini.partition.partition_options import Options
-from gemini.planner.schedule_choice import around, choose
+from gemini.planner.schedule_choice import choose_schedule, step_overhead_ms
 from gemini.profiling import profile
 from gemini.schedule.block import INPUT_GRADIENT
 
@@ -25,9 +25,9 @@ def test_a_step_has_what_is_done_around_its_actions(schedule: str) -> None:
     costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
     options = Options(micro_batches=4, action_ms=0.2)
     straight = partition(graph, costs, 2, "exact", Options(micro_batches=4, mixed=False))
-    choice = choose(graph, costs, [straight], options, schedule)
+    choice = choose_schedule(graph, costs, [straight], options, schedule)
     simulated = analyse(graph, costs, straight, Options(micro_batches=4, schedule=schedule))
-    whole = choice.analysis.step_ms - around(graph)  # the program's own process has its part, too
+    whole = choice.analysis.step_ms - step_overhead_ms(graph)  # the program's own process has its part, too
     assert whole == pytest.approx(analyse(graph, costs, straight, replace(options, schedule=schedule)).step_ms)
     assert whole >= simulated.step_ms + 2 * 4 * 0.2  # a forward and a backward of four micro-batches
 

@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from gemini.capture import capture
-from gemini.codegen import generate
+from gemini.codegen import generate_stages
 from gemini.partition import partition
 from gemini.partition.partition_options import Options
 from gemini.pipe.piped_model import Piped
-from gemini.planner.malloc_model import Heap
+from gemini.planner.malloc_model import HeapModel
 from gemini.planner.stage_memory import Change, StageMemories
 from gemini.profiling import profile
 from gemini.profiling.measured_device import MB
 from gemini.profiling.node_memory import LiveMemory
 from gemini.runtime.worker.stage_state import LiveStage, MicrobatchGraph, graph_edge
 from gemini.step import split_backward_ops
-from gemini.step.delayed_weight_grads import STORE, Later, settle
+from gemini.step.delayed_weight_grads import STORE, DelayedGrad, run_delayed
 
 
 class Layer(nn.Module):
@@ -89,10 +89,10 @@ class Counted:
         self.sums: Any = Sums()
         for parameter in stage.parameters:
             self.sums.into(parameter)
-        STORE.know(stage.parameters)
+        STORE.set_parameters(stage.parameters)
 
     def forward(self, given: list[Any], has_loss: bool) -> tuple[list[torch.Tensor], float, float]:
-        with self.live, STORE.in_use():
+        with self.live, STORE.activate():
             made = self.stage.forward(given, self.kept)
         if has_loss:
             (logits,) = made.values()
@@ -105,30 +105,30 @@ class Counted:
         del made
         return outputs, most / MB, self.live.live / MB
 
-    def input_gradient(self, outputs: list[torch.Tensor]) -> tuple[float, float, deque[Later]]:
-        queue: deque[Later] = deque()
+    def input_gradient(self, outputs: list[torch.Tensor]) -> tuple[float, float, deque[DelayedGrad]]:
+        queue: deque[DelayedGrad] = deque()
         before = self.live.live
         self.live.restart()
         if self.kept.root is not None:
             roots = [(self.kept.root, torch.tensor(1.0))]
         else:
             roots = [(edge, torch.ones_like(one)) for edge, one in zip(self.kept.edges.values(), outputs, strict=True)]
-        with self.live, STORE.collecting(queue):
+        with self.live, STORE.collect_into(queue):
             torch.autograd.backward([edge for edge, _ in roots], [gradient for _, gradient in roots])
         most = self.live.most
         self.kept = MicrobatchGraph()
         del roots
         return (most - before) / MB, self.live.live / MB, queue
 
-    def weight_gradient(self, queue: deque[Later]) -> tuple[float, float]:
+    def weight_gradient(self, queue: deque[DelayedGrad]) -> tuple[float, float]:
         before = self.live.live
         self.live.restart()
         with self.live:
-            settle(queue, self.sums)
+            run_delayed(queue, self.sums)
         return (self.live.most - before) / MB, self.live.live / MB
 
 
-def replayed(heap: Heap, changes: Iterable[Change]) -> tuple[float, float]:
+def replayed(heap: HeapModel, changes: Iterable[Change]) -> tuple[float, float]:
     """What changes take at the most, beyond what was there, and what is there then (MB)."""
     before = heap.live
     heap.most_live = heap.live
@@ -150,10 +150,10 @@ def test_what_is_foreseen_is_what_actions_take(name: str) -> None:
     costs = profile(graph, (batch,), cache=False, check=False, rounds=1)
     cut = partition(graph, costs, 2, "exact", Options(mixed=False))
     known = StageMemories(graph, costs, 1)
-    piped = Piped(model, graph, costs, cut, generate(graph, cut))
+    piped = Piped(model, graph, costs, cut, generate_stages(graph, cut))
     given: list[Any] = [batch]
     for at, module in enumerate(piped.stages):
-        foreseen, heap = known.of(cut, at), Heap()
+        foreseen, heap = known.of(cut, at), HeapModel()
         counted = Counted(LiveStage(at, module, piped.interfaces[at]))
         counted.stage.written = set()
         outputs, forward, kept = counted.forward(given, at == 1)
@@ -172,12 +172,12 @@ def test_inputs_of_a_stage_and_their_gradients_go_when_they_were_sent() -> None:
     """Though weight gradients are yet to be computed, which need inputs of layers inside."""
     split_backward_ops.install()
     layer = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
-    STORE.know(list(layer.parameters()))
-    live, queue = LiveMemory(), deque[Later]()
-    with live, STORE.in_use():
+    STORE.set_parameters(list(layer.parameters()))
+    live, queue = LiveMemory(), deque[DelayedGrad]()
+    with live, STORE.activate():
         given = torch.randn(512, 64).requires_grad_()
         made = layer(given + 0)
-    with live, STORE.collecting(queue):
+    with live, STORE.collect_into(queue):
         made.sum().backward()
     kept = 4 * given.nbytes  # an input and a gradient for each of two layers
     assert given.grad is not None

@@ -1,0 +1,56 @@
+"""Planner of a configuration: the function that plans the training steps of a model under a `GeminiConfig`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gemini.config.gemini_config import GeminiConfig
+from gemini.config.modes import Mode
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gemini.planner.step_plan import StepPlan
+
+
+class Planner(Protocol):
+    """Makes the plan for a call; `changes` are fields of its `PlanRequest` that the runtime sets for this call."""
+
+    def __call__(self, model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
+        """Return the plan for calls like this one; raises UnplannableError."""
+
+
+def check_schedule(config: GeminiConfig) -> None:
+    """Raise the fault of a schedule file before the script or a worker starts."""
+    if config.schedule.endswith(".json") and config.worker_count > 1 and config.mode.pipelines:
+        from gemini.schedule.user_plan import asked_plan
+
+        asked_plan(Path(config.schedule), config.worker_count, config.accum_degree or 1)
+
+
+def planner_for(config: GeminiConfig) -> Planner | None:
+    """Return the planner of a configuration; None where it does not ask for plans of whole steps."""
+    check_schedule(config)
+    count, micro_batches = config.worker_count, config.accum_degree or 1
+    if count < 2 or micro_batches < 2 or config.schedule == "none":
+        return None
+    if not (config.mode.pipelines or config.mode is Mode.AUTO):
+        return None
+    schedule = str(Path(config.schedule).absolute()) if config.schedule.endswith(".json") else config.schedule
+
+    def plan(model: nn.Module, args: Any, kwargs: Any, **changes: Any) -> StepPlan:
+        from gemini.planner.plan_request import PlanRequest
+        from gemini.planner.step_planner import plan_step
+
+        request = PlanRequest(
+            workers=count, micro_batches=micro_batches, threads=max(1, len(os.sched_getaffinity(0)) // count),
+            partitioner=config.partitioner, schedule=schedule, rng=config.rng, seed=config.seed, quiet=config.quiet,
+            memory_limit_mb=None if config.memory_limit is None else config.memory_limit / 2**20,
+            micro_batch_statistics=config.batch_norm == "micro-batch",
+        )  # fmt: skip
+        return plan_step(model, args, kwargs, replace(request, **changes))
+
+    return plan
